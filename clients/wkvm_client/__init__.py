@@ -1,0 +1,1 @@
+"""Clients of the binary protocol: asyncio and blocking."""

@@ -1,0 +1,1 @@
+"""The binary protocol without I/O."""

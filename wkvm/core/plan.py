@@ -1,0 +1,75 @@
+"""A step as two immutable values: what to run, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wkvm.core.request import Logprobs
+from wkvm.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One request's share of a step.
+
+    Attributes:
+        request_id: whose row it is.
+        slot: where its state lives. No two rows of a plan share one.
+        ids: tokens to absorb, at least one, in order.
+        position: how many tokens the state has absorbed before this step.
+        n_prompt: length of the prompt; ids at positions from here on are output.
+        fresh: the state starts from zero, and so does the sampler's memory of the slot.
+        samples: whether an id is sampled after the last of ``ids``.
+        n_output: how many ids the request has produced so far.
+        params: how to sample.
+        seed, branch: with the position, the key of the row's random numbers.
+        next_id: the prompt id after ``ids``, if prompt log probabilities are wanted
+            and there is one; the logits of the last of ``ids`` score it.
+    """
+
+    request_id: int
+    slot: int
+    ids: tuple[int, ...]
+    position: int
+    n_prompt: int
+    fresh: bool
+    samples: bool
+    n_output: int
+    params: SamplingParams
+    seed: int
+    branch: int
+    next_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: rows in the order of the batch, and slots that were freed since the last.
+
+    ``freed`` is for the debugging aid that fills free slots with NaN.
+    """
+
+    rows: tuple[RowPlan, ...]
+    freed: tuple[int, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens absorbed by all rows of the step."""
+        return sum(len(row.ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan, row by row.
+
+    Attributes:
+        token_ids: the sampled id of each row; None where none was to be sampled or
+            the row is not finite.
+        not_finite: indices of rows whose logits hold NaN or infinity.
+        logprobs: for rows that asked, by row index: those of the sampled id.
+        prompt_logprobs: for rows that asked, by row index: those of the prompt ids that
+            the step's logits score.
+    """
+
+    token_ids: tuple[int | None, ...]
+    not_finite: frozenset[int] = frozenset()
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)

@@ -1,0 +1,140 @@
+"""One unit of work: what was asked, how far it is, and the events that it gives rise to."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from wkvm.core.errors import WkvmError
+from wkvm.core.sampling import SamplingParams
+
+
+class Status(StrEnum):
+    """Where a request is. The transitions are ``TRANSITIONS``; every end is final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    FINISHED_ERROR = "finished_error"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen to the request."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.QUEUED: frozenset(
+        {Status.RUNNING, Status.CANCELLED, Status.TIMED_OUT, Status.FINISHED_ERROR}
+    ),
+    Status.RUNNING: frozenset(
+        {
+            Status.STOPPED,
+            Status.LENGTH,
+            Status.CANCELLED,
+            Status.TIMED_OUT,
+            Status.FINISHED_ERROR,
+        }
+    ),
+    Status.STOPPED: frozenset(),
+    Status.LENGTH: frozenset(),
+    Status.CANCELLED: frozenset(),
+    Status.TIMED_OUT: frozenset(),
+    Status.FINISHED_ERROR: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """What a client asks for: one completion of one prompt.
+
+    Attributes:
+        prompt: token ids, at least one.
+        params: sampling parameters; ``params.n`` is for the caller, who submits n specs.
+        branch: which completion of the prompt this is, ``0 <= branch < n``. With a
+            seed it keys the random numbers; without one they are fresh anyway.
+        tenant: on whose behalf; tenants of equal priority take turns.
+        priority: lower runs first.
+        timeout_s: from submission to the end, or None for the engine's default.
+        credit: how many ids may be produced before more credit is granted; None is
+            unlimited.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    branch: int = 0
+    tenant: str = "local"
+    priority: int = 0
+    timeout_s: float | None = None
+    credit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely ids at a position. ``logprob`` is in nats."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities at one position, from the raw logits, in nats.
+
+    Attributes:
+        token_id: the id that stands at the position.
+        logprob: its log probability.
+        rank: 1 for the most likely id.
+        top: the most likely ids, best first; ties by the lower id.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A request produced an id. ``index`` counts its output from 0."""
+
+    request_id: int
+    index: int
+    token_id: int
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsEvent:
+    """Log probabilities of prompt ids, for positions ``first`` and following."""
+
+    request_id: int
+    first: int
+    logprobs: tuple[Logprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """A request reached a final status; its slot, if it had one, is free.
+
+    Attributes:
+        stop_id: the id that ended it, sampled and neither output nor fed.
+        error: what went wrong, iff the status is FINISHED_ERROR.
+        n_prompt, n_output: token counts.
+        queue_s, first_token_s, total_s: seconds from submission to admission, to the
+            first id, and to the end; None for what never happened.
+    """
+
+    request_id: int
+    status: Status
+    stop_id: int | None
+    error: WkvmError | None
+    n_prompt: int
+    n_output: int
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float
+
+
+Event = TokenEvent | PromptLogprobsEvent | EndEvent

@@ -1,0 +1,113 @@
+"""What the step loop and the server ask of an engine. No torch here: a null engine fits too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from wkvm.core.errors import WkvmError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import Event, RequestSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine serves, as clients are told on connecting.
+
+    Attributes:
+        model: the name under which the model is served.
+        model_digest: hex SHA-256 over the weight files.
+        layout_fingerprint: of one state.
+        tokenizer_digest: hex SHA-256 of the tokenizer's file; empty if the checkpoint has none.
+        vocab_size: ids are in ``[0, vocab_size)``.
+        eos_ids: ids that end a turn unless a request says otherwise.
+        n_slots: how many states can be live.
+        max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
+    """
+
+    model: str
+    model_digest: str
+    layout_fingerprint: str
+    tokenizer_digest: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    n_slots: int
+    max_model_len: int | None
+
+
+class EngineLike(Protocol):
+    """An engine as its loop sees it.
+
+    All methods but ``run`` do bookkeeping only, are called from the loop's thread and
+    return at once. ``run`` may be called from a worker thread, for one plan at a time;
+    meanwhile the other methods may be called, except ``plan``, ``commit`` and ``fail``.
+    ``now`` is in seconds, from a monotonic clock.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        ...
+
+    def submit(self, spec: RequestSpec, now: float) -> int:
+        """Queue a request.
+
+        Returns:
+            Its id, never used before by this engine.
+
+        Raises:
+            RequestError: the request is wrong.
+            CapacityError: the queue is full, or the engine is draining.
+        """
+        ...
+
+    def cancel(self, request_id: int, now: float) -> None:
+        """End a request. Its EndEvent follows; unknown and ended requests are ignored."""
+        ...
+
+    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
+        """Add to a request's credit. Unknown and ended requests are ignored."""
+        ...
+
+    def hold(self, request_id: int, now: float) -> None:
+        """Produce nothing more for a request until released. Unknown ones are ignored."""
+        ...
+
+    def release(self, request_id: int, now: float) -> None:
+        """End a hold. Unknown requests and such that are not held are ignored."""
+        ...
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Expire what is overdue, admit what fits, and choose the next step's rows.
+
+        Returns:
+            None if there is nothing to run now.
+        """
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a step. Blocks for as long as the step takes."""
+        ...
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Apply a step's result."""
+        ...
+
+    def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
+        """End every request of a plan whose ``run`` raised, with ``error``."""
+        ...
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When ``plan`` should be called although nothing else happens; None for never."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are queued or running go on."""
+        ...
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters and gauges by name."""
+        ...

@@ -1,0 +1,1 @@
+"""Functions on tensors: plain-torch references and the Triton kernels that match them."""

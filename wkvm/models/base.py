@@ -1,0 +1,86 @@
+"""What the engine asks of a model: a state layout, and a forward pass over packed rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from wkvm.core.layout import StateLayout
+
+StateViews = Mapping[str, Tensor]
+"""By tensor name of the layout: ``[N, *shape]``, a view into the arena. Its first stride is
+the slot's record; within a slot it is contiguous. Kernels read and write it in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step, packed one after the other.
+
+    Attributes:
+        token_ids: ``[T]`` int64 on the model's device, T the sum of ``lengths``.
+        slots: ``[B]`` int32 on the model's device; negative for a pad row.
+        lengths: tokens of each row, at least 1; on the host.
+        slot_list: ``slots``, on the host.
+        logit_rows: ``[R]`` int64 on the model's device: which of the T tokens need logits.
+    """
+
+    token_ids: Tensor
+    slots: Tensor
+    lengths: tuple[int, ...]
+    slot_list: tuple[int, ...]
+    logit_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded model is.
+
+    Attributes:
+        name: of the architecture, such as ``rwkv7``.
+        vocab_size: ids are in ``[0, vocab_size)``.
+        n_layers, width, n_heads, head_size: its shape.
+        n_parameters: elements of all weights.
+        weight_bytes: bytes of all weights as held in memory.
+        dtype: of weights and activations, such as ``bfloat16``.
+        device: ``cpu`` or ``cuda``.
+        digest: hex SHA-256 over the checkpoint's weight files.
+        eos_ids: ids that end a turn, from the checkpoint's generation settings.
+    """
+
+    name: str
+    vocab_size: int
+    n_layers: int
+    width: int
+    n_heads: int
+    head_size: int
+    n_parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    digest: str
+    eos_ids: tuple[int, ...]
+
+
+class Model(Protocol):
+    """A loaded model. Stateless between calls: all memory of a sequence is in the arena."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it is."""
+        ...
+
+    @property
+    def layout(self) -> StateLayout:
+        """The record of one state. The zero record is the empty sequence."""
+        ...
+
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        """Absorb each row's tokens into its state, in place.
+
+        States of slots that ``batch`` does not name are neither read nor written.
+
+        Returns:
+            ``[R, V]`` float32: the logits after the tokens at ``batch.logit_rows``.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The binary protocol's server: sockets, tenants, limits, drain."""
