@@ -1,1 +1,6 @@
 """The command line."""
+
+
+def main() -> int:
+    """Run the command line; the value is the exit status."""
+    raise NotImplementedError

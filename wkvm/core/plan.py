@@ -71,5 +71,7 @@ class StepResult:
 
     token_ids: tuple[int | None, ...]
     not_finite: frozenset[int] = frozenset()
-    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
-    prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict[int, Logprobs])
+    prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(
+        default_factory=dict[int, tuple[Logprobs, ...]]
+    )
