@@ -1,6 +1,9 @@
 """Settings of the engine and the server: frozen, validated on construction, never adjusted."""
 
-from dataclasses import dataclass
+import hashlib
+import ipaddress
+import re
+from dataclasses import dataclass, field
 
 from wkvm.core.errors import ConfigError
 
@@ -58,6 +61,157 @@ class EngineConfig:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise ConfigError("seed", f"{self.seed} is not in [0, 2^64)")
+
+
+LOCAL_TENANT = "local"
+"""Whose requests those are that come without a key."""
+
+_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as the server knows it: whose it is, and its SHA-256. The key itself is not kept."""
+
+    tenant: str
+    digest: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if _TENANT_NAME.fullmatch(self.tenant) is None:
+            raise ConfigError(
+                "api-key",
+                "a tenant's name is a letter or digit, then up to 127 of A-Z a-z 0-9 . _ -",
+            )
+        if len(self.digest) != hashlib.sha256().digest_size:
+            raise ConfigError("api-key", "a digest is not one of SHA-256")
+
+    @staticmethod
+    def of(key: str, tenant: str = LOCAL_TENANT) -> "ApiKey":
+        """Digest a key.
+
+        Raises:
+            ConfigError: the key is empty or has white space at an end, or the tenant's
+                name is not allowed.
+        """
+        if not key or key != key.strip():
+            raise ConfigError("api-key", "a key is empty or has white space at an end")
+        return ApiKey(tenant, hashlib.sha256(key.encode()).digest())
+
+
+def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
+    """Read a keys file: one ``tenant:key`` or ``tenant:digest`` a line; ``#`` starts a comment.
+
+    64 hexadecimal digits after the colon are always the SHA-256 of a key, never a key.
+
+    Raises:
+        ConfigError: a line is neither, or there is no line. The message gives the line's
+            number and nothing of its text.
+    """
+    keys = list[ApiKey]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        tenant, colon, secret = line.strip().partition(":")
+        if not colon:
+            raise ConfigError("api-keys-file", f"line {number} is not tenant:key")
+        try:
+            if _SHA256_HEX.fullmatch(secret):
+                keys.append(ApiKey(tenant, bytes.fromhex(secret)))
+            else:
+                keys.append(ApiKey.of(secret, tenant))
+        except ConfigError as error:
+            raise ConfigError("api-keys-file", f"line {number}: {error.why}") from None
+    if not keys:
+        raise ConfigError("api-keys-file", "there is no key in it")
+    return tuple(keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the binary protocol's server.
+
+    Without a key, only loopback addresses and unix sockets can be served.
+
+    Attributes:
+        host: address or name to bind.
+        binary_port: TCP port; 0 takes a free one, None serves no TCP.
+        binary_uds: path of a unix socket; None serves none.
+        api_keys: who may connect. Empty: everybody who can reach the server.
+        auth_timeout_s: from the connection's start to its Hello.
+        frame_timeout_s: from a frame's first byte to its last.
+        ping_interval_s: a peer that has been silent for this long is sent a Ping; 0 sends none.
+        max_missed_pings: so many unanswered Pings end a connection.
+        idle_timeout_s: a peer that has been silent for this long is given up in any case.
+        max_output_bytes: how much may wait to be sent on one connection. From a quarter
+            of it on, the connection's requests are held and nothing more is read from it.
+        write_timeout_s: how long a connection may stay in that condition.
+        max_connections: of all tenants together, those that have not said Hello included.
+        max_connections_per_tenant: of one tenant.
+        max_lanes: open lanes of one connection.
+        max_frame_bytes: payload limit after HelloOk, both ways.
+        max_hello_frame_bytes: payload limit before.
+        drain_timeout_s: how long open lanes have to end once the server is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    binary_port: int | None = 8001
+    binary_uds: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
+    auth_timeout_s: float = 5.0
+    frame_timeout_s: float = 10.0
+    ping_interval_s: float = 15.0
+    max_missed_pings: int = 2
+    idle_timeout_s: float = 75.0
+    max_output_bytes: int = 1024 * 1024
+    write_timeout_s: float = 10.0
+    max_connections: int = 10_240
+    max_connections_per_tenant: int = 1024
+    max_lanes: int = 1024
+    max_frame_bytes: int = 1024 * 1024
+    max_hello_frame_bytes: int = 64 * 1024
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.binary_port is not None and not 0 <= self.binary_port < 2**16:
+            raise ConfigError("binary-port", f"{self.binary_port} is not in [0, 65535]")
+        if self.binary_uds is not None and not 1 <= len(self.binary_uds.encode()) <= 107:
+            raise ConfigError("binary-uds", "a socket's path has 1 to 107 bytes")
+        if not self.api_keys and self.binary_port is not None and not is_loopback(self.host):
+            raise ConfigError(
+                "host",
+                f"{self.host!r} can be reached from other machines: give a key or bind loopback",
+            )
+        for setting, seconds in (
+            ("auth-timeout-s", self.auth_timeout_s),
+            ("frame-timeout-s", self.frame_timeout_s),
+            ("idle-timeout-s", self.idle_timeout_s),
+            ("write-timeout-s", self.write_timeout_s),
+        ):
+            _positive(setting, seconds)
+        for setting, seconds in (
+            ("ping-interval-s", self.ping_interval_s),
+            ("drain-timeout-s", self.drain_timeout_s),
+        ):
+            if seconds != 0:
+                _positive(setting, seconds)
+        _at_least("max-missed-pings", self.max_missed_pings, 1)
+        _at_least("max-output-bytes", self.max_output_bytes, 4096)
+        _at_least("max-connections", self.max_connections, 1)
+        _at_least("max-connections-per-tenant", self.max_connections_per_tenant, 1)
+        _at_least("max-lanes", self.max_lanes, 1)
+        _at_least("max-frame-bytes", self.max_frame_bytes, 4096)
+        _at_least("max-hello-frame-bytes", self.max_hello_frame_bytes, 1024)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's address, or the name ``localhost``, is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _at_least(setting: str, value: int, low: int) -> None:
