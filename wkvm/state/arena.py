@@ -58,7 +58,8 @@ class Arena:
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the record of ``source`` over each of ``targets``, padding included."""
         index = self._index(targets)
-        self.records[index] = self.records[self._checked(source)]
+        # The clone keeps the read apart from the write; then all targets are one launch.
+        self.records[index] = self.records[self._checked(source)].clone()
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """A copy of each tensor of ``slot``, on the arena's device."""
