@@ -1,0 +1,51 @@
+"""What a request must satisfy before it is queued, beyond what its parameters say of themselves."""
+
+from wkvm.core.errors import EmptyPromptError, InvalidParameterError, PromptTooLongError
+from wkvm.core.request import RequestSpec
+from wkvm.core.sampling import check_ids
+
+MAX_TIMEOUT_S = 2**63
+
+
+def check_spec(
+    spec: RequestSpec, vocab_size: int, eos_ids: tuple[int, ...], *, max_model_len: int | None
+) -> tuple[int, ...]:
+    """Check a request against the model and the limits. Linear in its ids.
+
+    Returns:
+        The ids that end it, each once: its own and, unless ignored, the model's.
+
+    Raises:
+        RequestError: it cannot be run, for the reason that the leaf says.
+    """
+    if not spec.prompt:
+        raise EmptyPromptError
+    params = spec.params
+    n_wanted = len(spec.prompt) + params.max_tokens
+    if max_model_len is not None and n_wanted > max_model_len:
+        raise PromptTooLongError(n_wanted, max_model_len)
+    check_ids("prompt", spec.prompt, vocab_size)
+    params.check_ids(vocab_size)
+    if type(spec.branch) is not int or not 0 <= spec.branch < params.n:
+        raise InvalidParameterError("branch", f"{spec.branch!r} is not in [0, {params.n})")
+    if type(spec.priority) is not int:
+        raise InvalidParameterError("priority", f"{spec.priority!r} is not an integer")
+    if spec.timeout_s is not None and not _is_positive(spec.timeout_s):
+        why = f"{spec.timeout_s!r} is not a positive number of seconds"
+        raise InvalidParameterError("timeout_s", why)
+    if spec.credit is not None and (type(spec.credit) is not int or spec.credit < 0):
+        raise InvalidParameterError("credit", f"{spec.credit!r} is not a count")
+    stops = tuple(dict.fromkeys(params.stop_ids + (() if params.ignore_eos else eos_ids)))
+    if params.min_tokens:
+        # While stops are banned, something must be left to sample.
+        allowed_ids = params.allowed_ids
+        if len(stops) >= vocab_size:
+            raise InvalidParameterError("min_tokens", "all ids are stop ids")
+        if allowed_ids is not None and set(stops).issuperset(allowed_ids):
+            raise InvalidParameterError("min_tokens", "all allowed ids are stop ids")
+    return stops
+
+
+def _is_positive(seconds: float) -> bool:
+    # The bound keeps an int that no float can hold from being added to a clock.
+    return type(seconds) in (int, float) and 0 < seconds <= MAX_TIMEOUT_S

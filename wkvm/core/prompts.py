@@ -1,0 +1,102 @@
+"""How the prompts of a step share its budget, and where a prompt may be cut."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from wkvm.core.config import CUT_MULTIPLE
+from wkvm.core.plan import RowPlan
+from wkvm.core.table import Request, slot_of
+
+
+def cut(n_tokens: int) -> int:
+    """The largest multiple of ``CUT_MULTIPLE`` that is at most ``n_tokens``."""
+    return n_tokens // CUT_MULTIPLE * CUT_MULTIPLE
+
+
+def share(wants: Sequence[int], budget: int) -> list[int]:
+    """Divide a budget among prompts.
+
+    Each gets an equal share, cut to a multiple of ``CUT_MULTIPLE`` unless it is all that
+    the prompt wants; what the short ones leave goes to the others in further rounds.
+    Where there is less than a cut for each, the first ones get a cut each: the caller
+    puts those first that have waited longest.
+
+    Args:
+        wants: tokens that each prompt could absorb, at least 1.
+        budget: tokens to divide, at least 0.
+
+    Returns:
+        Tokens of each prompt: all it wants, or a multiple of ``CUT_MULTIPLE``. Their sum is
+        at most ``budget``, and no prompt with less than it wants could be given a cut more.
+    """
+    shares = [0] * len(wants)
+    active = list(range(len(wants)))
+    while active and budget:
+        each = max(cut(budget // len(active)), CUT_MULTIPLE)
+        unserved = list[int]()
+        for index in active:
+            want = wants[index] - shares[index]
+            given = min(want, each)
+            if given > budget:
+                given = cut(budget)
+            shares[index] += given
+            budget -= given
+            if 0 < given < want:
+                unserved.append(index)
+        active = unserved
+    return shares
+
+
+def divide(prompts: Iterable[Request], budget: int) -> list[tuple[Request, int]]:
+    """Who absorbs how many ids of its prompt in a step.
+
+    The lower priority takes what it can use; within a priority it is ``share``, and those
+    come first whose last turn was the longest ago.
+
+    Returns:
+        The requests that get something, and how much.
+    """
+    divided = list[tuple[Request, int]]()
+    ordered = sorted(prompts, key=lambda request: (request.priority, request.turn))
+    for _, group in groupby(ordered, key=lambda request: request.priority):
+        wants = [(request, want) for request in group if (want := absorbable(request))]
+        shares = share([want for _, want in wants], budget)
+        budget -= sum(shares)
+        divided += [
+            (request, n_tokens)
+            for (request, _), n_tokens in zip(wants, shares, strict=True)
+            if n_tokens
+        ]
+    return divided
+
+
+def absorbable(request: Request) -> int:
+    """How many ids of its prompt a running request could absorb in a step without a budget."""
+    if request.paused_since is None:
+        return request.n_known - request.n_computed
+    if request.held and request.params.prompt_logprobs is not None:
+        return 0
+    return cut(request.n_known - 1) - request.n_computed
+
+
+def prompt_row(request: Request, n_tokens: int) -> RowPlan:
+    """The row in which a request absorbs the next ``n_tokens`` of its prompt."""
+    start, n_prompt, params = request.n_computed, len(request.prompt), request.params
+    end = start + n_tokens
+    samples = end == n_prompt and params.max_tokens > 0
+    wants_next = params.prompt_logprobs is not None and end < n_prompt
+    return RowPlan(
+        request_id=request.request_id,
+        slot=slot_of(request),
+        ids=request.prompt[start:end],
+        position=start,
+        n_prompt=n_prompt,
+        fresh=start == 0,
+        samples=samples,
+        n_output=request.n_output,
+        params=params,
+        seed=request.seed,
+        branch=request.branch,
+        next_id=request.prompt[end] if wants_next else None,
+        banned_ids=request.stops if samples and request.n_output < params.min_tokens else (),
+    )

@@ -1,0 +1,390 @@
+"""Which requests run in the next step, and what became of them in the last.
+
+Pure bookkeeping: no tensors, no clock (``now`` comes in), no random numbers. The scheduler
+knows no phases. A request has ids, known so far, and a state that has absorbed
+``n_computed`` of them; a step absorbs more, and where it reaches the last known id, the
+next one is sampled.
+"""
+
+from collections.abc import Mapping
+
+from wkvm.core.checks import check_spec
+from wkvm.core.config import CUT_MULTIPLE, EngineConfig
+from wkvm.core.deadlines import Deadlines
+from wkvm.core.errors import (
+    DrainingError,
+    NonFiniteError,
+    QueueFullError,
+    StalledError,
+    WkvmError,
+)
+from wkvm.core.plan import RowPlan, StepPlan, StepResult
+from wkvm.core.prompts import divide, prompt_row
+from wkvm.core.request import (
+    EndEvent,
+    Event,
+    PromptLogprobsEvent,
+    RequestSpec,
+    Status,
+    TokenEvent,
+)
+from wkvm.core.slots import SlotAllocator
+from wkvm.core.table import Request, RequestTable, slot_of
+from wkvm.core.waiting import WaitingLine
+
+
+class Scheduler:
+    """Requests in, plans out; results in, events out.
+
+    Admission: in ``plan``, a waiting request gets a slot iff one is free. The lower
+    priority goes first, then tenants in turn, then arrival.
+
+    Budget: a running request that lacks one id (each of those that decode) always gets it;
+    such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
+    at least ``CUT_MULTIPLE``, so that there is always progress. The lower priority takes
+    what it can use, equal ones share, and those that waited longest come first where there
+    is too little for all.
+
+    Credit and holds: a request that may not produce an id absorbs its prompt up to the last
+    cut before its end, and waits there. One that is held and wants prompt log probabilities
+    absorbs nothing. An id whose step was in flight when the hold came is still delivered.
+    A stop id costs no credit, but is not looked for without.
+
+    Stops: a stop id that is sampled before ``min_tokens`` is output like any other.
+    """
+
+    def __init__(self, config: EngineConfig, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._slots = SlotAllocator(config.n_slots)
+        self._table = RequestTable(config.max_completed_requests)
+        self._waiting = WaitingLine()
+        self._running = dict[int, Request]()
+        self._deadlines = Deadlines(self._due)
+        self._in_flight: StepPlan | None = None
+        self._freed = dict[int, None]()
+        self._events = list[Event]()
+        self._turn = 0
+        self._draining = False
+        self._n_requests = 0
+        self._n_prompt_tokens = 0
+        self._n_output_tokens = 0
+        self._n_steps = 0
+        self._n_ended = {status: 0 for status in Status if status.is_final}
+
+    # --- requests in ----------------------------------------------------------------------
+
+    def submit(
+        self, request_id: int, spec: RequestSpec, *, seed: int, branch: int, now: float
+    ) -> None:
+        """Queue a request. Linear in its ids. If it raises, nothing has changed.
+
+        Args:
+            request_id: never used before.
+            seed, branch: with a position, the key of its random numbers.
+
+        Raises:
+            RequestError: the request is wrong.
+            DrainingError: nothing new is taken.
+            QueueFullError: no slot is free for it, and ``max_queue`` requests wait already.
+            ValueError: ``request_id`` is in use.
+        """
+        stops = check_spec(
+            spec, self._vocab_size, self._eos_ids, max_model_len=self._config.max_model_len
+        )
+        if self._draining:
+            raise DrainingError
+        # Those that the next plan admits do not count as waiting.
+        if len(self._waiting) >= self._slots.n_free + self._config.max_queue:
+            raise QueueFullError(self._config.max_queue)
+        timeout_s = self._config.request_timeout_s if spec.timeout_s is None else spec.timeout_s
+        request = Request.from_spec(
+            request_id,
+            spec,
+            seed=seed,
+            branch=branch,
+            stops=stops,
+            now=now,
+            deadline=now + timeout_s,
+        )
+        self._table.add(request)
+        self._waiting.push(request)
+        self._deadlines.set(request_id, request.deadline)
+        self._n_requests += 1
+
+    def cancel(self, request_id: int, now: float) -> None:
+        """End a request, whatever it does. Unknown and ended ones are ignored."""
+        request = self._table.get(request_id)
+        if request is not None:
+            self._end(request, Status.CANCELLED, now)
+
+    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
+        """Add to a request's credit. Unknown, ended and unlimited ones are left as they are.
+
+        Raises:
+            ValueError: ``n_tokens`` is below 1.
+        """
+        if n_tokens < 1:
+            raise ValueError(f"cannot grant {n_tokens} tokens")
+        request = self._table.get(request_id)
+        if request is not None and request.credit is not None:
+            request.credit += n_tokens
+            self._note_pause(request, now)
+
+    def hold(self, request_id: int, now: float) -> None:
+        """Produce nothing for a request until released. Holds do not add up."""
+        self._set_held(request_id, now, held=True)
+
+    def release(self, request_id: int, now: float) -> None:
+        """End a hold, if there is one."""
+        self._set_held(request_id, now, held=False)
+
+    def _set_held(self, request_id: int, now: float, *, held: bool) -> None:
+        request = self._table.get(request_id)
+        if request is not None:
+            request.held = held
+            self._note_pause(request, now)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are queued or running go on."""
+        self._draining = True
+
+    # --- a step ---------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Expire what is overdue, admit what fits, and choose the next step's rows.
+
+        About 1 us a row, beyond what is admitted, ended or absorbed from prompts.
+
+        Returns:
+            A plan, which is then in flight until ``commit`` or ``fail``; None if there is
+            nothing to run now.
+
+        Raises:
+            ValueError: a step is in flight.
+        """
+        if self._in_flight is not None:
+            raise ValueError("a step is in flight")
+        self._expire(now)
+        self._admit(now)
+        rows, prompts = list[RowPlan](), list[Request]()
+        for request in self._running.values():
+            if request.n_known - request.n_computed > 1:
+                prompts.append(request)
+            elif request.paused_since is None:
+                n_output, params = request.n_output, request.params
+                rows.append(
+                    RowPlan(
+                        request.request_id,
+                        slot_of(request),
+                        (request.last_id,),
+                        request.n_computed,
+                        len(request.prompt),
+                        request.n_computed == 0,
+                        params.max_tokens > 0,
+                        n_output,
+                        params,
+                        request.seed,
+                        request.branch,
+                        None,
+                        request.stops if n_output < params.min_tokens else (),
+                    )
+                )
+        if prompts:
+            left = max(self._config.max_num_batched_tokens - len(rows), CUT_MULTIPLE)
+            rows += self._prompt_rows(prompts, left)
+        if not rows:
+            return None
+        self._in_flight = StepPlan(tuple(rows), tuple(self._freed))
+        self._freed.clear()
+        return self._in_flight
+
+    def _expire(self, now: float) -> None:
+        for request_id in self._deadlines.pop_due(now):
+            request = self._table.get(request_id)
+            if request is None:
+                raise ValueError(f"request {request_id} ended and has a deadline")
+            if request.deadline <= now:
+                self._end(request, Status.TIMED_OUT, now)
+            else:
+                stalled = StalledError(self._config.stall_timeout_s)
+                self._end(request, Status.FINISHED_ERROR, now, error=stalled)
+
+    def _admit(self, now: float) -> None:
+        while self._waiting and self._slots.n_free:
+            request = self._waiting.pop()
+            (request.slot,) = self._slots.alloc()
+            request.admitted_at = now
+            self._table.move(request, Status.RUNNING)
+            self._running[request.request_id] = request
+            self._next_turn(request)
+            self._note_pause(request, now)
+
+    def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
+        """Rows for the prompts that get a share of ``budget``."""
+        rows = list[RowPlan]()
+        for request, n_tokens in divide(prompts, budget):
+            self._next_turn(request)
+            rows.append(prompt_row(request, n_tokens))
+        return rows
+
+    def _next_turn(self, request: Request) -> None:
+        self._turn += 1
+        request.turn = self._turn
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Apply a step's result. Rows whose requests ended meanwhile are ignored.
+
+        Raises:
+            ValueError: ``plan`` is not in flight, or ``result`` does not fit it.
+        """
+        if len(result.token_ids) != len(plan.rows):
+            raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
+        self._land(plan)
+        not_finite, logprobs = result.not_finite, result.logprobs
+        running = self._running
+        for index, row in enumerate(plan.rows):
+            if row.position < row.n_prompt:
+                self._n_prompt_tokens += len(row.ids)
+            request = running.get(row.request_id)
+            if request is None:
+                continue
+            n_computed = row.position + len(row.ids)
+            request.n_computed = n_computed
+            if index in not_finite:
+                error = NonFiniteError(n_computed)
+                self._end(request, Status.FINISHED_ERROR, now, error=error)
+                continue
+            if of_prompt := result.prompt_logprobs.get(index):
+                event = PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt)
+                self._events.append(event)
+            if not row.samples:
+                if n_computed == request.n_known:
+                    self._end(request, Status.LENGTH, now)
+                continue
+            token_id = result.token_ids[index]
+            if token_id is None:
+                raise ValueError(f"row {index} samples, and its result has no id")
+            n_output, params = request.n_output, request.params
+            if token_id in request.stop_set and n_output >= params.min_tokens:
+                self._end(request, Status.STOPPED, now, stop_id=token_id)
+                continue
+            self._events.append(TokenEvent(row.request_id, n_output, token_id, logprobs.get(index)))
+            if not n_output:
+                request.first_token_at = now
+            request.n_output = n_output = n_output + 1
+            request.n_known += 1
+            request.last_id = token_id
+            self._n_output_tokens += 1
+            if n_output == params.max_tokens:
+                self._end(request, Status.LENGTH, now)
+            elif request.credit is not None:
+                request.credit -= 1
+                self._note_pause(request, now)
+
+    def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
+        """End every request of a plan whose run raised, but those that ended meanwhile.
+
+        Raises:
+            ValueError: ``plan`` is not in flight.
+        """
+        self._land(plan)
+        for row in plan.rows:
+            request = self._running.get(row.request_id)
+            if request is not None:
+                self._end(request, Status.FINISHED_ERROR, now, error=error)
+
+    def _land(self, plan: StepPlan) -> None:
+        if plan is not self._in_flight:
+            raise ValueError("the plan is not in flight")
+        self._in_flight = None
+        self._n_steps += 1
+
+    def _end(
+        self,
+        request: Request,
+        status: Status,
+        now: float,
+        *,
+        stop_id: int | None = None,
+        error: WkvmError | None = None,
+    ) -> None:
+        """The one way out: the slot, the deadline and the place in the line are given up."""
+        if request.slot is None:
+            self._waiting.remove(request)
+        else:
+            del self._running[request.request_id]
+            self._slots.free(request.slot)
+            self._freed[request.slot] = None
+        self._deadlines.forget(request.request_id)
+        self._table.move(request, status)
+        self._n_ended[status] += 1
+        since = request.submitted_at
+        admitted_at, first_token_at = request.admitted_at, request.first_token_at
+        self._events.append(
+            EndEvent(
+                request_id=request.request_id,
+                status=status,
+                stop_id=stop_id,
+                error=error,
+                n_prompt=len(request.prompt),
+                n_output=request.n_output,
+                queue_s=None if admitted_at is None else admitted_at - since,
+                first_token_s=None if first_token_at is None else first_token_at - since,
+                total_s=now - since,
+            )
+        )
+
+    # --- times ----------------------------------------------------------------------------
+
+    def _due(self, request_id: int) -> float:
+        request = self._table.get(request_id)
+        if request is None:
+            raise ValueError(f"request {request_id} ended and has a deadline")
+        if request.paused_since is None:
+            return request.deadline
+        return min(request.deadline, request.paused_since + self._config.stall_timeout_s)
+
+    def _note_pause(self, request: Request, now: float) -> None:
+        """Start or stop the clock of a request that holds a slot it may not use."""
+        if request.slot is None:
+            return
+        if request.may_produce:
+            request.paused_since = None
+        elif request.paused_since is None:
+            request.paused_since = now
+            self._deadlines.set(request.request_id, self._due(request.request_id))
+
+    def next_deadline(self) -> float | None:
+        """When ``plan`` should be called although nothing else happens; None for never."""
+        return self._deadlines.next()
+
+    # --- what happened --------------------------------------------------------------------
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def status(self, request_id: int) -> Status | None:
+        """Where a request is; None if it is unknown, or ended so long ago that it is forgotten."""
+        return self._table.status(request_id)
+
+    def stats(self) -> Mapping[str, int]:
+        """Gauges, and counters since the start, whose names end in ``_total``."""
+        n_running = len(self._running)
+        return {
+            "n_slots": self._slots.n_slots,
+            "n_free_slots": self._slots.n_free,
+            "n_queued": len(self._waiting),
+            "n_running": n_running,
+            "n_paused": sum(r.paused_since is not None for r in self._running.values()),
+            "n_completed_remembered": self._table.n_completed,
+            "draining": int(self._draining),
+            "requests_total": self._n_requests,
+            **{f"{status}_total": n for status, n in self._n_ended.items()},
+            "prompt_tokens_total": self._n_prompt_tokens,
+            "output_tokens_total": self._n_output_tokens,
+            "steps_total": self._n_steps,
+        }

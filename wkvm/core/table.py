@@ -1,0 +1,156 @@
+"""The requests that an engine knows: the live ones in full, of the finished ones the status."""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from wkvm.core.request import TRANSITIONS, RequestSpec, Status
+from wkvm.core.sampling import SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A live request. Mutable, and nobody's but the scheduler's.
+
+    Attributes:
+        prompt, params, tenant, priority: from the spec.
+        seed, branch: with a position, the key of its random numbers.
+        stops, stop_set: ids that end it once it has produced ``params.min_tokens``.
+        submitted_at, admitted_at, first_token_at: of the caller's clock.
+        deadline: when it is ended wherever it is.
+        slot: where its state lives; None while it waits.
+        n_computed: how many of its ids the state has absorbed.
+        n_known: how many ids it has: the prompt and every id produced so far.
+        last_id: the last of these ids.
+        n_output: how many ids it has produced.
+        credit: how many more it may produce; None is any number.
+        held: whether it must produce nothing whatever its credit.
+        paused_since: since when it has held its slot without being allowed to produce.
+        turn: rises each time a share of the budget is given to it; orders the prompts.
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tenant: str
+    priority: int
+    seed: int
+    branch: int
+    stops: tuple[int, ...]
+    stop_set: frozenset[int]
+    submitted_at: float
+    deadline: float
+    n_known: int
+    last_id: int
+    credit: int | None
+    status: Status = Status.QUEUED
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    slot: int | None = None
+    n_computed: int = 0
+    n_output: int = 0
+    held: bool = False
+    paused_since: float | None = None
+    turn: int = 0
+
+    @classmethod
+    def from_spec(
+        cls,
+        request_id: int,
+        spec: RequestSpec,
+        *,
+        seed: int,
+        branch: int,
+        stops: tuple[int, ...],
+        now: float,
+        deadline: float,
+    ) -> "Request":
+        """A queued request that has absorbed nothing."""
+        return cls(
+            request_id=request_id,
+            prompt=spec.prompt,
+            params=spec.params,
+            tenant=spec.tenant,
+            priority=spec.priority,
+            seed=seed,
+            branch=branch,
+            stops=stops,
+            stop_set=frozenset(stops),
+            submitted_at=now,
+            deadline=deadline,
+            n_known=len(spec.prompt),
+            last_id=spec.prompt[-1],
+            credit=spec.credit,
+        )
+
+    @property
+    def may_produce(self) -> bool:
+        """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
+        return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
+
+
+def slot_of(request: Request) -> int:
+    """The slot of a running request.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if request.slot is None:
+        raise ValueError(f"request {request.request_id} has no slot")
+    return request.slot
+
+
+class RequestTable:
+    """Every live request by id, and the status of those that finished last.
+
+    The one place where a status changes.
+    """
+
+    def __init__(self, max_completed_requests: int) -> None:
+        self._max_completed = max_completed_requests
+        self._live = dict[int, Request]()
+        self._completed = OrderedDict[int, Status]()
+
+    @property
+    def live(self) -> Collection[Request]:
+        """The requests that have not ended, oldest first."""
+        return self._live.values()
+
+    @property
+    def n_completed(self) -> int:
+        """How many finished requests are remembered."""
+        return len(self._completed)
+
+    def add(self, request: Request) -> None:
+        """Enter a request.
+
+        Raises:
+            ValueError: its id is taken.
+        """
+        if self.status(request.request_id) is not None:
+            raise ValueError(f"request {request.request_id} exists already")
+        self._live[request.request_id] = request
+
+    def get(self, request_id: int) -> Request | None:
+        """The live request of that id."""
+        return self._live.get(request_id)
+
+    def status(self, request_id: int) -> Status | None:
+        """Where a request is; None if it is unknown, or ended so long ago that it is forgotten."""
+        request = self._live.get(request_id)
+        return self._completed.get(request_id) if request is None else request.status
+
+    def move(self, request: Request, status: Status) -> None:
+        """Change the status of a live request. With a final one it leaves the table.
+
+        Raises:
+            ValueError: ``TRANSITIONS`` has no such change; nothing changed.
+        """
+        if status not in TRANSITIONS[request.status]:
+            raise ValueError(f"request {request.request_id}: {request.status} to {status}")
+        request.status = status
+        if status.is_final:
+            del self._live[request.request_id]
+            self._completed[request.request_id] = status
+            if len(self._completed) > self._max_completed:
+                self._completed.popitem(last=False)
