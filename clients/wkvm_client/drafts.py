@@ -1,0 +1,146 @@
+"""Keyword arguments to a request that fits the wire. What the values mean, the server checks.
+
+Only what cannot be packed, or concerns the client alone, is refused here.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from wkvm_client.errors import InvalidParameterError, TokenOutOfRangeError
+from wkvm_protocol.messages import Generate, Sampling, pack_floats, pack_ids
+
+DEFAULT_CREDIT = 1024
+"""Ids of one lane that may be waiting for their consumer."""
+MAX_CREDIT = 2**31 - 1
+MAX_CHOICES = 1024
+"""Choices for which this client makes room. Servers take far fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request without its number, checked as far as a client can.
+
+    Attributes:
+        message: what is sent once ``request_id`` is filled in.
+        window: ids that may wait for their consumer; None for no limit.
+        timeout_s: what the server was told; None for the server's default.
+    """
+
+    message: Generate
+    window: int | None
+    timeout_s: float | None
+
+    def numbered(self, request_id: int) -> Generate:
+        """The message for one lane."""
+        return msgspec.structs.replace(self.message, request_id=request_id)
+
+    @property
+    def n(self) -> int:
+        """How many choices there will be. At least 1: something has to hold the refusal."""
+        return max(self.message.sampling.n, 1)
+
+    @property
+    def max_ids(self) -> int:
+        """No more ids than this can come, all choices together."""
+        return self.n * self.message.sampling.max_tokens
+
+
+def draft(
+    prompt: Iterable[int],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    penalty_decay: float,
+    logit_bias: Mapping[int, float] | None,
+    allowed_ids: Iterable[int] | None,
+    stop_ids: Iterable[int],
+    ignore_eos: bool,
+    min_tokens: int,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    seed: int | None,
+    n: int,
+    credit: int | None,
+    timeout_s: float | None,
+    priority: int,
+) -> Draft:
+    """Check and pack one request.
+
+    Raises:
+        TokenOutOfRangeError: an id does not fit 32 bits.
+        InvalidParameterError: ids or biases that are no numbers, or an ``n``, ``credit``
+            or ``timeout_s`` that is not allowed.
+    """
+    bias = dict(logit_bias or {})
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        penalty_decay=penalty_decay,
+        bias_ids=_pack("logit_bias", bias),
+        bias_values=_pack_biases(bias.values()),
+        allowed_ids=None if allowed_ids is None else _pack("allowed_ids", allowed_ids),
+        stop_ids=_pack("stop_ids", stop_ids),
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        seed=seed,
+        n=n,
+    )
+    if credit is not None and not 1 <= credit <= MAX_CREDIT:
+        raise InvalidParameterError(
+            f"credit: {credit} is not in [1, {MAX_CREDIT}]; None is no limit", field="credit"
+        )
+    if n > MAX_CHOICES:
+        raise InvalidParameterError(f"n: {n} exceeds {MAX_CHOICES}", field="n")
+    message = Generate(
+        request_id=0,
+        prompt=_pack("prompt", prompt),
+        sampling=sampling,
+        credit=credit or 0,
+        timeout_ms=_milliseconds(timeout_s),
+        priority=priority,
+    )
+    return Draft(message, credit, timeout_s)
+
+
+def _pack(field: str, ids: Iterable[int]) -> bytes:
+    try:
+        return pack_ids(ids)
+    except OverflowError:
+        raise TokenOutOfRangeError(f"{field}: an id does not fit 32 bits", field=field) from None
+    except TypeError as error:
+        raise InvalidParameterError(f"{field}: {error}", field=field) from None
+
+
+def _pack_biases(values: Iterable[float]) -> bytes:
+    try:
+        return pack_floats(values)
+    except (TypeError, OverflowError) as error:
+        raise InvalidParameterError(f"logit_bias: {error}", field="logit_bias") from None
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    """Rounded up: 0 would mean the server's default."""
+    if timeout_s is None:
+        return 0
+    if not 0 < timeout_s < 2**32:
+        raise InvalidParameterError(
+            f"timeout_s: {timeout_s:g} is not a positive time", field="timeout_s"
+        )
+    return math.ceil(timeout_s * 1000)

@@ -1,0 +1,262 @@
+"""What a lane has received and what it may receive: buffers, ends, credit. No I/O.
+
+Both clients keep their lanes here. An id that arrives costs an append and a look at
+whether somebody waits for it; everything else happens when ids are taken.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable
+
+from wkvm_client.drafts import MAX_CREDIT, Draft
+from wkvm_client.errors import ClientError
+from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
+from wkvm_protocol.messages import End, EndReason, Logprobs, unpack_floats, unpack_ids
+
+_NEVER = sys.maxsize
+
+
+class Track:
+    """One choice of a lane.
+
+    Attributes:
+        ids: all that arrived. Only ever appended to.
+        n_read: how many of them the consumer has taken.
+        hook: called after an id arrived, if set.
+        completion: set when the choice has ended well.
+        abandoned: whether its consumer left before the end.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "completion",
+        "hook",
+        "ids",
+        "index",
+        "lane",
+        "logprobs",
+        "n_read",
+        "on_end",
+        "on_ids",
+    )
+
+    def __init__(self, lane: "Lane", index: int) -> None:
+        self.lane = lane
+        self.index = index
+        self.ids: array[int] = array("I")
+        self.n_read = 0
+        self.hook: Callable[[], None] | None = None
+        self.on_ids: Callable[[], None] | None = None
+        self.on_end: list[Callable[[], None]] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.completion: Completion | None = None
+        self.abandoned = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self.completion is not None or self.lane.error is not None
+
+    def take(self) -> list[int]:
+        """All ids that have arrived and were not taken yet."""
+        ids = self.ids[self.n_read :].tolist()
+        self.n_read += len(ids)
+        self.lane.consumed(len(ids))
+        return ids
+
+    def wait(self, callback: Callable[[], None]) -> None:
+        """Call back once, when an id arrives or the choice is over; to be called with none left.
+
+        Raises:
+            RuntimeError: somebody waits already.
+        """
+        if self.on_ids is not None:
+            raise RuntimeError("a choice has one reader at a time")
+        self.on_ids = callback
+        self.lane.starve()
+        self.lane.set_hooks()
+
+    def stop_waiting(self) -> None:
+        """Forget the callback of ``wait``."""
+        self.on_ids = None
+        self.lane.set_hooks()
+
+    def wake(self) -> None:
+        """Tell the reader, if there is one, that it should look again."""
+        callback = self.on_ids
+        if callback is not None:
+            self.on_ids = None
+            self.lane.set_hooks()
+            callback()
+
+
+class Lane:
+    """One request on a connection, from its Generate to its last End or Failed.
+
+    Args:
+        grant: sends a Credit for this lane.
+
+    Attributes:
+        tracks: one for each choice.
+        error: why the lane failed, if it did.
+        grant_at: when this many ids were consumed, more credit is due.
+        granted: ids that may arrive, from the start; None for no limit.
+    """
+
+    __slots__ = (
+        "_grant",
+        "_max_ids",
+        "_sampling",
+        "_window",
+        "cancelled",
+        "error",
+        "grant_at",
+        "granted",
+        "n_consumed",
+        "n_open",
+        "prompt_logprobs",
+        "request_id",
+        "tracks",
+    )
+
+    def __init__(self, request_id: int, draft: Draft, grant: Callable[["Lane", int], None]) -> None:
+        self.request_id = request_id
+        self._grant = grant
+        self._sampling = draft.message.sampling
+        self._max_ids = draft.max_ids
+        self._window = draft.window or 0
+        self.tracks = [Track(self, index) for index in range(draft.n)]
+        self.n_open = draft.n
+        self.n_consumed = 0
+        self.granted = draft.window
+        self.grant_at = _NEVER
+        self._set_grant_at()
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.error: ClientError | None = None
+        self.cancelled = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will arrive for any choice."""
+        return self.n_open == 0 or self.error is not None
+
+    # --- credit ---------------------------------------------------------------------------
+
+    def consumed(self, n_ids: int) -> None:
+        """Count ids as taken, and grant more where that is due.
+
+        Grants come in halves of the window, so that most ids cost no frame. With one
+        choice, no more than the window is ever granted beyond what was consumed.
+        """
+        self.n_consumed += n_ids
+        if self.n_consumed >= self.grant_at:
+            self._grant_up_to(self.n_consumed + self._window)
+
+    def starve(self) -> None:
+        """Grant more if a reader waits and the credit went into choices that nobody reads."""
+        if self.granted is None or len(self.tracks) == 1 or self.granted >= self._max_ids:
+            return
+        n_received = sum(len(track.ids) for track in self.tracks)
+        if n_received >= self.granted:
+            self._grant_up_to(n_received + self._window)
+
+    def grant_all(self) -> None:
+        """Grant whatever can still come: its consumer waits for the end and takes everything."""
+        self._grant_up_to(self._max_ids)
+
+    def _grant_up_to(self, total: int) -> None:
+        if self.granted is None or self.is_over or self.cancelled:
+            return
+        total = min(total, self._max_ids)
+        while self.granted < total:
+            n_ids = min(total - self.granted, MAX_CREDIT)
+            self.granted += n_ids
+            self._grant(self, n_ids)
+        self._set_grant_at()
+
+    def _set_grant_at(self) -> None:
+        if self.granted is None or self.granted >= self._max_ids:
+            self.grant_at = _NEVER
+        else:
+            self.grant_at = self.granted - self._window + max(1, self._window // 2)
+
+    # --- what arrives ---------------------------------------------------------------------
+
+    def set_hooks(self) -> None:
+        """Decide which tracks have to call when an id arrives for them."""
+        if len(self.tracks) == 1:
+            track = self.tracks[0]
+            track.hook = track.wake if track.on_ids is not None else None
+            return
+        someone_waits = any(track.on_ids is not None for track in self.tracks)
+        for track in self.tracks:
+            if track.on_ids is not None:
+                track.hook = track.wake
+            else:
+                track.hook = self.starve if someone_waits else None
+
+    def add_logprobs(self, message: Logprobs) -> None:
+        """Keep log probabilities. Those of the prompt count once, whichever choice brings them."""
+        if not message.of_prompt:
+            self.tracks[message.choice].logprobs += unpack_logprobs(message)
+            return
+        # the first id of a prompt has none, so positions start at 1
+        n_known = len(self.prompt_logprobs) + 1
+        if message.first <= n_known:
+            self.prompt_logprobs += unpack_logprobs(message)[n_known - message.first :]
+
+    def end(self, message: End) -> None:
+        """Complete one choice. After a failure on this side, which its consumer saw, only count."""
+        self.n_open -= 1
+        if self.error is not None:
+            return
+        track = self.tracks[message.choice]
+        sampling = self._sampling
+        track.completion = Completion(
+            choice=message.choice,
+            ids=track.ids.tolist(),
+            reason=EndReason(message.reason),
+            stop_id=message.stop_id,
+            n_prompt=message.n_prompt,
+            n_output=message.n_output,
+            logprobs=track.logprobs if sampling.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if sampling.prompt_logprobs is not None else None,
+            timings=Timings(
+                message.queue_us * 1e-6, message.first_token_us * 1e-6, message.total_us * 1e-6
+            ),
+        )
+        self._over(track)
+
+    def fail(self, error: ClientError) -> None:
+        """End every choice that has not ended. Only the first failure counts."""
+        if self.is_over:
+            return
+        self.error = error
+        for track in self.tracks:
+            if track.completion is None:
+                self._over(track)
+
+    def _over(self, track: Track) -> None:
+        track.wake()
+        callbacks, track.on_end = track.on_end, []
+        for callback in callbacks:
+            callback()
+
+
+def unpack_logprobs(message: Logprobs) -> list[TokenLogprobs]:
+    """One entry for each position of a message. The codec has checked the lengths."""
+    top_ids = unpack_ids(message.top_ids)
+    top_logprobs = unpack_floats(message.top_logprobs)
+    tops = [TopLogprob(*pair) for pair in zip(top_ids, top_logprobs, strict=True)]
+    n_top = message.n_top
+    return [
+        TokenLogprobs(token_id, logprob, rank, tuple(tops[i * n_top : (i + 1) * n_top]))
+        for i, (token_id, logprob, rank) in enumerate(
+            zip(
+                unpack_ids(message.ids),
+                unpack_floats(message.logprobs),
+                unpack_ids(message.ranks),
+                strict=True,
+            )
+        )
+    ]

@@ -1,0 +1,72 @@
+"""What comes back from a request: completions, log probabilities, timings."""
+
+from dataclasses import dataclass
+
+from wkvm_protocol.messages import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely ids at a position. ``logprob`` is in nats."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, in nats, before temperature and penalties.
+
+    Attributes:
+        token_id: the id that stands at the position.
+        logprob: its log probability.
+        rank: 1 for the most likely id.
+        top: the most likely ids, best first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds on the server's clock, from the arrival of the request; 0 for what never happened.
+
+    Attributes:
+        queue_s: to its admission.
+        first_token_s: to its first id.
+        total_s: to its end.
+    """
+
+    queue_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One choice, complete.
+
+    Attributes:
+        choice: which of the ``n`` it is.
+        ids: the output, without the id that stopped it.
+        reason: why it ended. A cancelled or timed-out choice has the ids up to then.
+        stop_id: the id that stopped it, iff the reason is STOP.
+        n_prompt, n_output: token counts, as the server states them.
+        logprobs: one entry for each of ``ids``; None if none were asked for.
+        prompt_logprobs: one entry for each id of the prompt but the first; None if none
+            were asked for.
+        timings: how long it took on the server.
+    """
+
+    choice: int
+    ids: list[int]
+    reason: EndReason
+    stop_id: int | None
+    n_prompt: int
+    n_output: int
+    logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs] | None
+    timings: Timings
