@@ -1,0 +1,262 @@
+"""Chat templates: messages to the text, and the ids, of a prompt.
+
+Templates come from the operator, with the model. They are compiled by Jinja's immutable
+sandbox with the settings that Hugging Face's templates are written for. Clients bring
+messages, never templates.
+"""
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeAlias, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import msgspec
+
+from wkvm.gateway.errors import TemplateError
+from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
+
+TEMPLATE_FILE = "chat_template.jinja"
+
+Message: TypeAlias = Mapping[str, object]
+"""A chat message as the OpenAI API has it: ``role``, ``content``, perhaps more."""
+
+WORLD_TEMPLATE = """\
+{%- for message in messages -%}
+{%- set text = message['content'].replace('\\r\\n', '\\n').strip() -%}
+{%- set text = text.split('\\n') | select | join('\\n') -%}
+{%- if message['role'] == 'system' -%}{{ 'System: ' + text }}
+{%- elif message['role'] == 'user' -%}{{ 'User: ' + text }}
+{%- elif message['role'] == 'assistant' -%}{{ 'Assistant: ' + message['content'].strip() }}
+{%- else -%}{{ raise_exception('unknown role: ' + message['role']) }}
+{%- endif -%}
+{{ '\\n\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}
+"""
+"""For RWKV World models, which bring none. An empty line ends a turn, so users' are dropped."""
+
+WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
+"""Where an answer of such a model ends, if it goes on to write the next turn."""
+
+_MARK = re.compile("\ufdd0(\\d+)\ufdd1")
+
+
+class ChatTemplate:
+    """A compiled template. Immutable and thread-safe.
+
+    Attributes:
+        stops: strings that end an answer besides the model's own end ids.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        variables: Mapping[str, str] | None = None,
+        stops: tuple[str, ...] = (),
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            source: Jinja.
+            variables: what it may name besides the messages, such as ``bos_token``.
+            stops: see above.
+
+        Raises:
+            TemplateError: it does not compile.
+        """
+        self.stops = stops
+        self._variables = dict(variables or {})
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        # Jinja's own types leave the values of both dicts unknown.
+        environment.filters["tojson"] = _to_json  # pyright: ignore[reportUnknownMemberType]
+        environment.globals.update(  # pyright: ignore[reportUnknownMemberType]
+            raise_exception=_raise_exception, strftime_now=_strftime_now
+        )
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The text of a prompt. Cost: some hundred microseconds.
+
+        Args:
+            messages: the conversation so far.
+            add_generation_prompt: end with the opening of the assistant's answer.
+
+        Raises:
+            TemplateError: the template refused the messages or failed on them.
+        """
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"chat template: {error}") from error
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # Python's own errors within expressions: a content that is None, a division by 0.
+            raise TemplateError(f"chat template: {type(error).__name__}: {error}") from error
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a prompt: of the text that ``render`` gives.
+
+        Names of special tokens that the template writes become these tokens. In the
+        messages they stay plain text: a user cannot forge the end of a turn.
+
+        Raises:
+            TemplateError: the template refused the messages or failed on them.
+        """
+        plain = list[str]()
+        pattern = tokenizer.special_pattern
+
+        def hide(found: re.Match[str]) -> str:
+            plain.append(found.group())
+            return f"\ufdd0{len(plain) - 1}\ufdd1"
+
+        # U+FDD0 and U+FDD1 are no characters. Text that has them all the same is hidden too.
+        guard = re.compile("[\ufdd0\ufdd1]" + (f"|{pattern.pattern}" if pattern else ""))
+
+        def hide_all(text: str) -> str:
+            return guard.sub(hide, text)
+
+        hidden = cast("list[Message]", _map_strings(messages, hide_all))
+        text = self.render(hidden, add_generation_prompt=add_generation_prompt)
+        if not plain:
+            return tokenizer.encode(text, special=True)
+        return tokenizer.encode_runs(
+            [
+                run if isinstance(run, int) else _MARK.sub(lambda mark: plain[int(mark[1])], run)
+                for run in tokenizer.split_specials(text)
+            ]
+        )
+
+
+def load_chat_template(path: Path) -> ChatTemplate:
+    """The chat template that belongs to a model; that of the World models if it has none.
+
+    ``chat_template.jinja`` goes before the ``chat_template`` of ``tokenizer_config.json``,
+    of which, if it is a list, the one named ``default`` counts.
+
+    Args:
+        path: a model folder, or a file in it.
+
+    Raises:
+        TemplateError: it cannot be read or does not compile.
+    """
+    folder = path if path.is_dir() else path.parent
+    config = _read_config(folder / TOKENIZER_CONFIG)
+    tokens = {
+        "bos_token": config.bos_token,
+        "eos_token": config.eos_token,
+        "pad_token": config.pad_token,
+        "unk_token": config.unk_token,
+    }
+    variables = {
+        name: token if isinstance(token, str) else token.content
+        for name, token in tokens.items()
+        if token is not None
+    }
+    source = _read(folder / TEMPLATE_FILE) or config.default_template
+    if source is None:
+        return ChatTemplate(WORLD_TEMPLATE, variables=variables, stops=WORLD_STOPS)
+    return ChatTemplate(source, variables=variables)
+
+
+class _Token(msgspec.Struct):
+    """A special token, where it is not just a string."""
+
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    """The part of a ``tokenizer_config.json`` that concerns templates."""
+
+    chat_template: str | list[_NamedTemplate] | None = None
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+
+    @property
+    def default_template(self) -> str | None:
+        if isinstance(self.chat_template, list):
+            named = {entry.name: entry.template for entry in self.chat_template}
+            return named.get("default")
+        return self.chat_template
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{file}: {error}") from error
+
+
+def _read_config(file: Path) -> _TokenizerConfig:
+    text = _read(file)
+    try:
+        return msgspec.json.decode(text or "{}", type=_TokenizerConfig)
+    except msgspec.MsgspecError as error:
+        raise TemplateError(f"{file}: {error}") from error
+
+
+def _map_strings(value: object, change: Callable[[str], str]) -> object:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value)
+        return {key: _map_strings(entry, change) for key, entry in entries.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_map_strings(entry, change) for entry in cast("Sequence[object]", value)]
+    return value
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return dt.datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which prompts are not.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

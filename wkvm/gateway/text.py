@@ -1,0 +1,131 @@
+"""Ids to text as they come: complete characters only, and nothing beyond a stop string.
+
+Also the door to the rest of the text layer: tokenizers and chat templates.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from wkvm.gateway.errors import (
+    CorruptTokenizerError,
+    TemplateError,
+    TextError,
+    TokenizerError,
+    TokenizerNotFoundError,
+    UnknownTokenError,
+    UnsupportedTokenizerError,
+)
+from wkvm.gateway.template import ChatTemplate, load_chat_template
+from wkvm.gateway.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    find_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+)
+
+__all__ = [
+    "ByteTokenizer",
+    "ChatTemplate",
+    "CorruptTokenizerError",
+    "IncrementalDecoder",
+    "StopStrings",
+    "StopText",
+    "TemplateError",
+    "TextError",
+    "Tokenizer",
+    "TokenizerError",
+    "TokenizerNotFoundError",
+    "UnknownTokenError",
+    "UnsupportedTokenizerError",
+    "find_tokenizer",
+    "load_chat_template",
+    "load_tokenizer",
+    "tokenizer_digest",
+]
+
+
+class IncrementalDecoder:
+    """Turn a stream of ids into text, holding back what may still become a character.
+
+    All returned texts in order equal ``tokenizer.decode`` of all ids, however they are cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Take ids; return the characters that are complete now.
+
+        Bytes that no continuation can make valid are U+FFFD.
+
+        Raises:
+            UnknownTokenError: the tokenizer has no such id; the ids before it are lost.
+        """
+        to_bytes, skipped = self._tokenizer.token_bytes, self._skipped
+        return self._utf8.decode(b"".join([to_bytes(i) for i in ids if i not in skipped]))
+
+    def flush(self) -> str:
+        """End the stream: what is held back becomes U+FFFD. Then it can be used anew."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class StopText:
+    """What ``StopStrings.feed`` returns.
+
+    Attributes:
+        text: safe to show: it holds no stop and no beginning of one.
+        stop: the stop that was found right after ``text``, or None.
+    """
+
+    text: str
+    stop: str | None = None
+
+
+class StopStrings:
+    """Find the first of several stops in a stream of text.
+
+    The stop that is complete first wins; of two complete at the same place, the longer
+    one. So the result does not depend on how the text is cut.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise ValueError("a stop must not be empty")
+        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._held = ""
+
+    def feed(self, text: str) -> StopText:
+        """Take text; return what certainly comes before any stop.
+
+        After a stop was found, feed nothing more.
+        """
+        pending = self._held + text
+        found = [(at + len(s), at, s) for s in self._stops if (at := pending.find(s)) >= 0]
+        if found:
+            self._held = ""
+            _, at, stop = min(found)
+            return StopText(pending[:at], stop)
+        keep = self._longest_beginning(pending)
+        self._held = pending[len(pending) - keep :]
+        return StopText(pending[: len(pending) - keep])
+
+    def flush(self) -> str:
+        """End the stream without a stop: return what is held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_beginning(self, text: str) -> int:
+        """Characters at the end of ``text`` that begin a stop without completing it."""
+        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
+        for length in range(longest, 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
