@@ -63,6 +63,9 @@ class EngineConfig:
             raise ConfigError("seed", f"{self.seed} is not in [0, 2^64)")
 
 
+MIN_FRAME_BYTES = 64 * 1024
+"""The protocol's lower bound on the largest frame of either side."""
+
 LOCAL_TENANT = "local"
 """Whose requests those are that come without a key."""
 
@@ -150,7 +153,6 @@ class ServerConfig:
         max_connections_per_tenant: of one tenant.
         max_lanes: open lanes of one connection.
         max_frame_bytes: payload limit after HelloOk, both ways.
-        max_hello_frame_bytes: payload limit before.
         drain_timeout_s: how long open lanes have to end once the server is told to stop.
     """
 
@@ -169,7 +171,6 @@ class ServerConfig:
     max_connections_per_tenant: int = 1024
     max_lanes: int = 1024
     max_frame_bytes: int = 1024 * 1024
-    max_hello_frame_bytes: int = 64 * 1024
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -200,8 +201,7 @@ class ServerConfig:
         _at_least("max-connections", self.max_connections, 1)
         _at_least("max-connections-per-tenant", self.max_connections_per_tenant, 1)
         _at_least("max-lanes", self.max_lanes, 1)
-        _at_least("max-frame-bytes", self.max_frame_bytes, 4096)
-        _at_least("max-hello-frame-bytes", self.max_hello_frame_bytes, 1024)
+        _at_least("max-frame-bytes", self.max_frame_bytes, MIN_FRAME_BYTES)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,408 @@
+"""One connection: a transport on one side, the protocol without I/O on the other.
+
+Here are the deadlines and the flow control. What a message means is in ``dispatch``.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from wkvm_protocol.connection import Refused, ServerConnection
+from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
+from wkvm_protocol.messages import GoAway, Hello, Ping, Pong, ServerMessage
+
+from wkvm.core.config import LOCAL_TENANT, ServerConfig
+from wkvm.engine.interface import EngineInfo
+from wkvm.server.auth import ConnectionCounts, Keyring
+from wkvm.server.dispatch import Dispatcher
+from wkvm.server.errors import INTERNAL_MESSAGE
+from wkvm.server.lanes import Lane, Outbox
+
+logger = logging.getLogger("wkvm.server")
+
+MESSAGES_PER_TURN = 64
+"""Messages of one connection that are carried out before other connections have their turn."""
+LINGER_S = 1.0
+"""How long a connection that is at fault may take to read the reason and close its side."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    config: ServerConfig
+    info: EngineInfo
+    server: str
+    dispatcher: Dispatcher
+    keyring: Keyring
+    counts: ConnectionCounts
+    connections: "set[Connection]" = field(default_factory=set["Connection"])
+    is_draining: bool = False
+
+
+class Connection(asyncio.Protocol):
+    """Serves one transport, TCP or unix socket, from its first byte to its last.
+
+    Output: from the transport's high-water mark on, the connection's requests are held in
+    the engine and nothing is read, so that what waits to be sent is bounded by that mark
+    and what a step had already produced. A peer that keeps it so for too long is cut off.
+
+    Input: one read at most is stored beyond an unfinished frame; a few messages are
+    carried out in one turn of the loop.
+
+    Args:
+        is_trusted: the peer is this process: it needs no key and counts for no limit.
+    """
+
+    def __init__(self, shared: Shared, *, is_trusted: bool = False) -> None:
+        config = shared.config
+        self.tenant = LOCAL_TENANT
+        self.lanes: dict[int, Lane] = {}
+        self.box = Outbox()
+        self._shared = shared
+        self._config = config
+        self._is_trusted = is_trusted
+        self._loop = asyncio.get_running_loop()
+        self._wire = ServerConnection(
+            max_frame_bytes=config.max_frame_bytes, max_lanes=config.max_lanes
+        )
+        self._transport: asyncio.Transport | None = None
+        self._is_counted = False
+        self._is_tenant_counted = False
+        self._is_open = False
+        self._is_closing = False
+        self._is_output_full = False
+        self._corked: list[bytes] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = math.inf
+        self._auth_due = math.inf
+        self._frame_due = math.inf
+        self._write_due = math.inf
+        self._close_due = math.inf
+        self._heard_at = 0.0
+        self._pinged_at = 0.0
+        self._n_missed_pings = 0
+        self._n_messages = 0
+
+    # --- the transport's side -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the clock of the handshake."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._config.max_output_bytes // 4)
+        self._shared.connections.add(self)
+        self._heard_at = self._loop.time()
+        self._auth_due = self._heard_at + self._config.auth_timeout_s
+        self._arm(self._auth_due)
+        if self._is_trusted:
+            return
+        self._is_counted = self._shared.counts.open()
+        if not self._is_counted:
+            self._refuse(ErrorCode.TOO_MANY_CONNECTIONS, "the server has too many connections")
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and carry out the messages that they complete."""
+        if self._is_closing:
+            return
+        self._heard_at = self._loop.time()
+        self._n_missed_pings = 0
+        self._wire.feed(data)
+        self._turn()
+
+    def eof_received(self) -> bool:
+        """The peer will send no more: it is gone, and so are its requests."""
+        self._close()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what was asked for, and forget the connection."""
+        self._is_closing = True
+        self._wire.close()
+        self._let_go()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._shared.connections.discard(self)
+        if self._is_counted:
+            self._shared.counts.close(self.tenant if self._is_tenant_counted else None)
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        """Too much waits to be sent: produce nothing more, and read nothing more."""
+        self._is_output_full = True
+        if self._is_closing:
+            return
+        self._write_due = self._loop.time() + self._config.write_timeout_s
+        self._frame_due = math.inf
+        self._arm(self._write_due)
+        if self._is_open:
+            self._shared.dispatcher.hold(self)
+        self._live_transport().pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._is_output_full = False
+        self._write_due = math.inf
+        if self._is_closing:
+            return
+        self._heard_at = self._loop.time()
+        if self._is_open:
+            self._shared.dispatcher.release(self)
+        self._loop.call_soon(self._go_on)
+
+    # --- the server's side ----------------------------------------------------------------
+
+    def send(self, messages: Sequence[ServerMessage]) -> None:
+        """Send messages with one write. Does nothing once the connection closes."""
+        if self._is_closing:
+            return
+        send = self._wire.send
+        self._write(b"".join([send(message) for message in messages]))
+        if self._wire.peer_going_away and self._wire.is_drained:
+            self._close()
+
+    def go_away(self, message: str) -> None:
+        """Tell the peer to open no more lanes; those that are open go on."""
+        if self._is_open and not self._is_closing:
+            self.send([GoAway(message=message)])
+
+    def close(self) -> None:
+        """Close once what was written is sent; what was asked for is cancelled without a word."""
+        self._close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        self._let_go()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- messages -------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Read on after a pause."""
+        if self._is_closing or self._is_output_full:
+            return
+        self._live_transport().resume_reading()
+        self._turn()
+
+    def _turn(self) -> None:
+        """Carry out stored messages, but not too many, and send the answers with one write."""
+        self._corked = []
+        try:
+            is_done = self._carry_out()
+        except RemoteProtocolError as error:
+            self._fail(error.code, str(error))
+            return
+        except Exception:
+            logger.exception("internal error on a connection")
+            self._fail(ErrorCode.INTERNAL, INTERNAL_MESSAGE)
+            return
+        self._uncork()
+        if self._is_closing or is_done:
+            return
+        transport = self._live_transport()
+        transport.pause_reading()
+        if not self._is_output_full:
+            self._loop.call_soon(self._go_on)
+
+    def _carry_out(self) -> bool:
+        """Carry out messages. False if there may be more."""
+        next_message = self._wire.next_message
+        for n_messages in range(MESSAGES_PER_TURN):
+            message = next_message()
+            if message is None:
+                self._note_frame(is_new=n_messages > 0)
+                return True
+            match message:
+                case Hello():
+                    self._hello(message)
+                case Ping(nonce=nonce):
+                    self.send([Pong(nonce)])
+                case Refused(answer=answer):
+                    self.send([answer])
+                case GoAway():
+                    if self._wire.is_drained:
+                        self._close()
+                case _:
+                    self._shared.dispatcher.handle(self, message)
+            if self._is_closing or self._is_output_full:
+                return False
+        return False
+
+    def _note_frame(self, *, is_new: bool) -> None:
+        """Start or stop the clock of a frame that has begun."""
+        if not self._wire.mid_frame:
+            self._frame_due = math.inf
+        elif is_new or self._frame_due == math.inf:
+            self._frame_due = self._heard_at + self._config.frame_timeout_s
+            self._arm(self._frame_due)
+
+    def _hello(self, hello: Hello) -> None:
+        shared, info = self._shared, self._shared.info
+        tenant = LOCAL_TENANT if self._is_trusted else shared.keyring.tenant_of(hello.api_key)
+        if tenant is None:
+            self._fail(ErrorCode.UNAUTHENTICATED, "no such key")
+            return
+        if shared.is_draining:
+            self._fail(ErrorCode.DRAINING, "the server is draining")
+            return
+        if self._is_counted:
+            self._is_tenant_counted = shared.counts.assign(tenant)
+            if not self._is_tenant_counted:
+                why = "the tenant has too many connections"
+                self._fail(ErrorCode.TOO_MANY_CONNECTIONS, why)
+                return
+        self.tenant = tenant
+        self._write(
+            self._wire.send_hello_ok(
+                ping_interval_ms=round(self._config.ping_interval_s * 1000),
+                server=shared.server,
+                model=info.model,
+                model_digest=info.model_digest,
+                layout_fingerprint=info.layout_fingerprint,
+                tokenizer_digest=info.tokenizer_digest,
+                vocab_size=info.vocab_size,
+                eos_ids=info.eos_ids,
+                n_slots=info.n_slots,
+                max_model_len=info.max_model_len or 0,
+            )
+        )
+        self._auth_due = math.inf
+        self._is_open = True
+        shared.dispatcher.opened(self)
+        self._arm(self._next_due())
+
+    # --- bytes out ------------------------------------------------------------------------
+
+    def _write(self, data: bytes) -> None:
+        if self._corked is not None:
+            self._corked.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def _uncork(self) -> None:
+        corked, self._corked = self._corked, None
+        if corked and self._transport is not None:
+            self._transport.write(corked[0] if len(corked) == 1 else b"".join(corked))
+
+    # --- ends -----------------------------------------------------------------------------
+
+    def _fail(self, code: ErrorCode, why: str) -> None:
+        """Say what is wrong, and close. Input that still comes is read and dropped for a while.
+
+        To close at once would reset the connection under input that was not read, and
+        the peer would lose the reason.
+        """
+        if self._is_closing:
+            return
+        logger.info("connection closed: %s", code.name)
+        self._write(self._wire.send_error(code, why))
+        self._uncork()
+        self._is_closing = True
+        self._let_go()
+        transport = self._live_transport()
+        if transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+        self._close_due = self._loop.time() + LINGER_S
+        self._arm(self._close_due)
+
+    def _refuse(self, code: ErrorCode, why: str) -> None:
+        """Say what is wrong, and close at once: there is no room to wait for the peer."""
+        logger.info("connection refused: %s", code.name)
+        self._write(self._wire.send_error(code, why))
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._wire.close()
+        self._uncork()
+        self._let_go()
+        transport = self._transport
+        if transport is not None and self._close_due == math.inf:
+            transport.close()
+            # what is left to send is not waited for without end
+            self._close_due = self._loop.time() + self._config.write_timeout_s
+            self._arm(self._close_due)
+
+    def _let_go(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._shared.dispatcher.lost(self)
+
+    def _live_transport(self) -> asyncio.Transport:
+        if self._transport is None:
+            raise RuntimeError("the connection has no transport")
+        return self._transport
+
+    # --- clocks ---------------------------------------------------------------------------
+
+    def _next_due(self) -> float:
+        """When the next deadline is due."""
+        if self._is_closing:
+            return self._close_due
+        due = min(self._auth_due, self._frame_due, self._write_due)
+        if self._is_open and not self._is_output_full:
+            due = min(due, self._heard_at + self._config.idle_timeout_s)
+            if self._config.ping_interval_s:
+                due = min(due, self._ping_due())
+        return due
+
+    def _ping_due(self) -> float:
+        since = self._pinged_at if self._n_missed_pings else self._heard_at
+        return since + self._config.ping_interval_s
+
+    def _arm(self, due: float) -> None:
+        """See to it that the timer goes off at ``due`` or before.
+
+        There is one timer, and it is only ever put forward: a deadline that moves back or
+        is met costs nothing until the timer goes off and finds nothing to do.
+        """
+        if due < self._armed_for:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._armed_for = due
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._armed_for = math.inf
+        now = self._loop.time()
+        if self._is_closing:
+            if now >= self._close_due:
+                self.abort()
+                return
+        elif now >= self._auth_due:
+            self._fail(ErrorCode.AUTH_TIMEOUT, "no Hello came in time")
+        elif now >= self._write_due:
+            # the reason would only queue up behind what the peer does not read
+            logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
+            self.abort()
+            return
+        elif now >= self._frame_due:
+            self._fail(ErrorCode.FRAME_TIMEOUT, "a frame was not finished in time")
+        elif self._is_open and not self._is_output_full:
+            self._check_silence(now)
+        self._arm(self._next_due())
+
+    def _check_silence(self, now: float) -> None:
+        config = self._config
+        if now >= self._heard_at + config.idle_timeout_s:
+            self._fail(ErrorCode.IDLE_TIMEOUT, "nothing came for too long")
+        elif config.ping_interval_s and now >= self._ping_due():
+            if self._n_missed_pings >= config.max_missed_pings:
+                self._fail(ErrorCode.IDLE_TIMEOUT, "pings were not answered")
+                return
+            self._n_missed_pings += 1
+            self._pinged_at = now
+            self.send([Ping(self._n_missed_pings)])
+
+
+ConnectionFactory = Callable[[], Connection]
+"""Makes the protocol object of a transport that a listener accepted."""

@@ -1,0 +1,93 @@
+"""Exceptions as error codes: one table, total over the exceptions that can reach a client."""
+
+import logging
+
+from wkvm_protocol.errors import ErrorCode
+from wkvm_protocol.messages import Failed
+
+from wkvm.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DrainingError,
+    EmptyPromptError,
+    ExecutionError,
+    InvalidParameterError,
+    MissingExtraError,
+    NonFiniteError,
+    OutOfSlotsError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    StalledError,
+    StepFailedError,
+    TokenOutOfRangeError,
+    WkvmError,
+)
+
+logger = logging.getLogger("wkvm.server")
+
+RETRY_AFTER_MS = 1000
+"""What a client is told to wait after a refusal for want of room."""
+
+
+CODES: dict[type[WkvmError], ErrorCode] = {
+    RequestError: ErrorCode.INVALID_PARAMETER,
+    InvalidParameterError: ErrorCode.INVALID_PARAMETER,
+    TokenOutOfRangeError: ErrorCode.TOKEN_OUT_OF_RANGE,
+    EmptyPromptError: ErrorCode.EMPTY_PROMPT,
+    PromptTooLongError: ErrorCode.PROMPT_TOO_LONG,
+    CapacityError: ErrorCode.QUEUE_FULL,
+    OutOfSlotsError: ErrorCode.OUT_OF_SLOTS,
+    QueueFullError: ErrorCode.QUEUE_FULL,
+    DrainingError: ErrorCode.DRAINING,
+    ExecutionError: ErrorCode.STEP_FAILED,
+    NonFiniteError: ErrorCode.NON_FINITE,
+    StalledError: ErrorCode.STALLED,
+    StepFailedError: ErrorCode.STEP_FAILED,
+    # these end the process before it serves, or are bugs where they come later
+    CheckpointError: ErrorCode.INTERNAL,
+    ConfigError: ErrorCode.INTERNAL,
+    MissingExtraError: ErrorCode.INTERNAL,
+}
+"""Each class without subclasses is here or takes the code of its nearest listed base."""
+
+INTERNAL_MESSAGE = "an internal error; see the server's log"
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """The code of an exception; INTERNAL for all that wkvm does not raise on purpose."""
+    for base in type(error).__mro__:
+        if base in CODES:
+            return CODES[base]
+    return ErrorCode.INTERNAL
+
+
+def failed(request_id: int, error: BaseException) -> Failed:
+    """The message that tells a client why its lane is closed.
+
+    It repeats no id, no text and no path. An unexpected exception is logged with its
+    traceback, and the client learns only that there was one.
+    """
+    code = code_of(error)
+    field = ""
+    if code is ErrorCode.INTERNAL:
+        logger.error("internal error on a lane", exc_info=error)
+        message = INTERNAL_MESSAGE
+    elif isinstance(error, TokenOutOfRangeError):
+        field = error.field
+        message = f"{field}: an id is not in [0, {error.vocab_size})"
+    else:
+        message = str(error)
+        if isinstance(error, InvalidParameterError):
+            field = error.field
+        elif isinstance(error, EmptyPromptError | PromptTooLongError):
+            field = "prompt"
+    return Failed(
+        request_id=request_id,
+        code=code,
+        retryable=code.retryable,
+        message=message[:4096],
+        field=field[:256],
+        retry_after_ms=RETRY_AFTER_MS if isinstance(error, CapacityError) else 0,
+    )

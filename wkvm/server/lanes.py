@@ -1,0 +1,122 @@
+"""Open lanes: which engine request belongs to which lane of which connection, and shared credit."""
+
+from collections import deque
+from typing import TypeAlias
+
+from wkvm_protocol.messages import ServerMessage, Tokens, pack_ids
+
+MAX_SHARE = 8
+"""Ids that one choice of several may be ahead of the lane's pool."""
+
+Grants: TypeAlias = list[tuple[int, int]]
+"""Pairs of a choice and how many ids it may produce more."""
+
+
+class CreditPool:
+    """Shares one lane's credit among its choices.
+
+    The sum of what the choices hold and what is left here never exceeds what the client
+    granted and has not used. A choice that waits for its slot needs no credit, and what it
+    held would be missing elsewhere; so choices are given their first unit one after the
+    other, each when the one before it has started, and those that run are given a few at a time.
+    What a choice leaves unused goes back to the pool.
+    """
+
+    def __init__(self, credit: int, n_choices: int) -> None:
+        self._free = credit
+        self._waiting = deque(range(n_choices))
+        self._shares: dict[int, int] = {}
+
+    def add(self, n_tokens: int) -> Grants:
+        """The client granted more."""
+        self._free += n_tokens
+        return self.deal()
+
+    def used(self, choice: int) -> Grants:
+        """A choice produced an id."""
+        self._shares[choice] -= 1
+        if self._waiting and self._waiting[0] == choice:
+            self._waiting.popleft()
+        elif self._shares[choice]:
+            return []
+        return self.deal()
+
+    def ended(self, choice: int) -> Grants:
+        """A choice is over; what it did not use is free again."""
+        self._free += self._shares.pop(choice, 0)
+        if choice in self._waiting:
+            self._waiting.remove(choice)
+        return self.deal()
+
+    def deal(self) -> Grants:
+        """Hand out what is free to the choices that hold nothing."""
+        grants: Grants = []
+        if self._free and self._waiting and not self._shares.get(self._waiting[0]):
+            first = self._waiting[0]
+            self._free -= 1
+            self._shares[first] = 1
+            grants.append((first, 1))
+        for choice, share in self._shares.items():
+            if not self._free:
+                break
+            if not share:
+                n_tokens = min(self._free, MAX_SHARE, self._free // len(self._shares) + 1)
+                self._free -= n_tokens
+                self._shares[choice] = n_tokens
+                grants.append((choice, n_tokens))
+        return grants
+
+
+class Outbox:
+    """What a step produced for one connection, until it is sent with one write."""
+
+    __slots__ = ("choices", "ends", "ids", "is_fresh", "lanes", "logprobs")
+
+    def __init__(self) -> None:
+        self.is_fresh = True
+        """Whether the step at hand has produced nothing yet."""
+        self.lanes = list[int]()
+        self.choices = list[int]()
+        self.ids = list[int]()
+        self.logprobs = list[ServerMessage]()
+        self.ends = list[ServerMessage]()
+
+    def take(self) -> list[ServerMessage]:
+        """Empty the box: log probabilities first, then ids, then ends and failures."""
+        messages = self.logprobs
+        if self.ids:
+            choices = pack_ids(self.choices) if any(self.choices) else b""
+            messages.append(Tokens(pack_ids(self.lanes), pack_ids(self.ids), choices))
+        messages += self.ends
+        self.is_fresh = True
+        self.lanes, self.choices, self.ids = [], [], []
+        self.logprobs, self.ends = [], []
+        return messages
+
+
+class Lane:
+    """One Generate: its choices that have not ended, by engine request id."""
+
+    __slots__ = ("choices", "pool", "request_id")
+
+    def __init__(self, request_id: int, pool: CreditPool | None) -> None:
+        self.request_id = request_id
+        self.pool = pool
+        self.choices: dict[int, Choice] = {}
+
+
+class Choice:
+    """One completion: what the engine knows as a request.
+
+    ``box`` is the outbox of its connection. ``is_plain`` holds where an id needs nothing
+    but its place in Tokens: no log probabilities, no shared credit.
+    """
+
+    __slots__ = ("box", "index", "is_plain", "lane", "lane_id")
+
+    def __init__(self, lane: Lane, index: int, box: Outbox, *, is_plain: bool) -> None:
+        self.lane = lane
+        self.lane_id = lane.request_id
+        self.index = index
+        self.box = box
+        self.is_plain = is_plain
