@@ -115,6 +115,7 @@ def save_model(model: RWKV7, shape: Shape, tokenizer: Tokenizer, out: Path, shar
     for i, part in enumerate(shards, start=1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         save_file(part, out / file, metadata={"format": "pt"})
+        (out / file).chmod(0o644)  # the library makes it readable to its owner alone
         where |= dict.fromkeys(part, file)
     total = sum(t.nbytes for t in tensors.values())
     write_json(
