@@ -70,9 +70,7 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """End the stream: what is held back becomes U+FFFD. Then it can be used anew."""
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        return self._utf8.decode(b"", final=True)
 
 
 @dataclass(frozen=True, slots=True)

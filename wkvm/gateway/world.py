@@ -54,8 +54,7 @@ class WorldVocabulary:
         while at < end:
             for length in lengths.get(data[at : at + 2], ()):
                 token_id = known.get(data[at : at + length])
-                # Near the end a slice is shorter than asked for, and may be a shorter token.
-                if token_id is not None and at + length <= end:
+                if token_id is not None:
                     at += length
                     break
             else:
@@ -77,10 +76,9 @@ def read_world_vocabulary(text: str, path: str) -> WorldVocabulary:
             there twice, or one of the 256 bytes is not a token.
     """
     tokens: dict[int, bytes] = {}
-    # Not splitlines(): U+0085, U+2028 and the like stand unescaped within literals.
-    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            token_id, token = _read_line(line.removesuffix("\r"))
+            token_id, token = _read_line(line)
         except ValueError as error:
             raise CorruptTokenizerError(path, f"line {number}: {error}") from error
         if token_id in tokens:
