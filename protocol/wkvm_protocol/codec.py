@@ -7,7 +7,7 @@ stops at the first thing that does not belong there.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from types import UnionType
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -27,18 +27,21 @@ _PATH = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _INDEX = re.compile(r"\[(\d+|\.\.\.)\]")
 
 
-class Codec:
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Codec(Generic[MessageT]):
     """Decodes payloads of some message types, and encodes messages of these types."""
 
-    def __init__(self, *types: type[Message]) -> None:
-        union: type[Message] | UnionType = types[0]
+    def __init__(self, *types: type[MessageT]) -> None:
+        union: type[MessageT] | UnionType = types[0]
         for message_type in types[1:]:
             union = union | message_type
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(union)
         self._types = {message_type.__struct_config__.tag: message_type for message_type in types}
         self._classes = frozenset(types)
 
-    def decode(self, payload: bytes) -> Message:
+    def decode(self, payload: bytes) -> MessageT:
         """Decode one payload.
 
         Raises:
@@ -54,7 +57,7 @@ class Codec:
             raise RemoteProtocolError(f"{type(message).__name__}.{problem}")
         return message
 
-    def encode(self, message: Message) -> bytes:
+    def encode(self, message: MessageT) -> bytes:
         """Encode a message to a payload, and check that the peer would take it.
 
         Raises:

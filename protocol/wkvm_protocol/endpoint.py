@@ -110,8 +110,6 @@ class Connection(Generic[ReceivedT]):
         """Store received bytes; call ``next_message`` until it gives None."""
         if self._state is not ConnectionState.CLOSED:
             self._reader.feed(data)
-        elif len(data) and self._violation is None and self._closed_by_peer():
-            self._violation = RemoteProtocolError("bytes after Error")
 
     def next_message(self) -> ReceivedT | None:
         """Return the next message, or None until more bytes are fed.
@@ -138,10 +136,6 @@ class Connection(Generic[ReceivedT]):
     def _receive(self, payload: bytes) -> ReceivedT | None:
         """Decode a payload and take note of it; None drops it."""
         raise NotImplementedError
-
-    def _closed_by_peer(self) -> bool:
-        """Whether the peer said that nothing follows."""
-        return False
 
     def _agree(self, max_frame_bytes: int) -> None:
         self._reader.limit = max_frame_bytes

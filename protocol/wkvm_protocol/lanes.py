@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from wkvm_protocol.messages import End, Failed, Logprobs, Message, StatsReply, Tokens, unpack_ids
+
 
 class _Lane:
     __slots__ = ("ended", "n")
@@ -47,6 +49,24 @@ class Lanes:
             return f"request id {request_id} is open already"
         self._lanes[request_id] = None
         return None
+
+    def apply(self, message: Message) -> str | None:
+        """Take note of a message from the server to the client, if it concerns a lane."""
+        match message:
+            case Tokens():
+                return self.problem_with_tokens(
+                    unpack_ids(message.lanes), unpack_ids(message.choices)
+                )
+            case Logprobs():
+                return self.problem_with_choice(message.request_id, message.choice)
+            case End():
+                return self.end(message.request_id, message.choice)
+            case Failed():
+                return self.fail(message.request_id)
+            case StatsReply():
+                return self.reply(message.request_id)
+            case _:
+                return None
 
     def problem_with_tokens(self, lanes: Sequence[int], choices: Sequence[int]) -> str | None:
         """Whether output may come for these; no ``choices`` means all 0.

@@ -71,7 +71,7 @@ class HelloOk(Message, frozen=True, tag=0x02):
     """Server to client: the connection is open. What was agreed, and what is served."""
 
     version: Count
-    features: tuple[ShortText, ...]
+    features: Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=64)]
     max_frame_bytes: Count
     max_lanes: Count
     ping_interval_ms: Count
@@ -253,7 +253,7 @@ class StatsReply(Message, frozen=True, tag=0x41):
     """Server to client: counters and gauges by name, as listed in docs/protocol.md."""
 
     request_id: RequestId
-    values: dict[str, int]
+    values: Annotated[dict[ShortText, int], msgspec.Meta(max_length=1024)]
 
 
 ClientMessage: TypeAlias = Hello | Ping | Pong | GoAway | Generate | Cancel | Credit | Stats
