@@ -1,0 +1,152 @@
+"""The engine: a scheduler, an arena and a model, glued. Synchronous; time comes in as ``now``."""
+
+import logging
+import os
+from collections.abc import Mapping
+
+import torch
+
+from wkvm.core.config import EngineConfig
+from wkvm.core.errors import StepFailedError, WkvmError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import Event, RequestSpec
+from wkvm.core.scheduler import Scheduler
+from wkvm.engine.interface import EngineInfo
+from wkvm.engine.runner import Runner
+from wkvm.models.base import Model
+from wkvm.state.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+FRESH_BRANCH = 2**63
+"""Branches from here on belong to requests without a seed; those of a seed are small."""
+
+
+class Engine:
+    """Serves requests over one loaded model, as ``EngineLike`` describes it.
+
+    Sets the number of torch's threads, which is one for the whole process, if the
+    configuration names it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        served_name: str | None = None,
+        tokenizer_digest: str = "",
+    ) -> None:
+        if config.n_threads is not None:
+            torch.set_num_threads(config.n_threads)
+        self._info = EngineInfo(
+            model=model.info.name if served_name is None else served_name,
+            model_digest=model.info.digest,
+            layout_fingerprint=model.layout.fingerprint,
+            tokenizer_digest=tokenizer_digest,
+            vocab_size=model.info.vocab_size,
+            eos_ids=model.info.eos_ids,
+            n_slots=config.n_slots,
+            max_model_len=config.max_model_len,
+        )
+        self._scheduler = Scheduler(
+            config, vocab_size=model.info.vocab_size, eos_ids=model.info.eos_ids
+        )
+        arena = Arena(model.layout, config.n_slots, model.info.device)
+        self._runner = Runner(model, arena, poison_freed=config.poison_freed_slots)
+        self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
+        self._n_submitted = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        return self._info
+
+    def submit(self, spec: RequestSpec, now: float) -> int:
+        """Queue a request.
+
+        An explicit seed and the branch key the random numbers. Without a seed the key is one
+        that no other request of this engine has; it repeats only where the configuration
+        fixes the seed and requests come in the same order.
+
+        Returns:
+            Its id, never used before by this engine.
+
+        Raises:
+            RequestError: the request is wrong.
+            CapacityError: the queue is full, or the engine is draining.
+        """
+        request_id = self._n_submitted + 1
+        seed, branch = spec.params.seed, spec.branch
+        if seed is None:
+            seed, branch = self._seed, FRESH_BRANCH + request_id
+        self._scheduler.submit(request_id, spec, seed=seed, branch=branch, now=now)
+        self._n_submitted = request_id
+        return request_id
+
+    def cancel(self, request_id: int, now: float) -> None:
+        """End a request. Its EndEvent follows; unknown and ended requests are ignored."""
+        self._scheduler.cancel(request_id, now)
+
+    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
+        """Add to a request's credit. Unknown and ended requests are ignored."""
+        self._scheduler.grant(request_id, n_tokens, now)
+
+    def hold(self, request_id: int, now: float) -> None:
+        """Produce nothing more for a request until released. Unknown ones are ignored."""
+        self._scheduler.hold(request_id, now)
+
+    def release(self, request_id: int, now: float) -> None:
+        """End a hold. Unknown requests and such that are not held are ignored."""
+        self._scheduler.release(request_id, now)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Expire what is overdue, admit what fits, and choose the next step's rows."""
+        return self._scheduler.plan(now)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a step. Blocks for as long as the step takes; raises what the model raises."""
+        return self._runner.run(plan)
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Apply a step's result."""
+        self._scheduler.commit(plan, result, now)
+
+    def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
+        """End every request of a plan whose ``run`` raised, with ``error``."""
+        self._scheduler.fail(plan, error, now)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        return self._scheduler.take_events()
+
+    def next_deadline(self) -> float | None:
+        """When ``plan`` should be called although nothing else happens; None for never."""
+        return self._scheduler.next_deadline()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are queued or running go on."""
+        self._scheduler.drain()
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters and gauges by name."""
+        return self._scheduler.stats()
+
+    def step(self, now: float) -> list[Event]:
+        """Plan, run and commit one step, for use without a loop.
+
+        A model that raises ends the step's requests with StepFailedError; the cause is logged.
+
+        Returns:
+            What happened; empty if there was nothing to do.
+        """
+        plan = self.plan(now)
+        if plan is not None:
+            try:
+                result = self.run(plan)
+            except Exception:
+                logger.exception("a step of %d rows failed", len(plan.rows))
+                self.fail(plan, StepFailedError(), now)
+            else:
+                self.commit(plan, result, now)
+        return self.take_events()

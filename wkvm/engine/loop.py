@@ -1,0 +1,288 @@
+"""The step coroutine: an engine on an event loop, its forward pass in a thread of its own.
+
+The loop's thread plans and commits; one worker thread runs the steps, so that sockets stay
+alive during a forward pass. Between steps the loop turns once. With nothing to do it sleeps.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from wkvm.core.errors import DrainingError, StepFailedError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokenEvent
+from wkvm.engine.interface import EngineInfo, EngineLike
+
+logger = logging.getLogger(__name__)
+
+TIMER_SLACK_S = 0.001
+"""Event loops round their timers to a millisecond; a deadline is met just after, never before."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """What the loop itself knows of a request that has not ended."""
+
+    n_prompt: int
+    submitted_at: float
+    n_output: int = 0
+
+
+class EngineLoop:
+    """Runs an engine and hands its events on. All methods belong to the loop's thread.
+
+    Attributes:
+        deliver: takes the events of a step, in order, once per step; and those of a cancel
+            or the like, soon after and never from within the call. Must not raise.
+    """
+
+    def __init__(self, engine: EngineLike, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.deliver: Callable[[list[Event]], None] = _ignore
+        self._live = dict[int, _Live]()
+        self._wake = asyncio.Event()
+        self._none_live = asyncio.Event()
+        self._none_live.set()
+        self._flush_is_due = False
+        self._accepts = True
+        self._closing = False
+        self._runs = False
+        self._has_run = False
+        self._busy_since: float | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        return self._engine.info
+
+    @property
+    def tick_age_s(self) -> float:
+        """For how long the loop has had something to do and has not turned.
+
+        0 while it sleeps for want of work; infinite if it does not run.
+        """
+        if not self._runs:
+            return math.inf
+        return 0.0 if self._busy_since is None else self._clock() - self._busy_since
+
+    def submit(self, spec: RequestSpec) -> int:
+        """Queue a request.
+
+        Returns:
+            Its id, never used before by this engine.
+
+        Raises:
+            RequestError: the request is wrong.
+            CapacityError: the queue is full, or no new requests are taken.
+        """
+        if not self._accepts:
+            raise DrainingError
+        now = self._clock()
+        request_id = self._engine.submit(spec, now)
+        self._live[request_id] = _Live(len(spec.prompt), now)
+        self._none_live.clear()
+        self._turn_soon()
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """End a request. Its EndEvent follows; unknown and ended requests are ignored."""
+        self._engine.cancel(request_id, self._clock())
+        self._turn_soon()
+        # A step may be in flight: the end need not wait for it.
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def grant(self, request_id: int, n_tokens: int) -> None:
+        """Add to a request's credit. Unknown and ended requests are ignored."""
+        self._engine.grant(request_id, n_tokens, self._clock())
+        self._turn_soon()
+
+    def hold(self, request_id: int) -> None:
+        """Produce nothing more for a request until released. Unknown ones are ignored."""
+        self._engine.hold(request_id, self._clock())
+        self._turn_soon()
+
+    def release(self, request_id: int) -> None:
+        """End a hold. Unknown requests and such that are not held are ignored."""
+        self._engine.release(request_id, self._clock())
+        self._turn_soon()
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters and gauges by name."""
+        return self._engine.stats()
+
+    async def run(self) -> None:
+        """Run steps until ``close``; then end what is left as cancelled.
+
+        A step that raises ends its requests with StepFailedError, and the loop goes on. An
+        engine whose bookkeeping raises is broken: every request ends with StepFailedError,
+        no new ones are taken, and the exception comes out of here.
+        """
+        worker = _Worker(self._engine)
+        self._runs = True
+        try:
+            while not self._closing:
+                await self._turn(worker)
+            for request_id in list(self._live):
+                self._engine.cancel(request_id, self._clock())
+            self._flush()
+        except Exception:
+            logger.exception("the engine is broken and stops")
+            raise
+        finally:
+            self._runs = self._accepts = False
+            self._has_run = True
+            worker.close()
+            self._end_all()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new requests; return when the last one has ended.
+
+        What is left after ``grace_s`` seconds is cancelled. Needs a running ``run``.
+        """
+        self._accepts = False
+        self._engine.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._none_live.wait()
+        except TimeoutError:
+            for request_id in list(self._live):
+                self.cancel(request_id)
+            await self._none_live.wait()
+
+    def close(self) -> None:
+        """Let ``run`` return after the step that is in flight."""
+        self._closing = True
+        self._wake.set()
+
+    async def _turn(self, worker: "_Worker") -> None:
+        """One step, or the sleep until there may be one."""
+        self._wake.clear()
+        self._busy_since = self._clock()
+        plan = self._engine.plan(self._busy_since)
+        self._flush()
+        if plan is None:
+            self._busy_since = None
+            await self._sleep()
+            return
+        try:
+            result = await worker.run(plan)
+        except Exception:
+            logger.exception("a step of %d rows failed", len(plan.rows))
+            self._engine.fail(plan, StepFailedError(), self._clock())
+        else:
+            self._engine.commit(plan, result, self._clock())
+        self._flush()
+
+    async def _sleep(self) -> None:
+        deadline = self._engine.next_deadline()
+        timer = None
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock()) + TIMER_SLACK_S
+            timer = asyncio.get_running_loop().call_later(delay, self._wake.set)
+        await self._wake.wait()
+        if timer is not None:
+            timer.cancel()
+
+    def _turn_soon(self) -> None:
+        """Wake the coroutine if it sleeps."""
+        if not self._wake.is_set():
+            self._wake.set()
+            if self._busy_since is None:
+                self._busy_since = self._clock()
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        events = self._engine.take_events()
+        # After the end of ``run`` every request has had its end.
+        if not events or self._has_run:
+            return
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self._live[event.request_id].n_output = event.index + 1
+            elif isinstance(event, EndEvent):
+                del self._live[event.request_id]
+        if not self._live:
+            self._none_live.set()
+        self.deliver(events)
+
+    def _end_all(self) -> None:
+        """Give every request that is left its end, without the engine's help."""
+        now = self._clock()
+        events: list[Event] = [
+            EndEvent(
+                request_id=request_id,
+                status=Status.FINISHED_ERROR,
+                stop_id=None,
+                error=StepFailedError(),
+                n_prompt=live.n_prompt,
+                n_output=live.n_output,
+                queue_s=None,
+                first_token_s=None,
+                total_s=now - live.submitted_at,
+            )
+            for request_id, live in self._live.items()
+        ]
+        self._live.clear()
+        self._none_live.set()
+        if events:
+            self.deliver(events)
+
+
+class _Worker:
+    """A thread that runs one step at a time, handed over without a lock or an executor.
+
+    A daemon, so that a forward pass that never returns cannot keep the process from ending.
+    """
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._plans = SimpleQueue[tuple[StepPlan, asyncio.Future[_Outcome]] | None]()
+        self._thread = threading.Thread(target=self._work, name="wkvm-step", daemon=True)
+        self._thread.start()
+
+    async def run(self, plan: StepPlan) -> StepResult:
+        """Run a step in the thread. Raises what the engine raises."""
+        done: asyncio.Future[_Outcome] = self._loop.create_future()
+        self._plans.put((plan, done))
+        result, error = await done
+        if result is None:
+            raise error or AssertionError("a step has a result or an error")
+        return result
+
+    def close(self) -> None:
+        """Let the thread end, after its step if it is in one. Does not wait for it."""
+        self._plans.put(None)
+
+    def _work(self) -> None:
+        while (work := self._plans.get()) is not None:
+            plan, done = work
+            try:
+                outcome: _Outcome = (self._engine.run(plan), None)
+            except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
+                outcome = (None, error)
+            try:
+                self._loop.call_soon_threadsafe(_settle, done, outcome)
+            except RuntimeError:
+                logger.debug("a step ended after its loop was closed")
+
+
+_Outcome = tuple[StepResult | None, BaseException | None]
+"""A result or what was raised. Not a future's exception: that cannot be a StopIteration."""
+
+
+def _settle(done: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+    if not done.cancelled():
+        done.set_result(outcome)
+
+
+def _ignore(events: list[Event]) -> None:
+    del events

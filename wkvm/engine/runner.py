@@ -1,0 +1,180 @@
+"""A step from plan to result: tensors in, one forward pass, ids out.
+
+Synchronous and without a clock. What the ids mean for a request is the scheduler's business.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wkvm.core.plan import RowPlan, StepPlan, StepResult
+from wkvm.core.request import Logprobs, TopLogprob
+from wkvm.engine.sampler import Sampler
+from wkvm.kernels.sampling import finite_rows, logprobs
+from wkvm.models.base import Batch, Model
+from wkvm.state.arena import Arena
+
+
+@dataclass(frozen=True, slots=True)
+class _LogitRows:
+    """Which tokens of a step need logits, and whose they are.
+
+    Attributes:
+        tokens: index into the packed tokens, for each row of the logits.
+        owners: index into the plan's rows, for each row of the logits.
+        sampling: the plan's rows that sample, in order.
+        sampled: the row of the logits of each of these.
+        scoring: rows of the logits that score an id of the prompt.
+        scored_ids: these ids.
+    """
+
+    tokens: list[int]
+    owners: list[int]
+    sampling: list[int]
+    sampled: list[int]
+    scoring: list[int]
+    scored_ids: list[int]
+
+
+class Runner:
+    """Runs steps of one model over one arena. One at a time, always on the same thread.
+
+    Apart from the arena it holds the sampler's memory, which follows the slots.
+    """
+
+    def __init__(self, model: Model, arena: Arena, *, poison_freed: bool) -> None:
+        self._model = model
+        self._arena = arena
+        self._poison_freed = poison_freed
+        self._device = model.info.device
+        self._vocab_size = model.info.vocab_size
+        self.sampler = Sampler(self._vocab_size, self._device)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Absorb the ids of every row into its state, and sample where the plan says so.
+
+        Whatever the model raises comes through. The states of the plan's rows are then
+        undefined, and all others are as they were.
+        """
+        if plan.freed:
+            self.sampler.forget(plan.freed)
+            if self._poison_freed:
+                self._arena.poison(plan.freed)
+        fresh = [row.slot for row in plan.rows if row.fresh]
+        if fresh:
+            self._arena.zero(fresh)
+        self.sampler.feed(plan.rows)
+        wanted = _logit_rows(plan)
+        logits = self._model.forward(self._batch(plan, wanted), self._arena.views)
+        return self._result(plan, wanted, logits)
+
+    def _batch(self, plan: StepPlan, wanted: _LogitRows) -> Batch:
+        token_ids = [token_id for row in plan.rows for token_id in row.ids]
+        slots = tuple(row.slot for row in plan.rows)
+        return Batch(
+            token_ids=self._tensor(token_ids),
+            slots=torch.tensor(slots, dtype=torch.int32, device=self._device),
+            lengths=tuple(len(row.ids) for row in plan.rows),
+            slot_list=slots,
+            logit_rows=self._tensor(wanted.tokens),
+        )
+
+    def _result(self, plan: StepPlan, wanted: _LogitRows, logits: Tensor) -> StepResult:
+        ids: list[int | None] = [None] * len(plan.rows)
+        if not wanted.tokens:
+            return StepResult(token_ids=tuple(ids))
+        rows = [plan.rows[at] for at in wanted.sampling]
+        all_sample = len(wanted.sampled) == len(wanted.tokens)
+        to_sample = logits if all_sample else logits[self._tensor(wanted.sampled)]
+        chosen = self.sampler.choose(rows, to_sample) if rows else self._tensor([])
+        # One transfer for all that the host must know in every step.
+        host = torch.cat((chosen, finite_rows(logits).to(torch.int64))).tolist()
+        chosen_ids, finite = host[: len(rows)], host[len(rows) :]
+        broken = frozenset(
+            owner for owner, is_finite in zip(wanted.owners, finite, strict=True) if not is_finite
+        )
+        for at, token_id in zip(wanted.sampling, chosen_ids, strict=True):
+            if at not in broken:
+                ids[at] = token_id
+        return StepResult(
+            token_ids=tuple(ids),
+            not_finite=broken,
+            logprobs=self._sampled_logprobs(plan, wanted, logits, ids),
+            prompt_logprobs=self._prompt_logprobs(plan, wanted, logits, broken),
+        )
+
+    def _sampled_logprobs(
+        self, plan: StepPlan, wanted: _LogitRows, logits: Tensor, ids: list[int | None]
+    ) -> dict[int, Logprobs]:
+        asked = list[int]()
+        at_logits, token_ids, n_top = list[int](), list[int](), list[int]()
+        for at, logit_row in zip(wanted.sampling, wanted.sampled, strict=True):
+            n, token_id = plan.rows[at].params.logprobs, ids[at]
+            if n is not None and token_id is not None:
+                asked.append(at)
+                at_logits.append(logit_row)
+                token_ids.append(token_id)
+                n_top.append(n)
+        return dict(zip(asked, self._logprobs(logits, at_logits, token_ids, n_top), strict=True))
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, wanted: _LogitRows, logits: Tensor, broken: frozenset[int]
+    ) -> dict[int, tuple[Logprobs, ...]]:
+        owners = [wanted.owners[logit_row] for logit_row in wanted.scoring]
+        n_top = [plan.rows[at].params.prompt_logprobs or 0 for at in owners]
+        values = self._logprobs(logits, wanted.scoring, wanted.scored_ids, n_top)
+        by_row = dict[int, list[Logprobs]]()
+        for at, value in zip(owners, values, strict=True):
+            if at not in broken:
+                by_row.setdefault(at, []).append(value)
+        return {at: tuple(of_row) for at, of_row in by_row.items()}
+
+    def _logprobs(
+        self, logits: Tensor, at: list[int], token_ids: list[int], n_top: list[int]
+    ) -> list[Logprobs]:
+        if not at:
+            return []
+        most = min(max(n_top), self._vocab_size)
+        tensors = logprobs(logits[self._tensor(at)], self._tensor(token_ids), most)
+        of_ids, ranks, top_ids, of_top = (tensor.tolist() for tensor in tensors)
+        return [
+            Logprobs(
+                token_id=token_id,
+                logprob=of_ids[i],
+                rank=ranks[i],
+                top=tuple(map(TopLogprob, top_ids[i][:n], of_top[i][:n])),
+            )
+            for i, (token_id, n) in enumerate(zip(token_ids, n_top, strict=True))
+        ]
+
+    def _tensor(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def _logit_rows(plan: StepPlan) -> _LogitRows:
+    wanted = _LogitRows([], [], [], [], [], [])
+    start = 0
+    for at, row in enumerate(plan.rows):
+        for offset, token_id in enumerate(_scored_ids(row)):
+            wanted.scoring.append(len(wanted.tokens))
+            wanted.scored_ids.append(token_id)
+            wanted.tokens.append(start + offset)
+            wanted.owners.append(at)
+        start += len(row.ids)
+        if row.samples:
+            wanted.sampling.append(at)
+            wanted.sampled.append(len(wanted.tokens))
+            wanted.tokens.append(start - 1)
+            wanted.owners.append(at)
+    return wanted
+
+
+def _scored_ids(row: RowPlan) -> tuple[int, ...]:
+    """The prompt ids that the logits after the row's first, second, ... token score."""
+    n_scored = row.n_prompt - 1 - row.position
+    if row.params.prompt_logprobs is None or n_scored <= 0:
+        return ()
+    following = row.ids[1:] if row.next_id is None else (*row.ids[1:], row.next_id)
+    return following[:n_scored]
