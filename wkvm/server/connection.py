@@ -6,7 +6,7 @@ Here are the deadlines and the flow control. What a message means is in ``dispat
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -29,6 +29,12 @@ LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Shared:
     """What all connections of a server have in common."""
@@ -40,6 +46,7 @@ class Shared:
     keyring: Keyring
     counts: ConnectionCounts
     connections: "set[Connection]" = field(default_factory=set["Connection"])
+    none_left: asyncio.Event = field(default_factory=_set_event)
     is_draining: bool = False
 
 
@@ -94,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._config.max_output_bytes // 4)
         self._shared.connections.add(self)
+        self._shared.none_left.clear()
         self._heard_at = self._loop.time()
         self._auth_due = self._heard_at + self._config.auth_timeout_s
         self._arm(self._auth_due)
@@ -126,6 +134,8 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._shared.connections.discard(self)
+        if not self._shared.connections:
+            self._shared.none_left.set()
         if self._is_counted:
             self._shared.counts.close(self.tenant if self._is_tenant_counted else None)
         self._transport = None
@@ -160,7 +170,14 @@ class Connection(asyncio.Protocol):
         if self._is_closing:
             return
         send = self._wire.send
-        self._write(b"".join([send(message) for message in messages]))
+        try:
+            data = b"".join([send(message) for message in messages])
+        except Exception:
+            # a bug of ours must not reach those who called for other connections too
+            logger.exception("internal error in sending")
+            self._fail(ErrorCode.INTERNAL, INTERNAL_MESSAGE)
+            return
+        self._write(data)
         if self._wire.peer_going_away and self._wire.is_drained:
             self._close()
 
@@ -212,11 +229,12 @@ class Connection(asyncio.Protocol):
     def _carry_out(self) -> bool:
         """Carry out messages. False if there may be more."""
         next_message = self._wire.next_message
-        for n_messages in range(MESSAGES_PER_TURN):
+        for _ in range(MESSAGES_PER_TURN):
             message = next_message()
             if message is None:
-                self._note_frame(is_new=n_messages > 0)
+                self._note_frame()
                 return True
+            self._frame_due = math.inf
             match message:
                 case Hello():
                     self._hello(message)
@@ -233,11 +251,9 @@ class Connection(asyncio.Protocol):
                 return False
         return False
 
-    def _note_frame(self, *, is_new: bool) -> None:
-        """Start or stop the clock of a frame that has begun."""
-        if not self._wire.mid_frame:
-            self._frame_due = math.inf
-        elif is_new or self._frame_due == math.inf:
+    def _note_frame(self) -> None:
+        """Start the clock of a frame that has begun."""
+        if self._wire.mid_frame and self._frame_due == math.inf:
             self._frame_due = self._heard_at + self._config.frame_timeout_s
             self._arm(self._frame_due)
 
@@ -402,7 +418,3 @@ class Connection(asyncio.Protocol):
             self._n_missed_pings += 1
             self._pinged_at = now
             self.send([Ping(self._n_missed_pings)])
-
-
-ConnectionFactory = Callable[[], Connection]
-"""Makes the protocol object of a transport that a listener accepted."""

@@ -105,7 +105,7 @@ class Dispatcher:
             specs, pool = _specs(message, client.tenant)
             for spec in specs:
                 submitted.append(self._loop.submit(spec))
-        except Exception as error:  # noqa: BLE001: failed() logs what was not raised on purpose
+        except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
             for engine_id in submitted:
                 self._loop.cancel(engine_id)
             client.send([failed(lane_id, error)])

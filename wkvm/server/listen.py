@@ -1,0 +1,139 @@
+"""Sockets to listen on: bound, or a ConfigError that says which setting is at fault."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from wkvm.core.config import ServerConfig, is_loopback
+from wkvm.core.errors import ConfigError
+
+BACKLOG = 1024
+"""Connections that the kernel takes before the server does."""
+
+
+def bind_tcp(host: str, port: int, *, loopback_only: bool) -> list[socket.socket]:
+    """Bind every address that a host name stands for, all to the same port.
+
+    Args:
+        port: 0 takes a free one.
+        loopback_only: refuse a name that stands for an address of another kind.
+
+    Raises:
+        ConfigError: the host is unknown or not allowed, or the port cannot be had.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError("host", f"{host!r} cannot be resolved: {error.strerror}") from error
+    sockets = list[socket.socket]()
+    try:
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+            if loopback_only and not is_loopback(str(address[0])):
+                raise ConfigError("host", f"{host!r} is not loopback: give a key")
+            if sockets and not port:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sockets.append(_bind_one(family, address))
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError("binary-port", f"{address[1]}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+class UnixSocket:
+    """A unix socket that listens, and its file, for this user alone.
+
+    Raises:
+        ConfigError: another server listens there, the file is not a socket, or it cannot
+            be made. A socket file that nobody listens on is replaced.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = str(Path(path).absolute())
+        _clear(self.path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # the mode has to be right from the first moment on: there is no later chmod
+            old_umask = os.umask(0o177)
+            try:
+                self.socket.bind(self.path)
+            finally:
+                os.umask(old_umask)
+            self.socket.listen(BACKLOG)
+        except OSError as error:
+            self.socket.close()
+            raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+        self.socket.setblocking(False)
+        self._identity = _identity(self.path)
+
+    def remove(self) -> None:
+        """Remove the file, unless another has taken its place."""
+        if self._identity is not None and _identity(self.path) == self._identity:
+            os.unlink(self.path)
+        self._identity = None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _clear(path: str) -> None:
+    """Remove a socket file that nobody listens on."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError("binary-uds", f"{path}: there is a file that is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError as error:
+            raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+        else:
+            raise ConfigError("binary-uds", f"{path}: another server listens there")
+
+
+def listen(config: ServerConfig) -> tuple[list[socket.socket], UnixSocket | None]:
+    """Bind what the settings name: all of it, or nothing.
+
+    Raises:
+        ConfigError: something of it cannot be had.
+    """
+    tcp = list[socket.socket]()
+    if config.binary_port is not None:
+        tcp = bind_tcp(config.host, config.binary_port, loopback_only=not config.api_keys)
+    try:
+        unix = None if config.binary_uds is None else UnixSocket(config.binary_uds)
+    except BaseException:
+        for one in tcp:
+            one.close()
+        raise
+    return tcp, unix

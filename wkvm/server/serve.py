@@ -1,0 +1,270 @@
+"""The server: it listens, hands out connections, drains and ends; and a process that serves."""
+
+import asyncio
+import gc
+import inspect
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import uvloop
+from wkvm_protocol.address import TcpAddress, UnixAddress
+
+import wkvm
+from wkvm.core.config import ServerConfig
+from wkvm.engine.interface import EngineLike
+from wkvm.engine.loop import EngineLoop
+from wkvm.server.auth import ConnectionCounts, Keyring
+from wkvm.server.connection import Connection, Shared
+from wkvm.server.dispatch import Dispatcher
+from wkvm.server.interface import Loop
+from wkvm.server.listen import BACKLOG, UnixSocket, listen
+
+logger = logging.getLogger("wkvm.server")
+
+SPARE_FILES = 256
+"""Files that are no connections: the model's, the standard streams, the loop's own."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long the peers' sides may take to accept what is left to send at the end."""
+
+
+class Server:
+    """Serves one engine to any number of connections. All methods belong to the loop's thread.
+
+    Args:
+        loop: what carries the requests out. Its ``deliver`` is taken over.
+    """
+
+    def __init__(self, loop: Loop, config: ServerConfig) -> None:
+        self._loop = loop
+        self._config = config
+        self._dispatcher = Dispatcher(loop)
+        loop.deliver = self._dispatcher.deliver
+        self._shared = Shared(
+            config=config,
+            info=loop.info,
+            server=f"wkvm/{wkvm.__version__}",
+            dispatcher=self._dispatcher,
+            keyring=Keyring(config.api_keys),
+            counts=ConnectionCounts(config.max_connections, config.max_connections_per_tenant),
+        )
+        self._listeners = list[asyncio.Server]()
+        self._unix: UnixSocket | None = None
+        self._addresses: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where clients connect, such as ``tcp://127.0.0.1:8001``; empty before ``start``."""
+        return self._addresses
+
+    @property
+    def n_connections(self) -> int:
+        """How many transports there are, those that are about to close included."""
+        return len(self._shared.connections)
+
+    @property
+    def n_requests(self) -> int:
+        """How many of the engine's requests belong to open lanes."""
+        return self._dispatcher.n_requests
+
+    async def start(self) -> None:
+        """Listen on everything that the settings name.
+
+        Raises:
+            ConfigError: an address cannot be had; then nothing listens.
+        """
+        tcp, self._unix = listen(self._config)
+        addresses = [str(TcpAddress(*one.getsockname()[:2])) for one in tcp]
+        loop = asyncio.get_running_loop()
+        for one in tcp:
+            self._listeners.append(
+                await loop.create_server(self._connection, sock=one, backlog=BACKLOG)
+            )
+        if self._unix is not None:
+            self._listeners.append(
+                await loop.create_unix_server(
+                    self._connection, sock=self._unix.socket, backlog=BACKLOG
+                )
+            )
+            addresses.append(str(UnixAddress(self._unix.path)))
+        self._addresses = tuple(addresses)
+
+    async def connect_local(self) -> socket.socket:
+        """Connect from within this process.
+
+        Returns:
+            One end of a pair of sockets, not blocking; the other end is served. It needs
+            no key, has the local tenant, and counts for no limit of connections.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Connection(self._shared, is_trusted=True), ours
+        )
+        return theirs
+
+    async def drain(self) -> None:
+        """Take no more connections or lanes, and wait for the ends of those that are open.
+
+        What is left after the settings' ``drain_timeout_s`` is cancelled and has its end too.
+        """
+        self._stop_listening()
+        self._shared.is_draining = True
+        for connection in list(self._shared.connections):
+            connection.go_away("the server is draining")
+        await self._loop.drain(self._config.drain_timeout_s)
+
+    async def close(self) -> None:
+        """Close every connection, once what was written is sent or soon after, and all files."""
+        self._stop_listening()
+        self._shared.is_draining = True
+        for connection in list(self._shared.connections):
+            connection.close()
+        if not await self._none_left():
+            for connection in list(self._shared.connections):
+                connection.abort()
+            await self._none_left()
+
+    async def _none_left(self) -> bool:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._shared.none_left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _connection(self) -> Connection:
+        return Connection(self._shared)
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        if self._unix is not None:
+            self._unix.remove()
+            self._unix = None
+
+
+async def serve(
+    engine: EngineLike,
+    config: ServerConfig,
+    *,
+    ready: Callable[[Server], Awaitable[None] | None],
+) -> None:
+    """Serve an engine until SIGTERM or SIGINT, then drain and return.
+
+    A second signal ends the wait for open lanes; they are cancelled.
+
+    Args:
+        ready: called once clients can connect. What it returns is awaited while the
+            server serves; an exception from it ends the server.
+
+    Raises:
+        ConfigError: an address cannot be had.
+        Exception: what broke the engine, or what ``ready`` raised.
+    """
+    _raise_file_limit(config.max_connections)
+    engine_loop = EngineLoop(engine)
+    server = Server(engine_loop, config)
+    signals = _Signals()
+    stepping = asyncio.create_task(engine_loop.run(), name="steps")
+    try:
+        await server.start()
+        signals.catch()
+        # what was made up to here stays: the collector need not look at it again
+        gc.collect()
+        gc.freeze()
+        await _first(signals.wait(1), stepping, _greet(ready, server))
+        if not stepping.done():
+            logger.info("draining")
+            await _first(signals.wait(2), stepping, server.drain())
+    finally:
+        signals.release()
+        engine_loop.close()
+        await asyncio.wait([stepping])
+        await server.close()
+    stepping.result()
+
+
+def run(
+    engine: EngineLike,
+    config: ServerConfig,
+    *,
+    ready: Callable[[Server], Awaitable[None] | None],
+) -> None:
+    """Serve on an event loop of its own; see ``serve``."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(engine, config, ready=ready))
+
+
+class _Signals:
+    """Counts the signals that ask this process to end."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._changed = asyncio.Event()
+        self._caught = list[signal.Signals]()
+
+    def catch(self) -> None:
+        """From now on the signals end nothing by themselves."""
+        for one in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(one, self._count)
+            self._caught.append(one)
+
+    def release(self) -> None:
+        """Give the signals their usual meaning back."""
+        for one in self._caught:
+            asyncio.get_running_loop().remove_signal_handler(one)
+        self._caught.clear()
+
+    async def wait(self, n: int) -> None:
+        """Return when ``n`` signals have come."""
+        while self._n < n:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _count(self) -> None:
+        self._n += 1
+        self._changed.set()
+
+
+async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Server) -> NoReturn:
+    """Call ``ready``; its return is no reason to stop serving."""
+    greeting = ready(server)
+    if inspect.isawaitable(greeting):
+        await greeting
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def _first(*awaitables: Awaitable[None]) -> None:
+    """Wait for one of several; cancel the others, but leave tasks that were tasks before alone.
+
+    Raises:
+        Exception: what the first of the others raised.
+    """
+    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ours = [task for task, one in zip(tasks, awaitables, strict=True) if task is not one]
+        finished = [task for task in ours if task.done()]
+        for task in ours:
+            task.cancel()
+        await asyncio.wait(ours)
+    for task in finished:
+        task.result()
+
+
+def _raise_file_limit(n_connections: int) -> None:
+    """Let this process have as many files open as it may need, within what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = n_connections + SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
