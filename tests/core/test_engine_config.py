@@ -1,0 +1,71 @@
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from wkvm.core.config import EngineConfig
+from wkvm.core.errors import ConfigError
+
+
+def make(field: str, value: object) -> EngineConfig:
+    values: dict[str, Any] = {field: value}
+    return EngineConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("field", "setting", "low"),
+    [
+        ("n_slots", "slots", 1),
+        ("max_num_batched_tokens", "max-num-batched-tokens", 1),
+        ("max_queue", "max-queue", 0),
+        ("max_completed_requests", "max-completed-requests", 0),
+        ("max_model_len", "max-model-len", 1),
+        ("n_threads", "threads", 1),
+        ("seed", "seed", 0),
+    ],
+)
+def test_counts_start_at_their_lowest_value(field: str, setting: str, low: int) -> None:
+    make(field, low)
+    with pytest.raises(ConfigError) as caught:
+        make(field, low - 1)
+    assert caught.value.setting == setting
+    assert setting in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "setting"),
+    [("request_timeout_s", "request-timeout-s"), ("stall_timeout_s", "stall-timeout-s")],
+)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_times_are_positive_and_finite(field: str, setting: str, value: float) -> None:
+    make(field, 0.001)
+    with pytest.raises(ConfigError) as caught:
+        make(field, value)
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed"),
+    [
+        ("device", ["auto", "cpu", "cuda"]),
+        ("dtype", ["auto", "float32", "bfloat16", "float16"]),
+    ],
+)
+def test_choices_are_those_of_the_list(field: str, allowed: list[str]) -> None:
+    for value in allowed:
+        make(field, value)
+    with pytest.raises(ConfigError) as caught:
+        make(field, "tpu")
+    assert caught.value.setting == field
+
+
+def test_a_seed_is_below_two_to_the_64() -> None:
+    make("seed", 2**64 - 1)
+    with pytest.raises(ConfigError):
+        make("seed", 2**64)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = EngineConfig()
+    with pytest.raises(FrozenInstanceError):
+        config.n_slots = 3  # type: ignore[misc]

@@ -1,0 +1,171 @@
+"""What is taken and what is refused at the door."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.core.driver import EOS_IDS, VOCAB_SIZE, make_scheduler, prompt_of, shape, step, submit
+from wkvm.core.errors import (
+    DrainingError,
+    EmptyPromptError,
+    InvalidParameterError,
+    PromptTooLongError,
+    QueueFullError,
+    TokenOutOfRangeError,
+    WkvmError,
+)
+from wkvm.core.request import RequestSpec, Status
+from wkvm.core.sampling import SamplingParams
+from wkvm.core.scheduler import Scheduler
+
+GOOD: dict[str, Any] = {"prompt": (5, 6), "params": SamplingParams()}
+
+
+def refusal(scheduler: Scheduler, **fields: object) -> WkvmError:
+    """The error that a request with these fields raises, which must leave no trace."""
+    before = trace(scheduler)
+    with pytest.raises(WkvmError) as caught:
+        scheduler.submit(99, RequestSpec(**{**GOOD, **fields}), seed=1, branch=0, now=0.0)
+    assert trace(scheduler) == before
+    assert scheduler.status(99) is None
+    return caught.value
+
+
+def trace(scheduler: Scheduler) -> tuple[Mapping[str, int], float | None]:
+    return scheduler.stats(), scheduler.next_deadline()
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    assert isinstance(refusal(make_scheduler(), prompt=()), EmptyPromptError)
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("at", [0, 1])
+def test_prompt_ids_out_of_the_vocabulary_are_named(token_id: int, at: int) -> None:
+    prompt = (token_id, 5) if at == 0 else (5, token_id)
+    error = refusal(make_scheduler(), prompt=prompt)
+    assert isinstance(error, TokenOutOfRangeError)
+    assert (error.field, error.token_id) == ("prompt", token_id)
+
+
+@pytest.mark.parametrize("token_id", [True, 1.0, "1"])
+def test_prompt_ids_that_are_no_integers_are_refused(token_id: Any) -> None:
+    error = refusal(make_scheduler(), prompt=(5, token_id))
+    assert isinstance(error, InvalidParameterError)
+    assert error.field == "prompt"
+
+
+def test_the_whole_vocabulary_is_allowed() -> None:
+    submit(make_scheduler(), 0, (0, VOCAB_SIZE - 1))
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "allowed_ids", "stop_ids"])
+def test_ids_of_the_parameters_are_checked(field: str) -> None:
+    ids: Any = ((VOCAB_SIZE, 0.5),) if field == "logit_bias" else (VOCAB_SIZE,)
+    values: dict[str, Any] = {field: ids}
+    error = refusal(make_scheduler(), params=SamplingParams(**values))
+    assert isinstance(error, TokenOutOfRangeError)
+    assert error.field == field
+
+
+def test_prompt_and_max_tokens_together_may_reach_the_limit() -> None:
+    scheduler = make_scheduler(max_model_len=10)
+    submit(scheduler, 0, 6, SamplingParams(max_tokens=4))
+    submit(scheduler, 1, 10, SamplingParams(max_tokens=0))
+    error = refusal(scheduler, prompt=prompt_of(6), params=SamplingParams(max_tokens=5))
+    assert isinstance(error, PromptTooLongError)
+    assert (error.wanted, error.limit) == (11, 10)
+
+
+BAD_FIELDS: list[tuple[str, object]] = [
+    *(
+        ("timeout_s", value)
+        for value in (0, 0.0, -1.0, math.nan, math.inf, True, "1", 10**400, 2**63 + 1)
+    ),
+    *(("credit", value) for value in (-1, True, 1.0)),
+    *(("branch", value) for value in (-1, 1, True, 0.0)),
+    *(("priority", value) for value in (math.nan, 1.0, True)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FIELDS)
+def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
+    error = refusal(make_scheduler(), **{field: value})
+    assert isinstance(error, InvalidParameterError)
+    assert error.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("timeout_s", 0.001), ("timeout_s", 5), ("credit", 0), ("priority", -3)]
+)
+def test_values_at_the_limit_are_taken(field: str, value: object) -> None:
+    spec = RequestSpec(**{**GOOD, field: value})
+    make_scheduler().submit(0, spec, seed=1, branch=0, now=0.0)
+
+
+def test_min_tokens_must_leave_something_to_sample() -> None:
+    scheduler = make_scheduler()
+    only_stops = SamplingParams(min_tokens=1, stop_ids=(7,), allowed_ids=(7, EOS_IDS[0]))
+    error = refusal(scheduler, params=only_stops)
+    assert isinstance(error, InvalidParameterError)
+    assert error.field == "min_tokens"
+    free = SamplingParams(min_tokens=1, stop_ids=(7,), allowed_ids=(7, 0), ignore_eos=True)
+    submit(scheduler, 0, (5,), free)
+    submit(scheduler, 1, (5,), SamplingParams(stop_ids=(7,), allowed_ids=(7, EOS_IDS[0])))
+
+
+def test_an_id_in_use_is_a_bug() -> None:
+    scheduler = make_scheduler()
+    submit(scheduler, 0)
+    before = trace(scheduler)
+    with pytest.raises(ValueError, match="exists"):
+        submit(scheduler, 0)
+    assert trace(scheduler) == before
+
+
+def test_those_that_a_free_slot_takes_do_not_count_as_waiting() -> None:
+    scheduler = make_scheduler(n_slots=2, max_queue=1)
+    for request_id in range(3):
+        submit(scheduler, request_id)
+    error = refusal(scheduler)
+    assert isinstance(error, QueueFullError)
+    assert error.limit == 1
+
+
+def test_without_a_queue_a_free_slot_is_enough() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue=0)
+    submit(scheduler, 0)
+    assert isinstance(refusal(scheduler), QueueFullError)
+    step(scheduler)
+    assert isinstance(refusal(scheduler), QueueFullError)
+    scheduler.cancel(0, 0.0)
+    submit(scheduler, 1)
+
+
+def test_a_cancelled_request_makes_room_in_the_queue() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue=1)
+    submit(scheduler, 0)
+    submit(scheduler, 1)
+    assert isinstance(refusal(scheduler), QueueFullError)
+    scheduler.cancel(1, 0.0)
+    submit(scheduler, 2)
+
+
+def test_draining_refuses_the_new_and_runs_the_old() -> None:
+    scheduler = make_scheduler(n_slots=1)
+    submit(scheduler, 0, 1, SamplingParams(max_tokens=1))
+    submit(scheduler, 1, 1, SamplingParams(max_tokens=1))
+    scheduler.drain()
+    assert isinstance(refusal(scheduler), DrainingError)
+    assert shape(step(scheduler)) == {0: 1}
+    assert shape(step(scheduler)) == {1: 1}
+    assert scheduler.status(1) == Status.LENGTH
+
+
+def test_a_wrong_request_is_told_so_even_where_there_is_no_room() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue=0)
+    submit(scheduler, 0)
+    scheduler.drain()
+    assert isinstance(refusal(scheduler, prompt=()), EmptyPromptError)

@@ -1,0 +1,85 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wkvm.core.request import RequestSpec
+from wkvm.core.table import Request
+from wkvm.core.waiting import WaitingLine
+
+
+def make_request(request_id: int, tenant: str = "a", priority: int = 0) -> Request:
+    spec = RequestSpec(prompt=(5,), tenant=tenant, priority=priority)
+    return Request.from_spec(request_id, spec, seed=0, branch=0, stops=(), now=0.0, deadline=1.0)
+
+
+def drain(line: WaitingLine) -> list[int]:
+    return [line.pop().request_id for _ in range(len(line))]
+
+
+def test_one_tenant_goes_by_arrival() -> None:
+    line = WaitingLine()
+    for request_id in (3, 1, 2):
+        line.push(make_request(request_id))
+    assert drain(line) == [3, 1, 2]
+
+
+def test_lower_priorities_go_first_whenever_they_come() -> None:
+    line = WaitingLine()
+    for request_id, priority in enumerate([5, 0, -1, 5, 0]):
+        line.push(make_request(request_id, priority=priority))
+    assert drain(line) == [2, 1, 4, 0, 3]
+
+
+def test_tenants_take_turns() -> None:
+    line = WaitingLine()
+    for request_id, tenant in enumerate("aaaabbc"):
+        line.push(make_request(request_id, tenant))
+    assert drain(line) == [0, 4, 6, 1, 5, 2, 3]
+
+
+def test_a_tenant_that_comes_back_stands_last() -> None:
+    line = WaitingLine()
+    for request_id, tenant in enumerate("aab"):
+        line.push(make_request(request_id, tenant))
+    assert line.pop().request_id == 0
+    assert line.pop().request_id == 2
+    line.push(make_request(3, "b"))
+    assert drain(line) == [1, 3]
+
+
+def test_an_empty_line_has_nobody() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        WaitingLine().pop()
+
+
+@given(
+    pushed=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1)), max_size=12),
+    data=st.data(),
+)
+def test_removal_leaves_the_order_of_the_others(
+    pushed: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    requests = [make_request(i, *who) for i, who in enumerate(pushed)]
+    gone = {r.request_id for r in requests if data.draw(st.booleans())}
+    line = WaitingLine()
+    for request in requests:
+        line.push(request)
+    for request in requests:
+        if request.request_id in gone:
+            line.remove(request)
+    left = [line.pop() for _ in range(len(line))]
+    assert {r.request_id for r in left} == {r.request_id for r in requests} - gone
+    assert [r.priority for r in left] == sorted(r.priority for r in left)
+    for who in set(pushed):
+        of_one = [r.request_id for r in left if (r.tenant, r.priority) == who]
+        assert of_one == sorted(of_one)
+
+
+def test_a_line_that_emptied_holds_nothing() -> None:
+    line = WaitingLine()
+    request = make_request(0)
+    line.push(request)
+    line.remove(request)
+    assert len(line) == 0
+    with pytest.raises(KeyError):
+        line.remove(request)
