@@ -1,1 +1,28 @@
-"""Clients of the binary protocol: asyncio and blocking."""
+"""Clients of the binary protocol: asyncio and blocking.
+
+``connect`` and ``from_socket`` make a blocking client; ``aio`` has the same two for asyncio.
+"""
+
+from wkvm_protocol.messages import EndReason, HelloOk
+
+from wkvm_client import aio, errors
+from wkvm_client.blocking import Choice, Client, Stream, connect, from_socket
+from wkvm_client.errors import ClientError
+from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
+
+__all__ = [
+    "Choice",
+    "Client",
+    "ClientError",
+    "Completion",
+    "EndReason",
+    "HelloOk",
+    "Stream",
+    "Timings",
+    "TokenLogprobs",
+    "TopLogprob",
+    "aio",
+    "connect",
+    "errors",
+    "from_socket",
+]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+from wkvm_protocol.messages import Generate, Sampling, pack_floats, pack_ids
 
 from wkvm_client.errors import InvalidParameterError, TokenOutOfRangeError
-from wkvm_protocol.messages import Generate, Sampling, pack_floats, pack_ids
 
 DEFAULT_CREDIT = 1024
 """Ids of one lane that may be waiting for their consumer."""

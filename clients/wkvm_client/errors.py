@@ -371,6 +371,4 @@ def error_of(
         leaf = BY_CODE[ErrorCode(code)]
     except ValueError:
         leaf = UnknownServerError
-    return leaf(
-        message, code=code, retryable=retryable, field=field, retry_after_ms=retry_after_ms
-    )
+    return leaf(message, code=code, retryable=retryable, field=field, retry_after_ms=retry_after_ms)

@@ -8,10 +8,11 @@ import sys
 from array import array
 from collections.abc import Callable
 
+from wkvm_protocol.messages import End, EndReason, Logprobs, unpack_floats, unpack_ids
+
 from wkvm_client.drafts import MAX_CREDIT, Draft
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
-from wkvm_protocol.messages import End, EndReason, Logprobs, unpack_floats, unpack_ids
 
 _NEVER = sys.maxsize
 
@@ -64,6 +65,22 @@ class Track:
         self.lane.consumed(len(ids))
         return ids
 
+    def abandon(self) -> bool:
+        """Note that the consumer left. Returns whether nobody is left who may want an id."""
+        self.abandoned = True
+        return all(track.abandoned or track.is_over for track in self.lane.tracks)
+
+    def result(self) -> Completion:
+        """What became of the choice, once it is over.
+
+        Raises:
+            ClientError: it failed.
+        """
+        if self.completion is None:
+            assert self.lane.error is not None, "the choice is not over"
+            raise self.lane.error.again()
+        return self.completion
+
     def wait(self, callback: Callable[[], None]) -> None:
         """Call back once, when an id arrives or the choice is over; to be called with none left.
 
@@ -101,6 +118,8 @@ class Lane:
         error: why the lane failed, if it did.
         grant_at: when this many ids were consumed, more credit is due.
         granted: ids that may arrive, from the start; None for no limit.
+        cancelled: whether a Cancel was sent.
+        on_over: called once when nothing more can arrive for any choice.
     """
 
     __slots__ = (
@@ -114,6 +133,7 @@ class Lane:
         "granted",
         "n_consumed",
         "n_open",
+        "on_over",
         "prompt_logprobs",
         "request_id",
         "tracks",
@@ -134,6 +154,7 @@ class Lane:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.error: ClientError | None = None
         self.cancelled = False
+        self.on_over: Callable[[], None] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -226,6 +247,8 @@ class Lane:
             ),
         )
         self._over(track)
+        if self.n_open == 0 and self.on_over is not None:
+            self.on_over()
 
     def fail(self, error: ClientError) -> None:
         """End every choice that has not ended. Only the first failure counts."""
@@ -235,6 +258,8 @@ class Lane:
         for track in self.tracks:
             if track.completion is None:
                 self._over(track)
+        if self.on_over is not None:
+            self.on_over()
 
     def _over(self, track: Track) -> None:
         track.wake()

@@ -9,20 +9,6 @@ import re
 from collections.abc import Callable
 
 import msgspec
-
-from wkvm_client.drafts import Draft
-from wkvm_client.errors import (
-    BadPeerError,
-    ClientError,
-    ConnectFailedError,
-    ConnectionLostError,
-    GoingAwayError,
-    InvalidParameterError,
-    RequestTooLargeError,
-    TooManyLanesError,
-    error_of,
-)
-from wkvm_client.lanes import Lane, Track
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
@@ -43,6 +29,20 @@ from wkvm_protocol.messages import (
     Tokens,
     unpack_ids,
 )
+
+from wkvm_client.drafts import Draft
+from wkvm_client.errors import (
+    BadPeerError,
+    ClientError,
+    ConnectFailedError,
+    ConnectionLostError,
+    GoingAwayError,
+    InvalidParameterError,
+    RequestTooLargeError,
+    TooManyLanesError,
+    error_of,
+)
+from wkvm_client.lanes import Lane, Track
 
 MAX_MISSES = 2
 """Pings in a row that may go without any word from the server."""
@@ -188,20 +188,27 @@ class Session:
         return reply
 
     def forget(self, reply: Reply) -> None:
-        """Stop waiting for a pong. (A query keeps its lane until it is answered.)"""
+        """Stop waiting for a pong. A query, however, keeps its lane until it is answered."""
         for nonce, pending in self._pings.items():
             if pending is reply:
                 del self._pings[nonce]
                 return
 
     def tick(self) -> None:
-        """To be called once per ``ping_interval_s``: notice silence, and ask into it."""
-        if self.error is not None or self.hello is None:
+        """To be called once per ``ping_interval_s`` by whoever cannot tell silence itself."""
+        if self._heard:
+            self._heard = False
+            self._n_misses = 0
+        else:
+            self.silence()
+
+    def silence(self) -> None:
+        """Note that nothing was heard for ``ping_interval_s``: ask, or give up asking."""
+        if self.error is not None:
             return
         if self._heard:
             self._heard = False
             self._n_misses = 0
-            return
         if self._n_misses == MAX_MISSES:
             self.close(
                 ConnectionLostError(

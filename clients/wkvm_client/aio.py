@@ -1,0 +1,358 @@
+"""The asyncio client. It runs on any event loop; on uvloop it is fastest.
+
+::
+
+    async with wkvm_client.aio.connect("tcp://127.0.0.1:8001") as client:
+        stream = await client.generate([1, 2, 3], max_tokens=32)
+        async for token_id in stream:
+            print(token_id)
+        completion = await stream.completion()
+
+Any number of requests may be open at once on one client; each is a lane of the same
+connection. A client belongs to the event loop that connected it.
+"""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from wkvm_protocol.address import Address
+from wkvm_protocol.messages import HelloOk, unpack_ids
+
+from wkvm_client.addresses import resolve
+from wkvm_client.aio_link import Link, open_link
+from wkvm_client.aio_streams import Choice, Stream
+from wkvm_client.backoff import Backoff
+from wkvm_client.drafts import DEFAULT_CREDIT, draft
+from wkvm_client.errors import (
+    ClientClosedError,
+    ClientError,
+    ReplyTimeoutError,
+    RequestTimeoutError,
+)
+from wkvm_client.session import Reply
+
+__all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
+
+
+def connect(
+    address: str | Address,
+    *,
+    api_key: str | None = None,
+    connect_timeout_s: float = 10.0,
+    reconnect: bool = True,
+    reconnect_timeout_s: float = 10.0,
+    grace_s: float = 1.0,
+    allow_plaintext_key: bool = False,
+) -> "Client":
+    """Make a client. To connect, await it or enter it with ``async with``.
+
+    Args:
+        address: ``tcp://HOST:PORT`` or ``unix:///PATH``.
+        api_key: goes to the server in HELLO.
+        connect_timeout_s: for one attempt, HELLO included.
+        reconnect: whether a request that finds the connection lost, or the server going
+            away, makes a new one. Requests that were open are never sent again: they fail
+            with ConnectionLostError, since ids may have been produced for them.
+        reconnect_timeout_s: how long such a request keeps trying, with growing and
+            jittered pauses. The first connection is tried once.
+        grace_s: how long after a request's own ``timeout_s`` the server may take to say so.
+        allow_plaintext_key: send the key over TCP beyond loopback.
+
+    Raises:
+        InvalidParameterError: ``address`` is none.
+        PlaintextKeyError: see ``allow_plaintext_key``.
+        ConnectFailedError, ConnectTimeoutError, HandshakeRefusedError: on awaiting.
+    """
+    where = resolve(address, api_key=api_key, allow_plaintext_key=allow_plaintext_key)
+    return Client(
+        where,
+        api_key=api_key or "",
+        connect_timeout_s=connect_timeout_s,
+        reconnect_timeout_s=reconnect_timeout_s if reconnect else None,
+        grace_s=grace_s,
+    )
+
+
+def from_socket(
+    sock: socket.socket,
+    *,
+    api_key: str | None = None,
+    connect_timeout_s: float = 10.0,
+    grace_s: float = 1.0,
+) -> "Client":
+    """Take over a socket that is connected to a server, such as one end of a pair.
+
+    To be used as ``connect``; the client owns the socket from then on. It never reconnects.
+    """
+    return Client(
+        sock,
+        api_key=api_key or "",
+        connect_timeout_s=connect_timeout_s,
+        reconnect_timeout_s=None,
+        grace_s=grace_s,
+    )
+
+
+class Client:
+    """A connection to a server, and its successors. Made by ``connect`` or ``from_socket``."""
+
+    def __init__(
+        self,
+        where: Address | socket.socket,
+        *,
+        api_key: str,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float | None,
+        grace_s: float,
+    ) -> None:
+        self._where = where
+        self._api_key = api_key
+        self._connect_timeout_s = connect_timeout_s
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._grace_s = grace_s
+        self._lock = asyncio.Lock()
+        self._link: Link | None = None
+        self._old_links: set[Link] = set()
+        self._not_before_s = 0.0
+        self._closed = False
+
+    @property
+    def server(self) -> HelloOk:
+        """What the server said of itself: model, vocabulary, limits."""
+        assert self._link is not None, "the client is not connected yet"
+        assert self._link.session.hello is not None
+        return self._link.session.hello
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn unless ``ignore_eos`` is set."""
+        return tuple(unpack_ids(self.server.eos_ids))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request would find a connection that takes it."""
+        return self._link is not None and self._link.session.takes_lanes
+
+    async def generate(
+        self,
+        prompt: Iterable[int],
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        penalty_decay: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_ids: Iterable[int] | None = None,
+        stop_ids: Iterable[int] = (),
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+        max_tokens: int = 256,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        credit: int | None = DEFAULT_CREDIT,
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Send a request. Returns when it is sent, not when it is answered.
+
+        Args:
+            prompt: token ids.
+            temperature: 0 picks the most likely id.
+            top_k: keep the k most likely ids; 0 keeps all.
+            top_p: keep the smallest set of most likely ids whose mass reaches this.
+            min_p: drop ids less likely than this times the most likely one.
+            repetition_penalty: on ids of prompt and output; 1 is off.
+            presence_penalty: subtracted once from the logits of ids in the output.
+            frequency_penalty: subtracted per occurrence in the output.
+            penalty_decay: each new id multiplies the earlier counts by this; 1 is off.
+            logit_bias: added to the logits of these ids.
+            allowed_ids: only these may be chosen; None allows all.
+            stop_ids: the request ends when one of these is sampled.
+            ignore_eos: end at ``stop_ids`` only, not at the model's own end ids.
+            min_tokens: no stop id before this many.
+            max_tokens: the request ends after this many; 0 absorbs the prompt and ends.
+            logprobs: report each id's log probability and this many most likely ids.
+            prompt_logprobs: likewise for the ids of the prompt but the first.
+            seed: fixes the random numbers; None draws fresh ones.
+            n: how many completions.
+            credit: how many ids may wait for their consumer; more are granted as it takes
+                them, and meanwhile the server pauses. None for no limit.
+            timeout_s: after this long the server ends the request with reason TIMED_OUT;
+                if nothing is heard of that either, RequestTimeoutError is raised.
+            priority: lower runs first.
+
+        Raises:
+            RequestError: the request cannot be sent. The server's own refusals are
+                raised by the stream.
+            LinkError: there is no connection, and none was to be had.
+            TooManyLanesError: as many lanes are open as the connection may have.
+        """
+        request = draft(
+            prompt,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            penalty_decay=penalty_decay,
+            logit_bias=logit_bias,
+            allowed_ids=allowed_ids,
+            stop_ids=stop_ids,
+            ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            seed=seed,
+            n=n,
+            credit=credit,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self._ready_link()
+        except TimeoutError as error:
+            raise RequestTimeoutError(timeout_s or 0.0) from error
+        return Stream(link.session, link.open(request))
+
+    async def ping(self, *, timeout_s: float | None = 10.0) -> float:
+        """Measure a round trip.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            LinkError: there is no connection, or it ended meanwhile.
+        """
+        link = await self._ready_link()
+        start = time.perf_counter()
+        reply = link.session.ping()
+        try:
+            await self._reply(reply, timeout_s)
+        finally:
+            link.session.forget(reply)
+        return time.perf_counter() - start
+
+    async def stats(self, *, timeout_s: float | None = 10.0) -> dict[str, int]:
+        """Ask for the server's counters and gauges.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            LinkError: there is no connection, or it ended meanwhile.
+        """
+        link = await self._ready_link()
+        return await self._reply(link.session.query_stats(), timeout_s)
+
+    async def aclose(self) -> None:
+        """Close the connection. What is open fails with ClientClosedError, on the server too."""
+        self._closed = True
+        links = [link for link in (self._link, *self._old_links) if link is not None]
+        self._old_links.clear()
+        await asyncio.gather(*(link.aclose() for link in links))
+
+    def __await__(self) -> Generator[None, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        if self._link is None:
+            await self._reconnect()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # --- connections ----------------------------------------------------------------------
+
+    async def _ready_link(self) -> Link:
+        """The connection for a new request: the one there is, or a new one."""
+        while True:
+            link = self._link
+            if link is None or not link.session.takes_lanes:
+                link = await self._reconnect()
+            await link.writable()
+            if link.session.takes_lanes:
+                return link
+
+    async def _reconnect(self) -> Link:
+        async with self._lock:
+            link = self._link
+            if self._closed:
+                raise ClientClosedError("the client was closed")
+            if link is None:
+                return await self._connect()
+            if link.session.takes_lanes:
+                return link
+            why = link.session.error or link.session.gone()
+            if self._reconnect_timeout_s is None:
+                raise why.again()
+            backoff = Backoff(
+                now_s=time.monotonic(),
+                timeout_s=self._reconnect_timeout_s,
+                not_before_s=self._not_before_s,
+                random=random.random,
+            )
+            while (pause_s := backoff.next_pause_s(time.monotonic())) is not None:
+                await asyncio.sleep(pause_s)
+                try:
+                    return await self._connect()
+                except ClientError as error:
+                    if not error.retryable:
+                        raise
+                    why = error
+            raise why.again()
+
+    async def _connect(self) -> Link:
+        if self._closed:
+            raise ClientClosedError("the client was closed")
+        link = await open_link(
+            self._where,
+            api_key=self._api_key,
+            timeout_s=self._connect_timeout_s,
+            on_going_away=self._going_away,
+            grace_s=self._grace_s,
+        )
+        if self._closed:
+            await link.aclose()
+            raise ClientClosedError("the client was closed")
+        self._old_links = {old for old in self._old_links if not old.is_closed}
+        if self._link is not None and not self._link.is_closed:
+            self._old_links.add(self._link)
+        self._link = link
+        return link
+
+    def _going_away(self, link: Link) -> None:
+        self._not_before_s = time.monotonic() + link.session.gone().retry_after_ms / 1000
+
+    async def _reply(self, reply: Reply, timeout_s: float | None) -> dict[str, int]:
+        over = asyncio.Event()
+        reply.on_over = over.set
+        if reply.is_over:
+            over.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await over.wait()
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
+        if reply.error is not None:
+            raise reply.error.again()
+        return reply.values

@@ -1,0 +1,224 @@
+"""The asyncio side of one connection: transport, keepalive, deadlines. No policy.
+
+Reads go into one buffer that lives as long as the connection; writes are whole frames.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from wkvm_protocol.address import Address, TcpAddress
+
+from wkvm_client.drafts import Draft
+from wkvm_client.errors import (
+    ClientClosedError,
+    ConnectFailedError,
+    ConnectTimeoutError,
+    RequestTimeoutError,
+)
+from wkvm_client.lanes import Lane
+from wkvm_client.session import Session
+
+READ_BYTES = 64 * 1024
+WRITE_HIGH_BYTES = 256 * 1024
+CLOSE_TIMEOUT_S = 1.0
+"""How long a close waits for the peer to read what was written."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection of a client.
+
+    Args:
+        on_going_away: called once, when the server said that it takes no new lanes.
+        grace_s: how long after a request's own timeout the server may take to say so.
+    """
+
+    def __init__(self, *, on_going_away: Callable[["Link"], None], grace_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_going_away: Callable[[Link], None] | None = on_going_away
+        self._grace_s = grace_s
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._opened = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._deadlines: dict[Lane, asyncio.TimerHandle] = {}
+        self.session = Session(self._write)
+
+    # --- called by the client -------------------------------------------------------------
+
+    async def handshake(self, api_key: str) -> None:
+        """Say HELLO and wait for the answer.
+
+        Raises:
+            ClientError: the server refused, vanished or broke the protocol.
+        """
+        self.session.start(api_key)
+        await self._opened.wait()
+        if self.session.error is not None:
+            raise self.session.error.again()
+
+    async def writable(self) -> None:
+        """Wait until the peer has read enough of what was written."""
+        await self._may_write.wait()
+
+    def open(self, draft: Draft) -> Lane:
+        """Send a request, and watch its deadline.
+
+        Raises:
+            ClientError: as ``Session.open``.
+        """
+        lane = self.session.open(draft)
+        if draft.timeout_s is not None:
+            self._deadlines[lane] = self._loop.call_later(
+                draft.timeout_s + self._grace_s, self._expire, lane, draft.timeout_s
+            )
+            lane.on_over = lambda: self._deadlines.pop(lane).cancel()
+        return lane
+
+    async def aclose(self) -> None:
+        """Close, and return when the transport is closed."""
+        self.session.close(ClientClosedError("the client was closed"))
+        self._after()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._closed.wait()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once; what was written may be lost."""
+        self.session.close(ClientClosedError("the client was closed"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the transport is gone."""
+        return self._closed.is_set()
+
+    # --- called by the transport ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to put what is read."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle what was read."""
+        self.session.receive(self._buffer[:nbytes])
+        self._after()
+
+    def eof_received(self) -> bool:
+        """There is no half-open use of a connection."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End everything that is open."""
+        self.session.end_of_stream(exc)
+        self._after()
+        self._may_write.set()
+        self._closed.set()
+
+    def pause_writing(self) -> None:
+        """Hold new requests back."""
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Let new requests through."""
+        self._may_write.set()
+
+    # --- inside ---------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def _after(self) -> None:
+        """Follow up on what the session was told."""
+        session = self.session
+        if session.is_drained:
+            session.close(session.gone())
+        if session.error is not None:
+            self._opened.set()
+            if self._tick_timer is not None:
+                self._tick_timer.cancel()
+                self._tick_timer = None
+            if self._transport is not None:
+                self._transport.close()
+        elif session.hello is not None and not self._opened.is_set():
+            self._opened.set()
+            self._tick_later()
+        if session.going_away is not None and self._on_going_away is not None:
+            callback, self._on_going_away = self._on_going_away, None
+            callback(self)
+
+    def _tick_later(self) -> None:
+        interval_s = self.session.ping_interval_s
+        if interval_s > 0:
+            self._tick_timer = self._loop.call_later(interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        self.session.tick()
+        if self.session.error is None:
+            self._tick_later()
+        else:
+            # a peer that is silent will not read the rest either
+            self.abort()
+        self._after()
+
+    def _expire(self, lane: Lane, timeout_s: float) -> None:
+        self.session.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
+
+
+async def open_link(
+    where: Address | socket.socket,
+    *,
+    api_key: str,
+    timeout_s: float,
+    on_going_away: Callable[[Link], None],
+    grace_s: float,
+) -> Link:
+    """Connect, or take over a connected socket, and shake hands.
+
+    Raises:
+        ConnectFailedError: nobody answers there.
+        ConnectTimeoutError: not all of it was done within ``timeout_s``.
+        ClientError: as ``Link.handshake``.
+    """
+    loop = asyncio.get_running_loop()
+    link = Link(on_going_away=on_going_away, grace_s=grace_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            match where:
+                case socket.socket(family=socket.AF_UNIX):
+                    await loop.create_unix_connection(lambda: link, sock=where)
+                case socket.socket():
+                    await loop.create_connection(lambda: link, sock=where)
+                case TcpAddress(host, port):
+                    await loop.create_connection(lambda: link, host, port)
+                case _:
+                    await loop.create_unix_connection(lambda: link, where.path)
+            await link.handshake(api_key)
+    except TimeoutError as error:
+        link.abort()
+        raise ConnectTimeoutError(timeout_s) from error
+    except OSError as error:
+        raise ConnectFailedError(f"{where}: {error.strerror or error}") from error
+    except BaseException:
+        link.abort()
+        raise
+    return link

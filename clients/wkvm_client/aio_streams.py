@@ -1,0 +1,175 @@
+"""What an asyncio consumer holds of a request: a stream, and its choices."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from wkvm_client.lanes import Lane, Track
+from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.session import Session
+from wkvm_client.views import ChoiceView, LaneView
+
+
+class Choice(ChoiceView):
+    """One completion as it arrives.
+
+    ``async for token_id in choice`` yields ids one by one. Leaving that loop early, by
+    ``break``, an exception or the task's cancellation, abandons the choice; the lane is
+    cancelled once no choice is left that somebody may want. ``read`` takes ids without
+    that obligation.
+    """
+
+    def __init__(self, session: Session, track: Track) -> None:
+        super().__init__(track)
+        self._session = session
+
+    async def __aiter__(self) -> AsyncGenerator[int, None]:
+        """Go through the ids, from the first that was not taken yet.
+
+        Raises:
+            ClientError: the lane failed; after the ids that came before.
+        """
+        track = self._track
+        lane, ids = track.lane, track.ids
+        try:
+            while True:
+                while track.n_read < len(ids):
+                    token_id = ids[track.n_read]
+                    track.n_read += 1
+                    lane.n_consumed += 1
+                    if lane.n_consumed >= lane.grant_at:
+                        lane.consumed(0)
+                    yield token_id
+                if not await self._more():
+                    return
+        finally:
+            self._abandon()
+
+    async def read(self) -> list[int]:
+        """Take all ids that have arrived; wait for one if there is none.
+
+        Cancelling this, as ``asyncio.wait_for`` does, loses nothing and cancels nothing.
+
+        Returns:
+            At least one id, or none at the end.
+
+        Raises:
+            ClientError: the lane failed; after the ids that came before.
+        """
+        await self._more()
+        return self._track.take()
+
+    async def completion(self) -> Completion:
+        """Wait for the end. All ids are in it, also those that were read before.
+
+        Grants the lane all the credit that it can use. Cancelling this abandons the choice.
+
+        Raises:
+            ClientError: the lane failed.
+        """
+        track = self._track
+        track.lane.grant_all()
+        while not track.is_over:
+            future = asyncio.get_running_loop().create_future()
+            track.on_end.append(lambda f=future: f.done() or f.set_result(None))  # type: ignore[misc]
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._abandon()
+                raise
+        return track.result()
+
+    async def _more(self) -> bool:
+        """Wait for an id that was not taken. False at the end."""
+        track = self._track
+        while track.n_read == len(track.ids):
+            if track.is_over:
+                track.result()
+                return False
+            future = asyncio.get_running_loop().create_future()
+            track.wait(lambda f=future: f.done() or f.set_result(None))  # type: ignore[misc]
+            try:
+                await future
+            except asyncio.CancelledError:
+                track.stop_waiting()
+                raise
+        return True
+
+    def _abandon(self) -> None:
+        if self._track.abandon():
+            self._session.cancel(self._track.lane)
+
+
+class Stream(LaneView):
+    """One request: a lane of the connection, with one or more choices.
+
+    With one choice, the usual case, a stream reads like its choice. With more, read
+    ``choices``, side by side or one after the other, or wait for all ``completions``.
+    ``async with stream`` cancels what is not complete when the block is left.
+    """
+
+    def __init__(self, session: Session, lane: Lane) -> None:
+        super().__init__(lane)
+        self._session = session
+        self.choices = tuple(Choice(session, track) for track in lane.tracks)
+        """One for each of the ``n`` completions."""
+
+    @property
+    def ids(self) -> list[int]:
+        """As of the only choice."""
+        return self._only.ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """As of the only choice."""
+        return self._only.logprobs
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        """As of the only choice."""
+        return self._only.__aiter__()
+
+    async def read(self) -> list[int]:
+        """As of the only choice."""
+        return await self._only.read()
+
+    async def completion(self) -> Completion:
+        """As of the only choice."""
+        return await self._only.completion()
+
+    async def completions(self) -> list[Completion]:
+        """Wait for the ends of all choices. Cancelling this cancels the lane.
+
+        Raises:
+            ClientError: the lane failed.
+        """
+        try:
+            return [await choice.completion() for choice in self.choices]
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Ask the server to end the request. Its choices then end with reason CANCELLED."""
+        self._session.cancel(self._lane)
+
+    async def aclose(self) -> None:
+        """Cancel, without waiting for the end."""
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    @property
+    def _only(self) -> Choice:
+        if len(self.choices) != 1:
+            raise ValueError(f"a stream of {len(self.choices)} choices: read them in `choices`")
+        return self.choices[0]

@@ -1,0 +1,296 @@
+"""The blocking client: plain sockets, no event loop, no threads; the lowest latency.
+
+::
+
+    with wkvm_client.connect("tcp://127.0.0.1:8001") as client:
+        for token_id in client.generate([1, 2, 3], max_tokens=32):
+            print(token_id)
+
+Several requests may be open at once: each has its stream, and whichever is read
+receives for all. Nothing is received, no ping answered and no deadline noticed while
+nothing is read; a server that has dropped an idle client is connected to again by the
+next request. A client and its streams belong to one thread at a time.
+"""
+
+import random
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from wkvm_protocol.address import Address
+from wkvm_protocol.messages import HelloOk, unpack_ids
+
+from wkvm_client.addresses import resolve
+from wkvm_client.backoff import Backoff
+from wkvm_client.blocking_link import Link, open_link
+from wkvm_client.blocking_streams import Choice, Stream
+from wkvm_client.drafts import DEFAULT_CREDIT, draft
+from wkvm_client.errors import (
+    ClientClosedError,
+    ClientError,
+    ReplyTimeoutError,
+)
+from wkvm_client.session import Reply
+
+__all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
+
+
+def connect(
+    address: str | Address,
+    *,
+    api_key: str | None = None,
+    connect_timeout_s: float = 10.0,
+    reconnect: bool = True,
+    reconnect_timeout_s: float = 10.0,
+    grace_s: float = 1.0,
+    allow_plaintext_key: bool = False,
+) -> "Client":
+    """Connect to a server.
+
+    Args:
+        address: ``tcp://HOST:PORT`` or ``unix:///PATH``.
+        api_key: goes to the server in HELLO.
+        connect_timeout_s: for one attempt, HELLO included.
+        reconnect: whether a request that finds the connection lost, or the server going
+            away, makes a new one. Requests that were open are never sent again: they fail
+            with ConnectionLostError, since ids may have been produced for them.
+        reconnect_timeout_s: how long such a request keeps trying, with growing and
+            jittered pauses. The first connection is tried once.
+        grace_s: how long after a request's own ``timeout_s`` the server may take to say so.
+        allow_plaintext_key: send the key over TCP beyond loopback.
+
+    Raises:
+        InvalidParameterError: ``address`` is none.
+        PlaintextKeyError: see ``allow_plaintext_key``.
+        ConnectFailedError, ConnectTimeoutError: nobody answers, or too late.
+        HandshakeRefusedError: the server does not want this client.
+    """
+    where = resolve(address, api_key=api_key, allow_plaintext_key=allow_plaintext_key)
+    return Client(
+        where,
+        api_key=api_key or "",
+        connect_timeout_s=connect_timeout_s,
+        reconnect_timeout_s=reconnect_timeout_s if reconnect else None,
+        grace_s=grace_s,
+    )
+
+
+def from_socket(
+    sock: socket.socket,
+    *,
+    api_key: str | None = None,
+    connect_timeout_s: float = 10.0,
+    grace_s: float = 1.0,
+) -> "Client":
+    """Take over a socket that is connected to a server, such as one end of a pair.
+
+    The client owns the socket from then on. It never reconnects. Raises as ``connect``.
+    """
+    return Client(
+        sock,
+        api_key=api_key or "",
+        connect_timeout_s=connect_timeout_s,
+        reconnect_timeout_s=None,
+        grace_s=grace_s,
+    )
+
+
+class Client:
+    """A connection to a server, and its successors. Made by ``connect`` or ``from_socket``."""
+
+    def __init__(
+        self,
+        where: Address | socket.socket,
+        *,
+        api_key: str,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float | None,
+        grace_s: float,
+    ) -> None:
+        self._where = where
+        self._api_key = api_key
+        self._connect_timeout_s = connect_timeout_s
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._grace_s = grace_s
+        self._closed = False
+        self._old_links: list[Link] = []
+        self._link = self._open_link()
+
+    @property
+    def server(self) -> HelloOk:
+        """What the server said of itself: model, vocabulary, limits."""
+        hello = self._link.session.hello
+        assert hello is not None
+        return hello
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn unless ``ignore_eos`` is set."""
+        return tuple(unpack_ids(self.server.eos_ids))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the next request would find a connection, as far as was read."""
+        return self._link.session.takes_lanes
+
+    def generate(
+        self,
+        prompt: Iterable[int],
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        penalty_decay: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_ids: Iterable[int] | None = None,
+        stop_ids: Iterable[int] = (),
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+        max_tokens: int = 256,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        credit: int | None = DEFAULT_CREDIT,
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Send a request. Returns when it is sent, not when it is answered.
+
+        Arguments and errors are those of ``wkvm_client.aio.Client.generate``.
+        """
+        request = draft(
+            prompt,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            penalty_decay=penalty_decay,
+            logit_bias=logit_bias,
+            allowed_ids=allowed_ids,
+            stop_ids=stop_ids,
+            ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            seed=seed,
+            n=n,
+            credit=credit,
+            timeout_s=timeout_s,
+            priority=priority,
+        )
+        link = self._ready_link(timeout_s)
+        lane = link.session.open(request)
+        link.flush()
+        return Stream(link, lane, None if timeout_s is None else timeout_s + self._grace_s)
+
+    def ping(self, *, timeout_s: float | None = 10.0) -> float:
+        """Measure a round trip.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            LinkError: there is no connection, or it ended meanwhile.
+        """
+        link = self._ready_link(None)
+        start = time.perf_counter()
+        reply = link.session.ping()
+        try:
+            self._reply(link, reply, timeout_s)
+        finally:
+            link.session.forget(reply)
+        return time.perf_counter() - start
+
+    def stats(self, *, timeout_s: float | None = 10.0) -> dict[str, int]:
+        """Ask for the server's counters and gauges.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            LinkError: there is no connection, or it ended meanwhile.
+        """
+        link = self._ready_link(None)
+        return self._reply(link, link.session.query_stats(), timeout_s)
+
+    def close(self) -> None:
+        """Close the connection. What is open fails with ClientClosedError, on the server too."""
+        self._closed = True
+        for link in (self._link, *self._old_links):
+            link.close(ClientClosedError("the client was closed"))
+        self._old_links.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- connections ----------------------------------------------------------------------
+
+    def _open_link(self) -> Link:
+        return open_link(self._where, api_key=self._api_key, timeout_s=self._connect_timeout_s)
+
+    def _ready_link(self, timeout_s: float | None) -> Link:
+        if self._closed:
+            raise ClientClosedError("the client was closed")
+        # a server may have gone, or pinged, while nobody read
+        self._link.receive_pending()
+        if self._link.session.takes_lanes:
+            return self._link
+        return self._reconnect(timeout_s)
+
+    def _reconnect(self, timeout_s: float | None) -> Link:
+        session = self._link.session
+        why = session.error or session.gone()
+        if self._reconnect_timeout_s is None:
+            raise why.again()
+        limit_s = self._reconnect_timeout_s
+        if timeout_s is not None:
+            limit_s = min(limit_s, timeout_s)
+        backoff = Backoff(
+            now_s=time.monotonic(),
+            timeout_s=limit_s,
+            not_before_s=self._link.not_before_s,
+            random=random.random,
+        )
+        while (pause_s := backoff.next_pause_s(time.monotonic())) is not None:
+            time.sleep(pause_s)
+            try:
+                link = self._open_link()
+            except ClientError as error:
+                if not error.retryable:
+                    raise
+                why = error
+                continue
+            self._old_links = [old for old in self._old_links if old.session.error is None]
+            if session.error is None:
+                self._old_links.append(self._link)
+            self._link = link
+            return link
+        raise why.again()
+
+    def _reply(self, link: Link, reply: Reply, timeout_s: float | None) -> dict[str, int]:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        link.flush()
+        while not reply.is_over:
+            if not link.receive(deadline_s):
+                raise ReplyTimeoutError(timeout_s or 0.0)
+        if reply.error is not None:
+            raise reply.error.again()
+        return reply.values

@@ -1,0 +1,175 @@
+"""What a blocking consumer holds of a request: a stream, and its choices."""
+
+import time
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Self
+
+from wkvm_client.blocking_link import Link
+from wkvm_client.errors import RequestTimeoutError
+from wkvm_client.lanes import Lane, Track
+from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.views import ChoiceView, LaneView
+
+
+class Choice(ChoiceView):
+    """One completion as it arrives.
+
+    ``for token_id in choice`` yields ids one by one. Leaving that loop early, by
+    ``break`` or an exception, abandons the choice; the lane is cancelled once no choice is
+    left that somebody may want. ``read`` takes ids without that obligation.
+    """
+
+    def __init__(self, link: Link, track: Track, timeout_s: float | None) -> None:
+        super().__init__(track)
+        self._link = link
+        self._timeout_s = timeout_s
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def __iter__(self) -> Generator[int, None, None]:
+        """Go through the ids, from the first that was not taken yet.
+
+        Raises:
+            ClientError: the lane failed; after the ids that came before.
+        """
+        track = self._track
+        lane, ids = track.lane, track.ids
+        try:
+            while True:
+                while track.n_read < len(ids):
+                    token_id = ids[track.n_read]
+                    track.n_read += 1
+                    lane.n_consumed += 1
+                    if lane.n_consumed >= lane.grant_at:
+                        lane.consumed(0)
+                        self._link.flush()
+                    yield token_id
+                if not self._more():
+                    return
+        finally:
+            self._abandon()
+
+    def read(self) -> list[int]:
+        """Take all ids that have arrived; wait for one if there is none.
+
+        Returns:
+            At least one id, or none at the end.
+
+        Raises:
+            ClientError: the lane failed; after the ids that came before.
+        """
+        self._more()
+        ids = self._track.take()
+        self._link.flush()
+        return ids
+
+    def completion(self) -> Completion:
+        """Wait for the end. All ids are in it, also those that were read before.
+
+        Grants the lane all the credit that it can use.
+
+        Raises:
+            ClientError: the lane failed.
+        """
+        track = self._track
+        track.lane.grant_all()
+        self._link.flush()
+        while not track.is_over:
+            self._receive()
+        return track.result()
+
+    def _more(self) -> bool:
+        """Wait for an id that was not taken. False at the end."""
+        track = self._track
+        while track.n_read == len(track.ids):
+            if track.is_over:
+                track.result()
+                return False
+            track.lane.starve()
+            self._link.flush()
+            self._receive()
+        return True
+
+    def _receive(self) -> None:
+        link, lane = self._link, self._track.lane
+        if not link.receive(self._deadline_s):
+            # the consumer may have been away: what arrived meanwhile is not late
+            link.receive_pending()
+            link.session.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
+            link.flush()
+
+    def _abandon(self) -> None:
+        if self._track.abandon():
+            self._link.session.cancel(self._track.lane)
+            self._link.flush()
+
+
+class Stream(LaneView):
+    """One request: a lane of the connection, with one or more choices.
+
+    With one choice, the usual case, a stream reads like its choice. With more, read
+    ``choices`` or wait for all ``completions``. ``with stream`` cancels what is not
+    complete when the block is left.
+    """
+
+    def __init__(self, link: Link, lane: Lane, timeout_s: float | None) -> None:
+        super().__init__(lane)
+        self._link = link
+        self.choices = tuple(Choice(link, track, timeout_s) for track in lane.tracks)
+        """One for each of the ``n`` completions."""
+
+    @property
+    def ids(self) -> list[int]:
+        """As of the only choice."""
+        return self._only.ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """As of the only choice."""
+        return self._only.logprobs
+
+    def __iter__(self) -> Iterator[int]:
+        """As of the only choice."""
+        return self._only.__iter__()
+
+    def read(self) -> list[int]:
+        """As of the only choice."""
+        return self._only.read()
+
+    def completion(self) -> Completion:
+        """As of the only choice."""
+        return self._only.completion()
+
+    def completions(self) -> list[Completion]:
+        """Wait for the ends of all choices.
+
+        Raises:
+            ClientError: the lane failed.
+        """
+        return [choice.completion() for choice in self.choices]
+
+    def cancel(self) -> None:
+        """Ask the server to end the request. Its choices then end with reason CANCELLED."""
+        self._link.session.cancel(self._lane)
+        self._link.flush()
+
+    def close(self) -> None:
+        """Cancel, without waiting for the end."""
+        self.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    @property
+    def _only(self) -> Choice:
+        if len(self.choices) != 1:
+            raise ValueError(f"a stream of {len(self.choices)} choices: read them in `choices`")
+        return self.choices[0]

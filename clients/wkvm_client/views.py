@@ -1,0 +1,56 @@
+"""What a consumer sees of a lane and of its choices without waiting: the same in both clients."""
+
+from wkvm_client.lanes import Lane, Track
+from wkvm_client.results import TokenLogprobs
+
+
+class ChoiceView:
+    """One completion, as far as it has come."""
+
+    def __init__(self, track: Track) -> None:
+        self._track = track
+
+    @property
+    def index(self) -> int:
+        """Which of the ``n`` choices this is."""
+        return self._track.index
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids that have arrived so far, taken or not. A copy."""
+        return self._track.ids.tolist()
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Log probabilities so far: at least one entry for each id that has arrived.
+
+        Empty if none were asked for. Not a copy; do not change it.
+        """
+        return self._track.logprobs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self._track.is_over
+
+
+class LaneView:
+    """One request, as far as it has come."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    @property
+    def request_id(self) -> int:
+        """The lane's number on its connection."""
+        return self._lane.request_id
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Log probabilities of the prompt's ids but the first, as far as they have come."""
+        return self._lane.prompt_logprobs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will arrive for any choice."""
+        return self._lane.is_over
