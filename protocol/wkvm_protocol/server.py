@@ -84,6 +84,7 @@ class ServerConnection(Connection[ServerEvent]):
         self._hello: Hello | None = None
         self._error_sent = False
         self._retry_after_ms = 0
+        self._refused: set[int] = set()
 
     @property
     def hello(self) -> Hello | None:
@@ -106,7 +107,7 @@ class ServerConnection(Connection[ServerEvent]):
             case Stats():
                 return self._open(message, self._lanes.open_query(message.request_id))
             case Cancel() | Credit():
-                return message if message.request_id in self._lanes else None
+                return message if self._is_at_work(message.request_id) else None
             case GoAway():
                 self._peer_going_away = True
                 return message
@@ -150,7 +151,11 @@ class ServerConnection(Connection[ServerEvent]):
         return message
 
     def _refuse(self, message: Generate | Stats, code: ErrorCode, why: str) -> Refused:
+        self._refused.add(message.request_id)
         return Refused(_failed(message.request_id, code, why, "", self._retry_after_ms))
+
+    def _is_at_work(self, request_id: int) -> bool:
+        return request_id in self._lanes and request_id not in self._refused
 
     # --- sending
 
@@ -284,6 +289,8 @@ class ServerConnection(Connection[ServerEvent]):
         problem = self._lanes.apply(message)
         if problem is not None:
             raise LocalProtocolError(f"{type(message).__name__}: {problem}")
+        if isinstance(message, Failed):
+            self._refused.discard(message.request_id)
 
 
 def _cut(text: str, n: int) -> str:
