@@ -104,6 +104,7 @@ class RawClient:
         """The Error with which the server closes, and the proof that it does close."""
         error = await self.next_of(Error)
         assert await self.next() is None
+        self.writer.close()
         return error
 
     def start(
