@@ -12,7 +12,7 @@ from torch import Tensor
 MASS = 2.0**52
 """The integer that stands for probability 1. Sums of a row stay below 2^53: exact in float64."""
 
-CANDIDATES = 512
+CANDIDATES = 64
 """How many of the most likely ids are looked at before all of them are sorted."""
 
 LOGPROB_BLOCK = 256
@@ -49,31 +49,29 @@ def ban(row: Tensor, ids: Tensor) -> None:
 
 def penalize(
     logits: Tensor,
-    in_prompt: Tensor,
-    in_output: Tensor,
+    rows: Tensor,
+    ids: Tensor,
     counts: Tensor,
+    in_output: Tensor,
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
-) -> Tensor:
-    """Make ids less likely that came before.
+) -> None:
+    """Make ids less likely that came before: ``n`` pairs of row and id, distinct, in place.
 
     Args:
         logits: ``[B, V]`` float32; -inf for ids that are ruled out.
-        in_prompt, in_output: ``[B, V]`` bool: whether the id occurs there.
-        counts: ``[B, V]`` float32: occurrences in the output, older ones perhaps faded.
-        repetition: ``[B]`` float32: divides positive logits of ids in either, multiplies
-            negative ones.
-        presence: ``[B]`` float32: subtracted once from ids in the output.
-        frequency: ``[B]`` float32: subtracted ``counts`` times.
-
-    Returns:
-        ``[B, V]`` float32, a new tensor.
+        rows, ids: ``[n]`` int64.
+        counts: ``[n]`` float32: occurrences in the output, older ones perhaps faded.
+        in_output: ``[n]`` bool: whether the id occurs in the output, not just in the prompt.
+        repetition: ``[n]`` float32: divides a positive logit, multiplies a negative one.
+        presence: ``[n]`` float32: subtracted once from ids in the output.
+        frequency: ``[n]`` float32: subtracted ``counts`` times.
     """
-    factor = repetition[:, None]
-    repeated = torch.where(logits > 0, (logits / factor).clamp_(max=LARGEST), logits * factor)
-    penalized = torch.where(in_prompt | in_output, repeated, logits)
-    return penalized - in_output * presence[:, None] - counts * frequency[:, None]
+    old = logits[rows, ids]
+    # A repetition penalty near 0 must not make an infinity of a finite logit.
+    new = torch.where(old > 0, (old / repetition).clamp_(max=LARGEST), old * repetition)
+    logits[rows, ids] = new - in_output * presence - counts * frequency
 
 
 def choose_likeliest(logits: Tensor) -> Tensor:
@@ -95,8 +93,9 @@ def choose(
     Each filter works on what the one before it left: top-k keeps the k most likely ids,
     top-p the smallest set of most likely ones that holds at least its share of the mass,
     min-p those at least so likely relative to the most likely one. Of equally likely ids the
-    lower ones are kept. The id is then the first whose cumulative mass, in the order of
-    ids, exceeds ``uniform`` times the mass that is left.
+    lower ones are kept. The id is then the first whose cumulative mass exceeds ``uniform``
+    times the mass that is left: in the order of ids, or, for rows with a filter, the most
+    likely first.
 
     Args:
         logits: ``[B, V]`` float32; -inf for ids that are ruled out, not for all of a row.
@@ -109,64 +108,86 @@ def choose(
     Returns:
         ``[B]`` int64. Anything, but in [0, V), for rows that hold NaN.
 
-    Cost: waits for the device once if top-k or top-p is given.
+    Cost: waits for the device a few times if a filter is given.
     """
+    vocab_size = logits.shape[-1]
     # The largest logit is taken off first: no temperature makes an infinity of it.
     scaled = logits - logits.amax(-1, keepdim=True)
     scaled /= temperature[:, None].clamp(min=SMALLEST)
-    mass = (torch.softmax(scaled, -1) * MASS).to(torch.int64)
-    if top_k is not None or top_p is not None:
-        mass.masked_fill_(~_likeliest(scaled, mass, top_k, top_p), 0)
-    if min_p is not None:
-        least = _share(mass.amax(-1), min_p)
-        mass.masked_fill_(mass < least[:, None], 0)
-    cumulative = mass.cumsum(-1)
-    total = cumulative[:, -1]
-    point = torch.minimum((total * uniform).to(torch.int64), total - 1)
-    ids = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
-    return ids.clamp_(max=logits.shape[-1] - 1)
+    probabilities = torch.softmax(scaled, -1)
+    if top_k is None and top_p is None and min_p is None:
+        return _draw(probabilities, uniform)
+    ones = torch.ones_like(uniform)
+    top_k = (ones * vocab_size).to(torch.int64) if top_k is None else top_k
+    top_p = ones if top_p is None else top_p
+    min_p = ones * 0 if min_p is None else min_p
+    chosen, is_open = _draw_likeliest(
+        logits, probabilities, uniform, top_k, top_p, min_p, min(CANDIDATES, vocab_size)
+    )
+    is_plain = (top_k == vocab_size) & (top_p == 1) & (min_p == 0)
+    is_open &= ~is_plain
+    if bool(is_plain.any()):
+        chosen[is_plain] = _draw(probabilities[is_plain], uniform[is_plain])
+    if bool(is_open.any()):
+        chosen[is_open], _ = _draw_likeliest(
+            logits[is_open],
+            probabilities[is_open],
+            uniform[is_open],
+            top_k[is_open],
+            top_p[is_open],
+            min_p[is_open],
+            vocab_size,
+        )
+    return chosen
 
 
-def _likeliest(scaled: Tensor, mass: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """``[B, V]`` bool: the ids that top-k and top-p keep. ``scaled`` orders them."""
-    n_rows, vocab_size = scaled.shape
-    if top_k is None:
-        top_k = torch.full((n_rows,), vocab_size, dtype=torch.int64, device=scaled.device)
-    has_k = top_k < vocab_size
-    filtered = has_k if top_p is None else has_k | (top_p < 1)
-    n_sorted = min(CANDIDATES, vocab_size)
-    values, n_kept, is_open = _cut(scaled, mass, top_k, top_p, n_sorted)
-    if n_sorted < vocab_size and bool((is_open & filtered).any()):
-        values, n_kept, _ = _cut(scaled, mass, top_k, top_p, vocab_size)
-    last = values.gather(-1, n_kept[:, None] - 1)
-    n_equal = n_kept[:, None] - (values > last).sum(-1, keepdim=True)
-    equal = scaled == last
-    kept = (scaled > last) | (equal & (equal.cumsum(-1) <= n_equal))
-    return kept | ~filtered[:, None]
+def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Draw from all ids, in their order."""
+    cumulative = (probabilities * MASS).to(torch.int64).cumsum_(-1)
+    return _index_at(cumulative, cumulative[:, -1], uniform)
 
 
-def _cut(
-    scaled: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor | None, n_sorted: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Where top-k and top-p cut, seen from the ``n_sorted`` most likely ids of each row.
+def _draw_likeliest(
+    logits: Tensor,
+    probabilities: Tensor,
+    uniform: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    n_seen: int,
+) -> tuple[Tensor, Tensor]:
+    """Draw from the ids that the filters keep, seeing the ``n_seen`` most likely ids.
 
     Returns:
-        ``[B, n_sorted]`` their values, the largest first; ``[B]`` how many of them to keep,
-        at least 1; ``[B]`` bool, whether more would have to be seen to know.
+        ``[B]`` ids, and ``[B]`` bool: whether more would have to be seen to be sure. The ids
+        of the other rows do not depend on ``n_seen``.
     """
-    vocab_size = scaled.shape[-1]
-    # Which of equals come first does not matter: their masses are equal too.
-    values, ids = scaled.sort(descending=True) if n_sorted == vocab_size else scaled.topk(n_sorted)
-    cumulative = mass.gather(-1, ids).cumsum(-1)
-    within_k = top_k.clamp(max=n_sorted)
-    mass_of_k = cumulative.gather(-1, within_k[:, None] - 1)[:, 0]
-    has_k = top_k < vocab_size
-    goal = torch.where(has_k, mass_of_k, mass.sum(-1))
-    if top_p is not None:
-        goal = _share(goal, top_p)
+    vocab_size = logits.shape[-1]
+    values, ids = _likeliest(logits, n_seen)
+    mass = (probabilities.gather(-1, ids) * MASS).to(torch.int64)
+    cumulative = mass.cumsum(-1)
+    within_k = top_k.clamp(max=n_seen)
+    of_k = cumulative.gather(-1, within_k[:, None] - 1)[:, 0]
+    whole = torch.where(top_k < vocab_size, of_k, int(MASS))
+    goal = _share(whole, top_p)
     n_kept = (cumulative < goal[:, None]).sum(-1) + 1
-    is_open = torch.where(has_k, top_k, n_kept) > n_sorted
-    return values, torch.minimum(n_kept, within_k), is_open
+    # Of ids as likely as the last one seen, not the right ones may have been seen.
+    n_sure = (values > values[:, -1:]).sum(-1) if n_seen < vocab_size else vocab_size
+    n_kept = torch.where(top_p < 1, torch.minimum(n_kept, top_k), top_k)
+    least = _share(mass[:, 0], min_p)
+    n_likely = (mass >= least[:, None]).sum(-1)
+    n_kept = torch.minimum(n_kept, torch.where(min_p > 0, n_likely, vocab_size))
+    is_open = (n_kept > n_sure) | ((top_p < 1) & (top_k < vocab_size) & (top_k > n_seen))
+    n_kept = n_kept.clamp(max=n_seen)
+    total = cumulative.gather(-1, n_kept[:, None] - 1)[:, 0]
+    return ids.gather(-1, _index_at(cumulative, total, uniform)[:, None])[:, 0], is_open
+
+
+def _index_at(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
+    """The first index whose cumulative mass exceeds ``uniform`` of ``total``."""
+    point = torch.minimum((total * uniform).to(torch.int64), total - 1)
+    index = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
+    return index.clamp_(max=cumulative.shape[-1] - 1)
 
 
 def _share(mass: Tensor, share: Tensor) -> Tensor:
@@ -216,13 +237,24 @@ def _top_ids(logits: Tensor, n_top: int) -> Tensor:
     """``[B, n_top]``: the most likely ids, best first, the lower of equals first."""
     if n_top == 0:
         return torch.empty((logits.shape[0], 0), dtype=torch.int64, device=logits.device)
-    # topk promises nothing about equals: neither their order nor which of them it takes.
-    values, ids = logits.topk(n_top)
-    ids, order = ids.sort(dim=-1)
-    order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
-    ids = ids.gather(-1, order)
+    values, ids = _likeliest(logits, n_top)
     torn = (logits >= values[:, -1:]).sum(-1) > n_top
     if bool(torn.any()):
         every = logits[torn].sort(dim=-1, descending=True, stable=True).indices
         ids[torn] = every[:, :n_top]
     return ids
+
+
+def _likeliest(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The ``n`` largest logits of each row and their ids, the lower of equals first.
+
+    Of ids equal to the last one, any may have been taken unless ``n`` is V.
+    """
+    if n == logits.shape[-1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    # topk promises nothing about equals: neither their order nor which of them it takes.
+    values, ids = logits.topk(n)
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)

@@ -1,0 +1,84 @@
+"""How the rows of one step lie in its packed token axis: what every slot-indexed kernel takes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one step, packed one after the other along the token axis.
+
+    Attributes:
+        slots: ``[B]`` int32 on the device of the tensors; distinct where not negative. A row
+            with a negative slot is a pad row: it has no state, and kernels return zeros for it.
+        slot_list: ``slots``, on the host.
+        lengths: tokens of each row, at least 1; on the host.
+    """
+
+    slots: Tensor
+    slot_list: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.slot_list) == len(self.lengths) == self.slots.shape[0]:
+            raise ValueError("slots, slot_list and lengths name different numbers of rows")
+        if min(self.lengths, default=0) < 1:
+            raise ValueError(f"each row has at least one token, got lengths {self.lengths}")
+
+    @cached_property
+    def is_decode(self) -> bool:
+        """Whether every row has exactly one token, so that row b is token b."""
+        return self.n_tokens == len(self.lengths)
+
+    @cached_property
+    def n_tokens(self) -> int:
+        """T, the tokens of all rows."""
+        return sum(self.lengths)
+
+    @cached_property
+    def host_offsets(self) -> tuple[int, ...]:
+        """B + 1 token indices, on the host: row b is ``[host_offsets[b], host_offsets[b + 1])``."""
+        return tuple(accumulate(self.lengths, initial=0))
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """``host_offsets`` as int32 on the device."""
+        return torch.tensor(self.host_offsets, dtype=torch.int32, device=self.slots.device)
+
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """The rows that are no pad rows."""
+        return tuple(row for row, slot in enumerate(self.slot_list) if slot >= 0)
+
+    @cached_property
+    def live_slots(self) -> Tensor:
+        """Slots of the live rows, int64 on the device, to index a state with."""
+        slots = [self.slot_list[row] for row in self.live]
+        return torch.tensor(slots, dtype=torch.int64, device=self.slots.device)
+
+    @cached_property
+    def live_starts(self) -> Tensor:
+        """Index of the first token of each live row, int64 on the device."""
+        starts = [self.host_offsets[row] for row in self.live]
+        return torch.tensor(starts, dtype=torch.int64, device=self.slots.device)
+
+    @cached_property
+    def live_ends(self) -> Tensor:
+        """Index of the last token of each live row, int64 on the device."""
+        ends = [self.host_offsets[row + 1] - 1 for row in self.live]
+        return torch.tensor(ends, dtype=torch.int64, device=self.slots.device)
+
+    @cached_property
+    def pad_tokens(self) -> Tensor:
+        """Indices of the tokens of pad rows, int64 on the device. Empty without pad rows."""
+        tokens = [
+            token
+            for row, slot in enumerate(self.slot_list)
+            if slot < 0
+            for token in range(self.host_offsets[row], self.host_offsets[row + 1])
+        ]
+        return torch.tensor(tokens, dtype=torch.int64, device=self.slots.device)

@@ -1,0 +1,157 @@
+"""From a path to a model: which family a checkpoint belongs to, and what is known without loading it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedModelError
+from wkvm.core.layout import StateLayout
+from wkvm.models.base import Model
+from wkvm.models.weights import Checkpoint, open_checkpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+BLINK_EOS_IDS = (0,)
+"""The end of a document in the vocabulary that ``.pth`` files come with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the headers of a checkpoint tell.
+
+    Attributes:
+        architecture: such as ``rwkv7``.
+        vocab_size, n_layers, width, n_heads, head_size, n_parameters: as in ``ModelInfo``.
+        stored_dtype: the dtype of most weights in the files.
+        files: names of the weight files.
+        file_bytes: their size together.
+        layout: the record of one state, for the dtype that was asked for.
+        eos_ids: ids that end a turn.
+    """
+
+    architecture: str
+    vocab_size: int
+    n_layers: int
+    width: int
+    n_heads: int
+    head_size: int
+    n_parameters: int
+    stored_dtype: str
+    files: tuple[str, ...]
+    file_bytes: int
+    layout: StateLayout
+    eos_ids: tuple[int, ...]
+
+
+def load_model(path: Path, *, device: str = "auto", dtype: str = "auto") -> Model:
+    """Load the checkpoint at ``path``: a folder with safetensors files, or a ``.pth`` file.
+
+    Args:
+        path: of the folder or file.
+        device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
+        dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's on a
+            GPU), ``float32``, ``bfloat16`` or ``float16``.
+
+    Raises:
+        CheckpointError: no model there, a damaged one, or one that is not run.
+        ConfigError: the device is not there.
+    """
+    checkpoint = open_checkpoint(path)
+    resolved = resolve_device(device)
+    torch_dtype = DTYPES[resolve_dtype(dtype, device=resolved, stored=checkpoint.stored_dtype)]
+    match _architecture(checkpoint):
+        case "rwkv7":
+            from wkvm.models import rwkv7
+            from wkvm.models.rwkv7_params import read_shape
+
+            shape = read_shape(checkpoint)
+            eos_ids = _eos_ids(checkpoint, shape.vocab_size)
+            return rwkv7.load(
+                checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids
+            )
+        case other:
+            raise UnsupportedModelError(str(path), f"architecture {other!r}; rwkv7 is run")
+
+
+def describe(path: Path, *, device: str = "auto", dtype: str = "auto") -> ModelDescription:
+    """What ``load_model`` would load, from headers alone: no weight is read.
+
+    Raises:
+        CheckpointError: as ``load_model``, for whatever the headers show.
+        ConfigError: the device is not there.
+    """
+    checkpoint = open_checkpoint(path)
+    stored_dtype = checkpoint.stored_dtype
+    resolved = resolve_dtype(dtype, device=resolve_device(device), stored=stored_dtype)
+    match _architecture(checkpoint):
+        case "rwkv7":
+            from wkvm.models.rwkv7 import layout_of
+            from wkvm.models.rwkv7_params import read_shape
+
+            shape = read_shape(checkpoint)
+            return ModelDescription(
+                architecture="rwkv7",
+                vocab_size=shape.vocab_size,
+                n_layers=shape.n_layers,
+                width=shape.width,
+                n_heads=shape.n_heads,
+                head_size=shape.head_size,
+                n_parameters=shape.n_parameters,
+                stored_dtype=stored_dtype,
+                files=tuple(file.name for file in checkpoint.files),
+                file_bytes=sum(file.stat().st_size for file in checkpoint.files),
+                layout=layout_of(shape, resolved),
+                eos_ids=_eos_ids(checkpoint, shape.vocab_size),
+            )
+        case other:
+            raise UnsupportedModelError(str(path), f"architecture {other!r}; rwkv7 is run")
+
+
+def resolve_device(device: str) -> str:
+    """``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: ``cuda`` is asked for, and torch sees no GPU.
+    """
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ConfigError("device", "torch sees no CUDA device")
+    if device == "auto":
+        return "cuda" if available else "cpu"
+    return device
+
+
+def resolve_dtype(dtype: str, *, device: str, stored: str) -> str:
+    """A key of ``DTYPES``; for ``auto`` by the rule of ``load_model``."""
+    if dtype != "auto":
+        return dtype
+    return stored if device == "cuda" and stored in DTYPES else "float32"
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    if not checkpoint.config:
+        if "blocks.0.att.r_k" in checkpoint.stored:
+            return "rwkv7"
+        some = ", ".join(sorted(checkpoint.stored)[:4])
+        raise UnsupportedModelError(str(checkpoint.path), f"no RWKV-7 model; it has {some}")
+    model_type = checkpoint.config.get("model_type")
+    if not isinstance(model_type, str):
+        raise CorruptCheckpointError(str(checkpoint.path), "config.json names no model_type")
+    return model_type
+
+
+def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
+    if not checkpoint.config:
+        return BLINK_EOS_IDS
+    ids = checkpoint.generation_config.get("eos_token_id")
+    if ids is None:
+        ids = checkpoint.config.get("eos_token_id")
+    if ids is None:
+        return ()
+    listed = ids if isinstance(ids, list) else [ids]
+    if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in listed):
+        raise CorruptCheckpointError(
+            str(checkpoint.path), f"eos_token_id is {ids!r}, the vocabulary has {vocab_size} ids"
+        )
+    return tuple(listed)

@@ -1,0 +1,251 @@
+"""RWKV-7 ("x070"): the forward pass over packed rows.
+
+The formulas are those of the RNN form in Peng et al., "RWKV-7 Goose", arXiv:2503.14456. All rows
+of a step share the matrix products; only token shift and recurrence know where a row begins.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wkvm.core.errors import CorruptCheckpointError
+from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.kernels import cpu
+from wkvm.kernels.linear import Linear, linear
+from wkvm.kernels.rows import Rows
+from wkvm.models.base import Batch, ModelInfo, StateViews
+from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters
+from wkvm.models.weights import Checkpoint
+
+WKV, ATT_SHIFT, FFN_SHIFT = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
+
+_LOG_DECAY = -exp(-0.5)
+"""The lowest log decay: a decay is exp of this times a sigmoid."""
+
+
+def layout_of(shape: Rwkv7Shape, dtype: str) -> StateLayout:
+    """The record of one state.
+
+    The recurrence is float32 whatever the model's ``dtype``: rounded to bfloat16 at each token it
+    drifts. The shifts hold the last output of a layer norm, which has the model's dtype anyway.
+    ``wkv`` is ``[key, value]``, the transpose of BlinkDL's.
+    """
+    L, C, H, N = shape.n_layers, shape.width, shape.n_heads, shape.head_size
+    return StateLayout(
+        (
+            TensorSpec(WKV, (L, H, N, N), "float32"),
+            TensorSpec(ATT_SHIFT, (L, C), dtype),
+            TensorSpec(FFN_SHIFT, (L, C), dtype),
+        )
+    )
+
+
+TokenShift: TypeAlias = Callable[[Tensor, Tensor, Rows], Tensor]
+Recurrence: TypeAlias = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Rows], Tensor
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The parameters of one layer, named as in the formulas; matrices are ``[in, out]``."""
+
+    ln1: tuple[Tensor, Tensor]
+    mixes: Tensor
+    receptance: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    w: tuple[Tensor, Tensor, Tensor]
+    a: tuple[Tensor, Tensor, Tensor]
+    v: tuple[Tensor, Tensor, Tensor] | None
+    g: tuple[Tensor, Tensor]
+    k_k: Tensor
+    k_a: Tensor
+    one_minus_k_a: Tensor
+    r_k: Tensor
+    ln_x: tuple[Tensor, Tensor]
+    ln2: tuple[Tensor, Tensor]
+    ffn_mix: Tensor
+    ffn_key: Linear
+    ffn_value: Linear
+
+
+class Rwkv7:
+    """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
+
+    def __init__(
+        self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in ``dtype`` on the model's device."""
+        self._info = info
+        self._layout = layout_of(shape, info.dtype)
+        self._shape = shape
+        self._dtype = dtype
+        self._token_shift, self._recurrence = _kernels(info.device)
+        norm = (parameters["blocks.0.ln0.weight"], parameters["blocks.0.ln0.bias"])
+        # The first norm sees one token at a time, so it is done once for the whole vocabulary.
+        self._table = F.layer_norm(
+            parameters["emb.weight"], (shape.width,), *norm, shape.layer_norm_eps
+        )
+        head = parameters["emb.weight" if shape.tied else "head.weight"]
+        self._head = linear(head)
+        self._ln_out = (parameters["ln_out.weight"], parameters["ln_out.bias"])
+        self._layers = tuple(_layer(parameters, shape, index) for index in range(shape.n_layers))
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it is."""
+        return self._info
+
+    @property
+    def layout(self) -> StateLayout:
+        """The record of one state. The zero record is the empty sequence."""
+        return self._layout
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        """Absorb each row's tokens into its state, in place. See ``Model.forward``."""
+        rows = Rows(batch.slots, batch.slot_list, batch.lengths)
+        wkv, att, ffn = (states[name].unbind(1) for name in (WKV, ATT_SHIFT, FFN_SHIFT))
+        x = F.embedding(batch.token_ids, self._table)
+        v_first: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            x, v_first = self._time_mix(layer, x, v_first, att[index], wkv[index], rows)
+            x = self._channel_mix(layer, x, ffn[index], rows)
+        x = self._norm(x.index_select(0, batch.logit_rows), self._ln_out)
+        return self._head(x).float()
+
+    def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
+        return F.layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
+
+    def _time_mix(
+        self,
+        layer: _Layer,
+        x: Tensor,
+        v_first: Tensor | None,
+        shift: Tensor,
+        wkv: Tensor,
+        rows: Rows,
+    ) -> tuple[Tensor, Tensor]:
+        by_head = (-1, self._shape.n_heads, self._shape.head_size)
+        u = self._norm(x, layer.ln1)
+        delta = self._token_shift(u, shift, rows)
+        xr, xw, xk, xv, xa, xg = torch.addcmul(u, delta, layer.mixes).unbind(0)
+        r = layer.receptance(xr).float()
+        k = layer.key(xk).float()
+        v = layer.value(xv).float()
+        w0, w1, w2 = layer.w
+        w = torch.addmm(w0, torch.mm(xw, w1).tanh_(), w2).float()
+        w = w.sigmoid_().mul_(_LOG_DECAY).exp_()
+        a0, a1, a2 = layer.a
+        a = torch.addmm(a0, torch.mm(xa, a1), a2).float().sigmoid_()
+        g1, g2 = layer.g
+        g = torch.mm(torch.mm(xg, g1).sigmoid_(), g2)
+        if v_first is None or layer.v is None:
+            v_first = v
+        else:
+            v0, v1, v2 = layer.v
+            v = torch.lerp(v, v_first, torch.addmm(v0, torch.mm(xv, v1), v2).float().sigmoid_())
+        kap = (k * layer.k_k).view(by_head)
+        kap /= torch.linalg.vector_norm(kap, dim=-1, keepdim=True).clamp_min_(1e-12)
+        k *= torch.addcmul(layer.one_minus_k_a, a, layer.k_a)
+        r, w, k, v_heads, a = (t.view(by_head) for t in (r, w, k, v, a))
+        y = self._recurrence(r, w, k, v_heads, kap, a, wkv, rows)
+        y = F.layer_norm(y, (self._shape.head_size,), None, None, self._shape.group_norm_eps)
+        y = torch.addcmul(layer.ln_x[1], y, layer.ln_x[0])
+        y = torch.addcmul(y, (r * k * layer.r_k).sum(2, keepdim=True), v_heads)
+        y = y.view(x.shape).to(x.dtype).mul_(g)
+        return layer.output(y).add_(x), v_first
+
+    def _channel_mix(self, layer: _Layer, x: Tensor, shift: Tensor, rows: Rows) -> Tensor:
+        u = self._norm(x, layer.ln2)
+        delta = self._token_shift(u, shift, rows)
+        hidden = layer.ffn_key(torch.addcmul(u, delta, layer.ffn_mix)).relu_()
+        return layer.ffn_value(hidden.mul_(hidden)).add_(x)
+
+
+def load(
+    checkpoint: Checkpoint,
+    shape: Rwkv7Shape,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    eos_ids: tuple[int, ...],
+) -> Rwkv7:
+    """Read all weights, in ``dtype``, onto ``device``.
+
+    Raises:
+        CorruptCheckpointError: a file changed or ended while it was read.
+    """
+    parameters = dict[str, Tensor]()
+    for name, tensor in load_parameters(checkpoint, shape):
+        parameters[name] = tensor.to(device=device, dtype=dtype).contiguous()
+    if len({tensor.dtype for tensor in parameters.values()}) != 1:
+        raise CorruptCheckpointError(str(checkpoint.path), "weights of several dtypes")
+    info = ModelInfo(
+        name="rwkv7",
+        vocab_size=shape.vocab_size,
+        n_layers=shape.n_layers,
+        width=shape.width,
+        n_heads=shape.n_heads,
+        head_size=shape.head_size,
+        n_parameters=shape.n_parameters,
+        weight_bytes=shape.n_parameters * dtype.itemsize,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        digest=checkpoint.digest(),
+        eos_ids=eos_ids,
+    )
+    return Rwkv7(info, shape, parameters, dtype)
+
+
+def _kernels(device: str) -> tuple[TokenShift, Recurrence]:
+    if device == "cpu":
+        return cpu.token_shift, cpu.wkv7
+    # Only here: importing Triton takes seconds, and a CPU needs none of it.
+    from wkvm.kernels import wkv7
+
+    return wkv7.token_shift, wkv7.wkv7
+
+
+def _layer(parameters: dict[str, Tensor], shape: Rwkv7Shape, index: int) -> _Layer:
+    prefix = f"blocks.{index}."
+    heads = (shape.n_heads, shape.head_size)
+
+    def get(name: str) -> Tensor:
+        return parameters[prefix + name]
+
+    def norm(name: str) -> tuple[Tensor, Tensor]:
+        return get(f"{name}.weight"), get(f"{name}.bias")
+
+    k_a = get("att.k_a").float()
+    return _Layer(
+        ln1=norm("ln1"),
+        mixes=get("att.x").unsqueeze(1),
+        receptance=linear(get("att.receptance.weight")),
+        key=linear(get("att.key.weight")),
+        value=linear(get("att.value.weight")),
+        output=linear(get("att.output.weight")),
+        w=(get("att.w0"), get("att.w1"), get("att.w2")),
+        a=(get("att.a0"), get("att.a1"), get("att.a2")),
+        v=None if index == 0 else (get("att.v0"), get("att.v1"), get("att.v2")),
+        g=(get("att.g1"), get("att.g2")),
+        k_k=get("att.k_k").float(),
+        k_a=k_a,
+        one_minus_k_a=1 - k_a,
+        r_k=get("att.r_k").float(),
+        ln_x=(
+            get("att.ln_x.weight").float().view(heads),
+            get("att.ln_x.bias").float().view(heads),
+        ),
+        ln2=norm("ln2"),
+        ffn_mix=get("ffn.x_k"),
+        ffn_key=linear(get("ffn.key.weight")),
+        ffn_value=linear(get("ffn.value.weight")),
+    )
