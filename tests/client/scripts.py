@@ -1,0 +1,30 @@
+"""Pieces of scripts that many tests share."""
+
+import asyncio
+from typing import Any
+
+from tests.client.drivers import Driver
+from tests.client.fake_server import FakeServer, Peer
+from wkvm_protocol.messages import Generate
+
+
+async def connected(
+    driver: Driver,
+    server: FakeServer,
+    *,
+    ping_interval_ms: int = 0,
+    max_lanes: int = 1024,
+    **options: Any,
+) -> Peer:
+    """Connect a client; returns the server's end."""
+    connecting = asyncio.create_task(driver.connect(server.address, **options))
+    peer = await server.peer()
+    await peer.hello(ping_interval_ms=ping_interval_ms, max_lanes=max_lanes)
+    await connecting
+    return peer
+
+
+async def opened(driver: Driver, peer: Peer, **options: Any) -> tuple[Any, Generate]:
+    """Open a lane; returns the stream and what the server was asked."""
+    stream = await driver.generate([1, 2, 3], **options)
+    return stream, await peer.next(Generate)
