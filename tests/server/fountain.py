@@ -1,0 +1,130 @@
+"""An engine that computes nothing and is limited by nothing but its readers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wkvm.core.errors import DrainingError, WkvmError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import (
+    EndEvent,
+    Event,
+    Logprobs,
+    RequestSpec,
+    Status,
+    TokenEvent,
+    TopLogprob,
+)
+from wkvm.engine.interface import EngineInfo
+
+TOP = 20
+LOGPROBS = Logprobs(7, -1.0, 1, tuple(TopLogprob(i, -1.0) for i in range(TOP)))
+
+
+@dataclass
+class _Request:
+    max_tokens: int
+    n_output: int = 0
+    held: bool = False
+
+
+class Fountain:
+    """Each step gives one id, always 7, to every request that is not held.
+
+    Log probabilities, where wanted, make each of these about 200 bytes on the wire.
+    """
+
+    def __init__(self) -> None:
+        self.info = EngineInfo(
+            model="fountain",
+            model_digest="0" * 64,
+            layout_fingerprint="0" * 64,
+            tokenizer_digest="",
+            vocab_size=64,
+            eos_ids=(),
+            n_slots=4096,
+            max_model_len=None,
+        )
+        self.n_holds = 0
+        self._requests = dict[int, _Request]()
+        self._wants_logprobs = set[int]()
+        self._events = list[Event]()
+        self._n_submitted = 0
+        self._draining = False
+
+    def submit(self, spec: RequestSpec, now: float) -> int:
+        del now
+        if self._draining:
+            raise DrainingError
+        self._n_submitted += 1
+        self._requests[self._n_submitted] = _Request(spec.params.max_tokens)
+        if spec.params.logprobs is not None:
+            self._wants_logprobs.add(self._n_submitted)
+        return self._n_submitted
+
+    def cancel(self, request_id: int, now: float) -> None:
+        del now
+        self._end(request_id, Status.CANCELLED)
+
+    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
+        del request_id, n_tokens, now
+
+    def hold(self, request_id: int, now: float) -> None:
+        del now
+        self._requests[request_id].held = True
+        self.n_holds += 1
+
+    def release(self, request_id: int, now: float) -> None:
+        del now
+        self._requests[request_id].held = False
+
+    def plan(self, now: float) -> StepPlan | None:
+        del now
+        if all(request.held for request in self._requests.values()):
+            return None
+        return StepPlan(())
+
+    def run(self, plan: StepPlan) -> StepResult:
+        del plan
+        return StepResult(())
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        del plan, result, now
+        for request_id, request in list(self._requests.items()):
+            if request.held:
+                continue
+            logprobs = LOGPROBS if request_id in self._wants_logprobs else None
+            self._events.append(TokenEvent(request_id, request.n_output, 7, logprobs))
+            request.n_output += 1
+            if request.n_output == request.max_tokens:
+                self._end(request_id, Status.LENGTH)
+
+    def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
+        del plan, now
+        raise error
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def stats(self) -> Mapping[str, int]:
+        n_running = len(self._requests)
+        return {
+            "n_queued": 0,
+            "n_running": n_running,
+            "n_slots": 4096,
+            "n_free_slots": 4096 - n_running,
+        }
+
+    def _end(self, request_id: int, status: Status) -> None:
+        request = self._requests.pop(request_id, None)
+        self._wants_logprobs.discard(request_id)
+        if request is not None:
+            self._events.append(
+                EndEvent(request_id, status, None, None, 1, request.n_output, 0.0, 0.0, 0.0)
+            )
