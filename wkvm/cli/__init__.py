@@ -1,6 +1,76 @@
-"""The command line."""
+"""The command line: arguments to settings to a running server, a client, or a report.
+
+The parser is built without any command's own imports, so that ``wkvm --help`` is fast
+and works without torch.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from wkvm import __version__
+from wkvm.cli.parser import build_parser
+from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
 
 
-def main() -> int:
-    """Run the command line; the value is the exit status."""
-    raise NotImplementedError
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; None takes those of the process.
+
+    Returns:
+        The exit status: 0, 1 for what went wrong, 2 for what cannot be asked for or needs
+        something that is not installed, 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: the arguments cannot be parsed (2), or help was asked for (0).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:
+        # Its arguments are not parsed here; its own parser does, --help included.
+        from wkvm.cli import bench
+
+        return bench.run(arguments[1:])
+    args = build_parser().parse_args(arguments)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output has gone. Nothing is to be said to anybody, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except Exception as error:
+        from wkvm.cli.failures import status_of
+
+        status = status_of(error)
+        if status is None:
+            raise
+        print(f"wkvm {args.command}: {error}", file=sys.stderr)
+        return status
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Import what the command needs, and run it."""
+    match args.command:
+        case "serve":
+            from wkvm.cli import serve
+
+            return serve.run(args)
+        case "complete":
+            from wkvm.cli import complete
+
+            return complete.run(args)
+        case "chat":
+            from wkvm.cli import chat
+
+            return chat.run(args)
+        case "inspect":
+            from wkvm.cli import inspect_model
+
+            return inspect_model.run(args)
+        case _:
+            print(f"wkvm {__version__}")
+            return 0

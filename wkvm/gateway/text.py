@@ -34,6 +34,7 @@ __all__ = [
     "StopText",
     "TemplateError",
     "TextError",
+    "TextStream",
     "Tokenizer",
     "TokenizerError",
     "TokenizerNotFoundError",
@@ -127,3 +128,34 @@ class StopStrings:
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
         return 0
+
+
+class TextStream:
+    """Ids to text up to a stop string: a decoder and a matcher in a row."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._matcher = StopStrings(stops)
+        self.stop: str | None = None
+
+    def feed(self, ids: Iterable[int]) -> StopText:
+        """Take ids; return the text that is complete and certainly before any stop.
+
+        After a stop was found, ids are ignored.
+
+        Raises:
+            UnknownTokenError: the tokenizer has no such id.
+        """
+        return self._match(self._decoder.feed(ids)) if self.stop is None else StopText("")
+
+    def flush(self) -> StopText:
+        """End the stream: return what was held back; it may still complete a stop."""
+        if self.stop is not None:
+            return StopText("")
+        last = self._match(self._decoder.flush())
+        return last if last.stop is not None else StopText(last.text + self._matcher.flush())
+
+    def _match(self, text: str) -> StopText:
+        found = self._matcher.feed(text)
+        self.stop = found.stop
+        return found

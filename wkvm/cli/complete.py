@@ -1,0 +1,131 @@
+"""``wkvm complete``: one completion to standard output, as it comes."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_protocol.messages import EndReason
+
+from wkvm.cli.backend import Answer
+from wkvm.cli.flags import EXACT_FLAGS, SAMPLING_FLAGS
+from wkvm.cli.place import Setting, note, open_setting, sampling_options
+from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
+from wkvm.core.errors import ConfigError
+from wkvm.gateway.text import TextStream, Tokenizer
+
+
+def run(args: argparse.Namespace) -> int:
+    """Complete a text. Ctrl-C ends it early.
+
+    Raises:
+        WkvmError, TextError, ClientError: there is no completion.
+    """
+    if not args.json and not args.logprobs is args.prompt_logprobs is None:
+        raise ConfigError("logprobs", "log probabilities are printed with --json only")
+    if not all(args.stop):
+        raise ConfigError("stop", "must not be empty")
+    text = sys.stdin.buffer.read().decode(errors="replace") if args.prompt == "-" else args.prompt
+    with open_setting(args) as setting:
+        prompt = setting.tokenizer.encode(text, special=args.special)
+        options = sampling_options(args, SAMPLING_FLAGS + EXACT_FLAGS, setting.suggested)
+        answer = setting.backend.generate(prompt, **options)
+        stream = TextStream(setting.tokenizer, args.stop)
+        shown, was_interrupted = show(answer, stream, to_stdout=not args.json)
+        completion = answer.completion()
+        if args.json:
+            print(json.dumps(_report(setting, prompt, "".join(shown), stream.stop, completion)))
+        else:
+            print()
+    if was_interrupted:
+        return EXIT_INTERRUPTED
+    if completion.reason is EndReason.TIMED_OUT:
+        note("the answer was not complete in time")
+        return EXIT_FAILURE
+    return 0
+
+
+def show(answer: Answer, stream: TextStream, *, to_stdout: bool) -> tuple[list[str], bool]:
+    """Print an answer as it comes, up to a stop string.
+
+    Ctrl-C cancels it, as a stop string does; the text up to then counts.
+
+    Returns:
+        The text in the pieces in which it was printed, and whether Ctrl-C ended it.
+
+    Raises:
+        ClientError, UnknownTokenError: the answer failed; its beginning was printed.
+    """
+    shown, was_interrupted = list[str](), False
+
+    def put(text: str) -> None:
+        if text:
+            shown.append(text)
+            if to_stdout:
+                print(text, end="", flush=True)
+
+    try:
+        for ids in answer:
+            put(stream.feed(ids).text)
+            if stream.stop is not None:
+                break
+    except KeyboardInterrupt:
+        was_interrupted = True
+    answer.cancel()
+    answer.completion()
+    put(stream.flush().text)
+    return shown, was_interrupted
+
+
+def _report(
+    setting: Setting, prompt: list[int], text: str, stop: str | None, completion: Completion
+) -> dict[str, Any]:
+    timings = completion.timings
+    return {
+        "model": setting.server.model,
+        "text": text,
+        "ids": completion.ids,
+        "reason": "stop" if stop is not None else completion.reason.name.lower(),
+        "stop": stop,
+        "stop_id": completion.stop_id,
+        "prompt_ids": prompt,
+        "n_prompt": completion.n_prompt,
+        "n_output": completion.n_output,
+        "logprobs": _logprobs(completion.logprobs, setting.tokenizer),
+        "prompt_logprobs": _logprobs(completion.prompt_logprobs, setting.tokenizer),
+        "queue_s": timings.queue_s,
+        "first_token_s": timings.first_token_s,
+        "total_s": timings.total_s,
+    }
+
+
+def _logprobs(
+    positions: list[TokenLogprobs] | None, tokenizer: Tokenizer
+) -> list[dict[str, Any]] | None:
+    if positions is None:
+        return None
+    return [
+        {
+            "id": position.token_id,
+            "token": _name(position.token_id, tokenizer),
+            "logprob": position.logprob,
+            "rank": position.rank,
+            "top": [
+                {
+                    "id": top.token_id,
+                    "token": _name(top.token_id, tokenizer),
+                    "logprob": top.logprob,
+                }
+                for top in position.top
+            ],
+        }
+        for position in positions
+    ]
+
+
+def _name(token_id: int, tokenizer: Tokenizer) -> str:
+    """An id as text; a model may have ids that its tokenizer lacks."""
+    if token_id >= tokenizer.vocab_size:
+        return ""
+    return tokenizer.decode([token_id], skip_special=False)

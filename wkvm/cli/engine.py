@@ -1,0 +1,56 @@
+"""From a model's path to an engine that has run once. Imports torch, so import this late."""
+
+import time
+from pathlib import Path
+
+from wkvm.cli.memory import slots_that_fit
+from wkvm.core.config import EngineConfig
+from wkvm.core.request import RequestSpec
+from wkvm.core.sampling import SamplingParams
+from wkvm.engine.engine import Engine
+from wkvm.gateway.text import tokenizer_digest
+from wkvm.models.base import Model
+from wkvm.models.registry import describe, load_model
+
+MAX_AUTO_SLOTS = 1024
+"""What ``--slots auto`` takes at most: more rows in a step hardly raise the throughput."""
+
+WARM_UP_LENGTHS = (1, 3, 64, 65)
+"""Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
+
+
+def auto_slots(path: Path, *, device: str, dtype: str) -> int:
+    """How many slots to have on this machine: see ``--slots auto``.
+
+    Raises:
+        CheckpointError, ConfigError: as ``describe``.
+    """
+    description = describe(path, device=device, dtype=dtype)
+    fitting = slots_that_fit(description, device=device, dtype=dtype)
+    return min(max(fitting.n_slots // 2, 1), MAX_AUTO_SLOTS)
+
+
+def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engine:
+    """Load a model, run it once and make its engine.
+
+    Raises:
+        CheckpointError, ConfigError: as ``load_model``.
+    """
+    model = load_model(path, device=config.device, dtype=config.dtype)
+    warm_up(model, config)
+    return Engine(model, config, served_name=served_name, tokenizer_digest=tokenizer_digest(path))
+
+
+def warm_up(model: Model, config: EngineConfig) -> None:
+    """Run prompts of several lengths, so that the first request finds everything set up.
+
+    On an engine of its own: neither counters nor random numbers of the one that serves
+    are touched.
+    """
+    engine = Engine(model, EngineConfig(n_slots=len(WARM_UP_LENGTHS), n_threads=config.n_threads))
+    params = SamplingParams(max_tokens=2, top_p=0.9, seed=0)
+    for length in WARM_UP_LENGTHS:
+        engine.submit(RequestSpec(prompt=(0,) * length, params=params), time.monotonic())
+    while (plan := engine.plan(time.monotonic())) is not None:
+        engine.commit(plan, engine.run(plan), time.monotonic())
+    engine.take_events()

@@ -1,0 +1,26 @@
+"""Which exceptions end a command with one line on standard error, and with which status."""
+
+from wkvm_client.errors import ClientError, PlaintextKeyError
+
+from wkvm.cli.status import EXIT_FAILURE, EXIT_USAGE
+from wkvm.core.errors import ConfigError, MissingExtraError, ModelNotFoundError, WkvmError
+from wkvm.gateway.errors import TextError, TokenizerNotFoundError
+
+USAGE_FAILURES = (
+    ConfigError,
+    MissingExtraError,
+    ModelNotFoundError,
+    TokenizerNotFoundError,
+    PlaintextKeyError,
+)
+"""What was asked for cannot be had here."""
+
+FAILURES = (WkvmError, TextError, ClientError)
+"""Everything else that is raised on purpose."""
+
+
+def status_of(error: Exception) -> int | None:
+    """The exit status for an exception; None for a bug, which shows its traceback."""
+    if isinstance(error, USAGE_FAILURES):
+        return EXIT_USAGE
+    return EXIT_FAILURE if isinstance(error, FAILURES) else None

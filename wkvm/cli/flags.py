@@ -1,0 +1,414 @@
+"""The flags, as tables: one row each, from which the parser and the settings are made.
+
+A row of a settings table names the field of its dataclass, so that a default is stated
+once, where the field is.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.sampling import SamplingParams
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
+API_KEY_VARIABLE = "WKVM_API_KEY"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag that sets one field.
+
+    Attributes:
+        names: the flag and its aliases.
+        field: of the dataclass.
+        kind: what reads the value; None for a switch.
+        metavar: what stands for the value in the help text.
+        text: the help text; ``%(default)s`` is the field's default.
+        choices: the allowed values, where they are few.
+        from_model: without the flag the model's generation settings count, not the field.
+    """
+
+    names: tuple[str, ...]
+    field: str
+    kind: Callable[[str], Any] | None
+    text: str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    from_model: bool = False
+
+
+def slots(text: str) -> int | None:
+    """A number of slots; None for ``auto``."""
+    return None if text == "auto" else int(text)
+
+
+def port(text: str) -> int | None:
+    """A TCP port; None for ``none``."""
+    return None if text == "none" else int(text)
+
+
+def id_list(text: str) -> tuple[int, ...]:
+    """Ids with commas between them."""
+    return tuple(int(part) for part in text.split(","))
+
+
+ENGINE_FLAGS = (
+    Flag(
+        names=("--slots", "--max-num-seqs", "--max-running-requests"),
+        field="n_slots",
+        kind=slots,
+        metavar="N",
+        text="how many states can be live at once; 'auto' takes what fits in half of the free "
+        "memory, at most 1024 (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-num-batched-tokens",),
+        field="max_num_batched_tokens",
+        kind=int,
+        metavar="N",
+        text="token budget of a step (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-model-len",),
+        field="max_model_len",
+        kind=int,
+        metavar="N",
+        text="limit on prompt plus max_tokens of a request (default: no limit)",
+    ),
+    Flag(
+        names=("--max-queue",),
+        field="max_queue",
+        kind=int,
+        metavar="N",
+        text="how many requests may wait for a slot (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-completed-requests",),
+        field="max_completed_requests",
+        kind=int,
+        metavar="N",
+        text="how many finished requests are remembered (default: %(default)s)",
+    ),
+    Flag(
+        names=("--request-timeout-s",),
+        field="request_timeout_s",
+        kind=float,
+        metavar="S",
+        text="time from a request's arrival to its end, if it names none (default: %(default)s)",
+    ),
+    Flag(
+        names=("--stall-timeout-s",),
+        field="stall_timeout_s",
+        kind=float,
+        metavar="S",
+        text="how long a request without credit may hold its slot (default: %(default)s)",
+    ),
+    Flag(
+        names=("--poison-freed-slots",),
+        field="poison_freed_slots",
+        kind=None,
+        text="fill freed slots with NaN; a debugging aid",
+    ),
+    Flag(
+        names=("--seed",),
+        field="seed",
+        kind=int,
+        metavar="N",
+        text="base of the random numbers of requests that bring no seed (default: a fresh one)",
+    ),
+)
+
+MODEL_FLAGS = (
+    Flag(
+        names=("--device",),
+        field="device",
+        kind=str,
+        choices=("auto", "cpu", "cuda"),
+        text="where to run; auto takes a GPU if there is one (default: %(default)s)",
+    ),
+    Flag(
+        names=("--dtype",),
+        field="dtype",
+        kind=str,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        text="of weights and activations; auto is float32 on a CPU and the checkpoint's own on "
+        "a GPU (default: %(default)s)",
+    ),
+    Flag(
+        names=("--threads",),
+        field="n_threads",
+        kind=int,
+        metavar="N",
+        text="threads of the CPU path (default: all cores)",
+    ),
+)
+
+ADDRESS_FLAGS = (
+    Flag(
+        names=("--host",),
+        field="host",
+        kind=str,
+        metavar="HOST",
+        text="address or name to bind; beyond loopback a key is needed (default: %(default)s)",
+    ),
+    Flag(
+        names=("--binary-port",),
+        field="binary_port",
+        kind=port,
+        metavar="PORT",
+        text="TCP port of the binary protocol; 0 takes a free one, 'none' serves no TCP "
+        "(default: %(default)s)",
+    ),
+    Flag(
+        names=("--binary-uds",),
+        field="binary_uds",
+        kind=str,
+        metavar="PATH",
+        text="unix socket of the binary protocol (default: none)",
+    ),
+)
+
+LIMIT_FLAGS = (
+    Flag(
+        names=("--drain-timeout-s",),
+        field="drain_timeout_s",
+        kind=float,
+        metavar="S",
+        text="how long open requests have to end after SIGTERM or SIGINT (default: %(default)s)",
+    ),
+    Flag(
+        names=("--auth-timeout-s",),
+        field="auth_timeout_s",
+        kind=float,
+        metavar="S",
+        text="from a connection's start to its HELLO (default: %(default)s)",
+    ),
+    Flag(
+        names=("--frame-timeout-s",),
+        field="frame_timeout_s",
+        kind=float,
+        metavar="S",
+        text="from a frame's first byte to its last (default: %(default)s)",
+    ),
+    Flag(
+        names=("--ping-interval-s",),
+        field="ping_interval_s",
+        kind=float,
+        metavar="S",
+        text="a peer that is silent for this long is sent a ping; 0 sends none "
+        "(default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-missed-pings",),
+        field="max_missed_pings",
+        kind=int,
+        metavar="N",
+        text="so many unanswered pings end a connection (default: %(default)s)",
+    ),
+    Flag(
+        names=("--idle-timeout-s",),
+        field="idle_timeout_s",
+        kind=float,
+        metavar="S",
+        text="a peer that is silent for this long is given up (default: %(default)s)",
+    ),
+    Flag(
+        names=("--write-timeout-s",),
+        field="write_timeout_s",
+        kind=float,
+        metavar="S",
+        text="how long a peer that reads too slowly is kept (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-output-bytes",),
+        field="max_output_bytes",
+        kind=int,
+        metavar="N",
+        text="how much may wait to be sent on one connection (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-connections",),
+        field="max_connections",
+        kind=int,
+        metavar="N",
+        text="of all tenants together (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-connections-per-tenant",),
+        field="max_connections_per_tenant",
+        kind=int,
+        metavar="N",
+        text="of one tenant (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-lanes",),
+        field="max_lanes",
+        kind=int,
+        metavar="N",
+        text="open requests of one connection (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-frame-bytes",),
+        field="max_frame_bytes",
+        kind=int,
+        metavar="N",
+        text="largest frame after HELLO, both ways (default: %(default)s)",
+    ),
+)
+
+SAMPLING_FLAGS = (
+    Flag(
+        names=("--max-tokens",),
+        field="max_tokens",
+        kind=int,
+        metavar="N",
+        text="end after so many tokens (default: %(default)s)",
+    ),
+    Flag(
+        names=("--min-tokens",),
+        field="min_tokens",
+        kind=int,
+        metavar="N",
+        text="no end before so many tokens (default: %(default)s)",
+    ),
+    Flag(
+        names=("--temperature",),
+        field="temperature",
+        kind=float,
+        metavar="X",
+        from_model=True,
+        text="0 always takes the most likely token (default: the model's own, or 1)",
+    ),
+    Flag(
+        names=("--top-k",),
+        field="top_k",
+        kind=int,
+        metavar="N",
+        from_model=True,
+        text="keep the N most likely tokens; 0 keeps all (default: the model's own, or 0)",
+    ),
+    Flag(
+        names=("--top-p",),
+        field="top_p",
+        kind=float,
+        metavar="X",
+        from_model=True,
+        text="keep the most likely tokens whose mass reaches X (default: the model's own, or 1)",
+    ),
+    Flag(
+        names=("--min-p",),
+        field="min_p",
+        kind=float,
+        metavar="X",
+        from_model=True,
+        text="drop tokens less likely than X times the most likely one "
+        "(default: the model's own, or 0)",
+    ),
+    Flag(
+        names=("--repetition-penalty",),
+        field="repetition_penalty",
+        kind=float,
+        metavar="X",
+        from_model=True,
+        text="on tokens of prompt and output; 1 is off (default: the model's own, or 1)",
+    ),
+    Flag(
+        names=("--presence-penalty",),
+        field="presence_penalty",
+        kind=float,
+        metavar="X",
+        text="subtracted once from tokens in the output (default: %(default)s)",
+    ),
+    Flag(
+        names=("--frequency-penalty",),
+        field="frequency_penalty",
+        kind=float,
+        metavar="X",
+        text="subtracted for each occurrence in the output (default: %(default)s)",
+    ),
+    Flag(
+        names=("--penalty-decay",),
+        field="penalty_decay",
+        kind=float,
+        metavar="X",
+        text="each new token multiplies earlier counts by X; RWKV's habit is 0.996 "
+        "(default: %(default)s)",
+    ),
+    Flag(
+        names=("--seed",),
+        field="seed",
+        kind=int,
+        metavar="N",
+        text="fixes the random numbers (default: fresh ones)",
+    ),
+)
+
+EXACT_FLAGS = (
+    Flag(
+        names=("--stop-ids",),
+        field="stop_ids",
+        kind=id_list,
+        metavar="ID,...",
+        text="end when one of these ids is sampled, besides the model's own end ids",
+    ),
+    Flag(
+        names=("--allowed-ids",),
+        field="allowed_ids",
+        kind=id_list,
+        metavar="ID,...",
+        text="only these ids may be sampled (default: all)",
+    ),
+    Flag(
+        names=("--ignore-eos",),
+        field="ignore_eos",
+        kind=None,
+        text="go on after the model's own end ids",
+    ),
+    Flag(
+        names=("--logprobs",),
+        field="logprobs",
+        kind=int,
+        metavar="N",
+        text="with --json: report the log probability of each token and of the N most likely ones",
+    ),
+    Flag(
+        names=("--prompt-logprobs",),
+        field="prompt_logprobs",
+        kind=int,
+        metavar="N",
+        text="with --json: likewise for the tokens of the prompt but the first",
+    ),
+)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    flags: Sequence[Flag],
+    settings: type[EngineConfig] | type[ServerConfig] | type[SamplingParams],
+) -> None:
+    """Add rows as a group of ``--help``, with the defaults of ``settings``."""
+    defaults = {field.name: field.default for field in fields(settings)}
+    group = parser.add_argument_group(title)
+    for flag in flags:
+        if flag.kind is None:
+            group.add_argument(*flag.names, dest=flag.field, action="store_true", help=flag.text)
+        else:
+            group.add_argument(
+                *flag.names,
+                dest=flag.field,
+                type=flag.kind,
+                metavar=flag.metavar,
+                choices=flag.choices,
+                default=None if flag.from_model else defaults[flag.field],
+                help=flag.text,
+            )
+
+
+def values_of(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
+    """What was given, or the default, by field."""
+    given: Mapping[str, Any] = vars(args)
+    return {flag.field: given[flag.field] for flag in flags}

@@ -1,0 +1,78 @@
+"""What a MODEL argument stands for, and the files around its weights that the CLI reads."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+
+from wkvm.core.errors import CorruptCheckpointError, MissingExtraError, ModelNotFoundError
+
+BUNDLED = Path(__file__).parents[1] / "bundled" / "rwkv7-tinystories"
+"""The model that comes with wkvm."""
+
+
+def find_model(argument: str | None) -> Path:
+    """The path of a model; the bundled one for None.
+
+    Raises:
+        ModelNotFoundError: there is nothing at that path.
+    """
+    if argument is None:
+        return BUNDLED
+    path = Path(argument)
+    if not path.exists():
+        raise ModelNotFoundError(argument, "no such file or folder")
+    return path
+
+
+def model_name(path: Path) -> str:
+    """What a model is called if nobody says otherwise: its folder's or file's name."""
+    resolved = path.resolve()
+    return resolved.name if resolved.is_dir() else resolved.stem
+
+
+def require_engine() -> None:
+    """Check for what only the extra ``engine`` installs, without importing it.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("engine", "torch")
+
+
+class GenerationSettings(msgspec.Struct, frozen=True):
+    """The sampling that a model's maker suggests; None where nothing is said."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def suggested(self) -> dict[str, float | int]:
+        """What is said, by the field of SamplingParams."""
+        if self.do_sample is False:
+            return {"temperature": 0.0}
+        given = msgspec.structs.asdict(self)
+        del given["do_sample"]
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def generation_settings(path: Path) -> GenerationSettings:
+    """Read ``generation_config.json`` in a model's folder; without one nothing is suggested.
+
+    Raises:
+        CorruptCheckpointError: it cannot be read.
+    """
+    folder = path if path.is_dir() else path.parent
+    file = folder / "generation_config.json"
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return GenerationSettings()
+    try:
+        return msgspec.json.decode(content, type=GenerationSettings)
+    except msgspec.MsgspecError as error:
+        raise CorruptCheckpointError(str(file), str(error)) from error

@@ -1,0 +1,163 @@
+"""The tree of commands and flags. ``docs/cli.md`` has a row for each of them."""
+
+import argparse
+
+from wkvm import __version__
+from wkvm.cli.flags import (
+    ADDRESS_FLAGS,
+    API_KEY_VARIABLE,
+    DEFAULT_ADDRESS,
+    ENGINE_FLAGS,
+    EXACT_FLAGS,
+    LIMIT_FLAGS,
+    LOG_LEVELS,
+    MODEL_FLAGS,
+    SAMPLING_FLAGS,
+    add_flags,
+)
+from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.sampling import SamplingParams
+
+MODEL_HELP = (
+    "folder with safetensors files, or a .pth file (default: the model that comes with wkvm)"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line. ``command`` holds which command was given."""
+    parser = argparse.ArgumentParser(
+        prog="wkvm",
+        description="An inference engine for recurrent language models.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"wkvm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _serve(_command(commands, "serve", "serve a model over the binary protocol"))
+    _complete(_command(commands, "complete", "complete a text"))
+    _chat(_command(commands, "chat", "chat in the terminal"))
+    _inspect(_command(commands, "inspect", "say what a model is, and how many states fit here"))
+    # For the list of commands only: ``main`` hands its arguments on unseen.
+    _command(commands, "bench", "run a benchmark: the same as python -m wkvm_bench")
+    _command(commands, "version", "print the version")
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+    )
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    model.add_argument("--model-path", metavar="MODEL", help="the same as MODEL")
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="what clients are told the model is called (default: the name of its folder or file)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="warning",
+        help="what goes to standard error (default: %(default)s)",
+    )
+    add_flags(parser, "addresses", ADDRESS_FLAGS, ServerConfig)
+    keys = parser.add_argument_group("who may connect")
+    keys.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"a key; may be repeated. Other users of the machine can see it: ${API_KEY_VARIABLE} "
+        "or a file hides it (default: everybody who reaches the server may connect)",
+    )
+    keys.add_argument(
+        "--api-keys-file",
+        metavar="FILE",
+        help="keys by tenant: lines of tenant:key, or of tenant:SHA-256 of a key",
+    )
+    add_flags(parser, "the model", MODEL_FLAGS, EngineConfig)
+    add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
+    add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="the text; '-' reads standard input")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        default=[],
+        help="end before this text; may be repeated",
+    )
+    parser.add_argument(
+        "--special",
+        action="store_true",
+        help="names of special tokens in the prompt stand for these tokens",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object with text, ids, reason and log probabilities at the end",
+    )
+    _engine_or_server(parser)
+    add_flags(parser, "sampling", SAMPLING_FLAGS + EXACT_FLAGS, SamplingParams)
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+    _engine_or_server(parser)
+    add_flags(parser, "sampling", SAMPLING_FLAGS, SamplingParams)
+
+
+def _engine_or_server(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group(
+        "where it runs",
+        f"Without a flag of this group: on the server at {DEFAULT_ADDRESS} if there is one, "
+        "otherwise in this process.",
+    )
+    where.add_argument(
+        "--connect", metavar="ADDRESS", help="the server: tcp://HOST:PORT or unix:///PATH"
+    )
+    where.add_argument("--local", action="store_true", help="run in this process")
+    where.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="run this model in this process; with --connect, where tokenizer, template and "
+        "generation settings are (default: the model that comes with wkvm)",
+    )
+    where.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer file or folder; 'bytes' if ids are bytes (default: the model's)",
+    )
+    where.add_argument(
+        "--api-key", metavar="KEY", help=f"for the server (default: ${API_KEY_VARIABLE})"
+    )
+    where.add_argument(
+        "--timeout-s",
+        type=float,
+        metavar="S",
+        help="end an answer after so long (default: the server's setting)",
+    )
+    add_flags(parser, "in this process", MODEL_FLAGS, EngineConfig)
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="for which device the layout is told (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and activations, as for serve (default: %(default)s)",
+    )

@@ -1,0 +1,118 @@
+"""Where ``complete`` and ``chat`` run, and the text layer that fits there."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wkvm_client.errors import BadPeerError, ConnectFailedError, ConnectTimeoutError
+from wkvm_protocol.messages import HelloOk
+
+from wkvm.cli.backend import Backend, Local, Remote
+from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
+from wkvm.cli.models import find_model, generation_settings, model_name, require_engine
+from wkvm.core.config import EngineConfig
+from wkvm.core.errors import ConfigError
+from wkvm.gateway.text import (
+    ByteTokenizer,
+    ChatTemplate,
+    Tokenizer,
+    load_chat_template,
+    load_tokenizer,
+)
+
+PROBE_TIMEOUT_S = 2.0
+"""How long a server at the default address may take to answer, if none was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Something to generate with, and what turns text into its ids and back.
+
+    Attributes:
+        backend: connected.
+        tokenizer: that of the model that is served.
+        template: for chats.
+        suggested: sampling parameters that the model's maker suggests.
+    """
+
+    backend: Backend
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    suggested: dict[str, float | int]
+
+    @property
+    def server(self) -> HelloOk:
+        """What the server says of itself."""
+        return self.backend.server
+
+
+@contextmanager
+def open_setting(args: argparse.Namespace) -> Iterator[Setting]:
+    """Connect to where the arguments say, and load the text layer that belongs to it.
+
+    Raises:
+        ConfigError: the arguments contradict each other, or the tokenizer is not the one
+            of the model that is served.
+        CheckpointError, MissingExtraError, TextError, ClientError: there is none.
+    """
+    path = find_model(args.model)
+    if args.connect is not None and args.local:
+        raise ConfigError("local", "cannot be together with --connect")
+    tokenizer, template = _tokenizer(args.tokenizer, path), load_chat_template(path)
+    suggested = generation_settings(path).suggested()
+    with _open_backend(args, path) as backend:
+        _check_digest(tokenizer, backend.server)
+        yield Setting(backend, tokenizer, template, suggested)
+
+
+def sampling_options(
+    args: argparse.Namespace, flags: tuple[Flag, ...], suggested: dict[str, float | int]
+) -> dict[str, Any]:
+    """What to ask for: flags that were given, then what the model suggests, then defaults."""
+    given = {name: value for name, value in values_of(args, flags).items() if value is not None}
+    if args.timeout_s is not None:
+        given["timeout_s"] = args.timeout_s
+    return suggested | given
+
+
+def note(text: str) -> None:
+    """Say something that is no output."""
+    print(f"wkvm: {text}", file=sys.stderr)
+
+
+def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
+    api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+    if args.connect is not None:
+        return Backend.open(Remote(args.connect, api_key))
+    if not args.local and args.model is None:
+        try:
+            return Backend.open(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
+        except (ConnectFailedError, ConnectTimeoutError, BadPeerError):
+            note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
+    config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
+    require_engine()
+    from wkvm.cli.engine import build_engine
+
+    return Backend.open(Local(build_engine(path, config, served_name=model_name(path))))
+
+
+def _tokenizer(argument: str | None, model: Path) -> Tokenizer:
+    if argument == "bytes":
+        return ByteTokenizer()
+    return load_tokenizer(model if argument is None else Path(argument))
+
+
+def _check_digest(tokenizer: Tokenizer, server: HelloOk) -> None:
+    if tokenizer.digest == server.tokenizer_digest:
+        return
+    ours, theirs = tokenizer.digest[:12] or "none", server.tokenizer_digest[:12] or "none"
+    raise ConfigError(
+        "tokenizer",
+        f"it is not that of {server.model}, which the server runs (digest {ours}, the server "
+        f"says {theirs}): give the right one with --tokenizer or --model, or use --local",
+    )

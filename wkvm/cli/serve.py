@@ -1,0 +1,87 @@
+"""``wkvm serve``: arguments to settings to a running server."""
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+from wkvm.cli.flags import (
+    ADDRESS_FLAGS,
+    API_KEY_VARIABLE,
+    ENGINE_FLAGS,
+    LIMIT_FLAGS,
+    MODEL_FLAGS,
+    values_of,
+)
+from wkvm.cli.models import find_model, model_name, require_engine
+from wkvm.core.config import ApiKey, EngineConfig, ServerConfig, parse_api_keys
+from wkvm.core.errors import ConfigError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Prints one line once clients can connect: ``ready`` and the addresses.
+
+    Raises:
+        ConfigError, CheckpointError, MissingExtraError: there will be no server.
+    """
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    path = find_model(args.model if args.model_path is None else args.model_path)
+    server_config = server_settings(args)
+    engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
+    is_auto = engine_values["n_slots"] is None
+    if is_auto:
+        engine_values["n_slots"] = EngineConfig.n_slots
+    engine_config = EngineConfig(**engine_values)
+    require_engine()
+
+    from wkvm.cli.engine import auto_slots, build_engine
+    from wkvm.server.serve import Server
+    from wkvm.server.serve import run as run_server
+
+    if is_auto:
+        engine_values["n_slots"] = auto_slots(
+            path, device=engine_config.device, dtype=engine_config.dtype
+        )
+        engine_config = EngineConfig(**engine_values)
+    name = args.served_model_name or model_name(path)
+    engine = build_engine(path, engine_config, served_name=name)
+
+    def ready(server: Server) -> None:
+        print("ready", *server.addresses, flush=True)
+
+    run_server(engine, server_config, ready=ready)
+    return 0
+
+
+def server_settings(args: argparse.Namespace) -> ServerConfig:
+    """The settings of the server, keys included.
+
+    Raises:
+        ConfigError: one is not allowed, or a keys file cannot be read.
+    """
+    values = values_of(args, ADDRESS_FLAGS + LIMIT_FLAGS)
+    if values["binary_port"] is None and values["binary_uds"] is None:
+        raise ConfigError("binary-port", "without TCP a unix socket is needed, --binary-uds")
+    return ServerConfig(**values, api_keys=api_keys(args.api_key, args.api_keys_file))
+
+
+def api_keys(given: list[str] | None, file: str | None) -> tuple[ApiKey, ...]:
+    """The keys from flags, or else from the environment, and from a file.
+
+    Raises:
+        ConfigError: a key is malformed, or the file cannot be read.
+    """
+    from_environment = os.environ.get(API_KEY_VARIABLE)
+    if given is None and from_environment is not None:
+        given = [from_environment]
+    keys = [ApiKey.of(key) for key in given or ()]
+    if file is not None:
+        try:
+            keys += parse_api_keys(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("api-keys-file", f"cannot be read: {error}") from error
+    return tuple(keys)
