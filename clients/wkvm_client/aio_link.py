@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from wkvm_protocol.address import Address, TcpAddress
 
@@ -80,7 +81,7 @@ class Link(asyncio.BufferedProtocol):
         return lane
 
     async def aclose(self) -> None:
-        """Close, and return when the transport is closed."""
+        """Close, and return when the transport is closed. What was written still goes out."""
         self.session.close(ClientClosedError("the client was closed"))
         self._after()
         try:
@@ -88,13 +89,14 @@ class Link(asyncio.BufferedProtocol):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._closed.wait()
         finally:
-            self.abort()
+            await self.abort()
 
-    def abort(self) -> None:
-        """Close at once; what was written may be lost."""
+    async def abort(self) -> None:
+        """Close, and return when the transport is closed. What was written may be lost."""
         self.session.close(ClientClosedError("the client was closed"))
         if self._transport is not None:
             self._transport.abort()
+            await self._closed.wait()
 
     @property
     def is_closed(self) -> bool:
@@ -105,8 +107,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -177,8 +179,9 @@ class Link(asyncio.BufferedProtocol):
             self._tick_later()
         else:
             # a peer that is silent will not read the rest either
-            self.abort()
-        self._after()
+            assert self._transport is not None
+            self._transport.abort()
+            self._after()
 
     def _expire(self, lane: Lane, timeout_s: float) -> None:
         self.session.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
@@ -214,11 +217,11 @@ async def open_link(
                     await loop.create_unix_connection(lambda: link, where.path)
             await link.handshake(api_key)
     except TimeoutError as error:
-        link.abort()
+        await link.abort()
         raise ConnectTimeoutError(timeout_s) from error
     except OSError as error:
         raise ConnectFailedError(f"{where}: {error.strerror or error}") from error
     except BaseException:
-        link.abort()
+        await link.abort()
         raise
     return link
