@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tools import train_rwkv7
 from tools.rwkv7_corpus import END_OF_TEXT, Batches, read_documents
-from tools.rwkv7_model import CHUNK, wkv_chunked
+from tools.rwkv7_model import CHUNK, RWKV7, Shape, wkv_chunked
+from wkvm.gateway.text import load_tokenizer
+from wkvm.models.base import Batch
+from wkvm.models.registry import load_model
+from wkvm.state.arena import Arena
 
 
 def sequential(
@@ -97,3 +102,29 @@ def test_a_few_steps_lower_the_loss(trained: Path) -> None:
     losses = [loss for _, _, loss, _ in log["log"]]
     assert losses[-1] < losses[0] - 0.5
     assert math.isfinite(log["val"]["held-out"])
+
+
+def test_the_folder_loads_and_the_engines_model_gives_the_trainers_logits(trained: Path) -> None:
+    model = load_model(trained, device="cpu", dtype="float32")
+    assert model.info.eos_ids == (0, 1)
+    tokenizer = load_tokenizer(trained)
+    ids = tokenizer.encode("the cat sat on the mat and the dog ran under the tree " * 4)[:CHUNK]
+    arena = Arena(model.layout, 1, "cpu")
+    arena.zero([0])
+    batch = Batch(
+        token_ids=torch.tensor(ids),
+        slots=torch.tensor([0], dtype=torch.int32),
+        lengths=(len(ids),),
+        slot_list=(0,),
+        logit_rows=torch.arange(len(ids)),
+    )
+    served = model.forward(batch, arena.views)
+
+    shape = Shape(**json.loads((trained / "train_log.json").read_text())["shape"])
+    trainer = RWKV7(shape, wkv_chunked)
+    for file in trained.glob("*.safetensors"):
+        trainer.load_state_dict({k: v.float() for k, v in load_file(file).items()}, strict=False)
+    with torch.no_grad():
+        expected = trainer(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=torch.int32))[0]
+    torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)
+    assert len(list(trained.glob("*.safetensors"))) > 1

@@ -1,0 +1,63 @@
+"""Start a server, show one completion from it, and keep serving. This is ``make run``.
+
+The server is a child process. Ctrl-C and SIGTERM end both; the exit status is the server's, which
+is 0 after it has drained.
+"""
+
+import argparse
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+PROMPT = "Once upon a time, there was a small fox who"
+
+
+def wkvm(*arguments: str) -> list[str]:
+    """The command line that runs ``wkvm`` in this environment."""
+    return [sys.executable, "-m", "wkvm", *arguments]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; the value is the exit status."""
+    parser = argparse.ArgumentParser(description="Serve a model and show one completion.")
+    parser.add_argument("model", nargs="?", help="what to serve (default: the bundled model)")
+    parser.add_argument("--port", default="8001", help="TCP port (default: %(default)s)")
+    options = parser.parse_args(argv)
+    model = [options.model] if options.model else []
+
+    command = wkvm("serve", *model, "--binary-port", options.port)
+    print("starting: wkvm", *command[3:], flush=True)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def end(signum: int, _frame: FrameType | None) -> None:
+        # From a terminal Ctrl-C reaches the server as well; SIGTERM reaches this process alone.
+        if signum == signal.SIGTERM:
+            server.terminate()
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+
+    assert server.stdout is not None
+    first_line = server.stdout.readline().split()
+    if first_line[:1] == ["ready"]:
+        addresses = first_line[1:]
+        named = ["--model", options.model] if options.model else []
+        show = wkvm("complete", PROMPT, "--connect", addresses[0], *named, "--max-tokens", "80")
+        print(
+            f"ready. One completion, streamed:\n\n$ wkvm {shlex.join(show[3:])}\n{PROMPT}", end=""
+        )
+        sys.stdout.flush()
+        subprocess.run(show, check=False)
+        print("\nserving at", *addresses, "- Ctrl-C stops. Try, in another terminal:")
+        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0]))}", flush=True)
+    status = server.wait()
+    if first_line[:1] != ["ready"]:
+        print("There is no server. If its port is taken: make run PORT=8002", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
