@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from wkvm_protocol import messages
@@ -83,10 +83,10 @@ def fields_of(message: Message) -> dict[str, Any]:
     return {name: _to_json(name, getattr(message, name)) for name in message.__struct_fields__}
 
 
-def sender_of(message: Message) -> str:
-    """Who sends such a message: client, server or either."""
-    from_client = isinstance(message, ClientMessage)
-    from_server = isinstance(message, ServerMessage)
+def sender_of(message_type: type[Message]) -> str:
+    """Who sends such messages: client, server or either."""
+    from_client = message_type in get_args(ClientMessage)
+    from_server = message_type in get_args(ServerMessage)
     return "either" if from_client and from_server else "client" if from_client else "server"
 
 
@@ -133,7 +133,7 @@ def _record(path: Path) -> bool:
     raw = {
         "name": raw["name"],
         "type": raw["type"],
-        "sender": sender_of(message),
+        "sender": sender_of(type(message)),
         "fields": fields_of(message),
         "payload": payload.hex(),
         "frame": encode_frame(payload, MAX_FRAME_BYTES).hex(),

@@ -1,0 +1,308 @@
+"""docs/protocol.md says what the code does: its tables are read and compared."""
+
+import math
+import re
+import types
+import typing
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from wkvm_protocol import messages
+from wkvm_protocol.connection import MIN_FRAME_BYTES, ClientConnection, ServerConnection
+from wkvm_protocol.errors import ErrorCode
+from wkvm_protocol.messages import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_FRAME_BYTES,
+    End,
+    EndReason,
+    Generate,
+    Hello,
+    HelloOk,
+    Message,
+    Ping,
+    Pong,
+    Sampling,
+    Tokens,
+    pack_ids,
+)
+
+from tests.protocol.vectors import sender_of
+from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.errors import InvalidParameterError
+from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
+from wkvm.core.scheduler import Scheduler
+
+DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+MESSAGES = Message.__subclasses__()
+FLOATS = {"bias_values", "logprobs", "top_logprobs"}
+
+Row = dict[str, str]
+
+
+def table_after(text: str) -> list[Row]:
+    """The rows of the first table that comes after ``text``."""
+    assert DOC.count(text) == 1, text
+    lines = DOC.split(text, 1)[1].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    rows = list[list[str]]()
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+
+def heading_of(message_type: type[Message]) -> str:
+    tag = message_type.__struct_config__.tag
+    if tag is None:
+        return f"### {message_type.__name__} — no tag\n"
+    assert isinstance(tag, int)
+    sender = sender_of(message_type)
+    way = {
+        "client": "client to server",
+        "server": "server to client",
+        "either": "either side",
+    }[sender]
+    return f"### {message_type.__name__} — tag 0x{tag:02x}, {way}\n"
+
+
+def test_tags_are_unique() -> None:
+    tags = [t.__struct_config__.tag for t in MESSAGES if t is not Sampling]
+    assert len(set(tags)) == len(tags)
+
+
+def test_the_reference_has_every_message_and_no_other_in_order_of_tags() -> None:
+    headings = re.findall(r"^### \w+ — .*\n", DOC, re.MULTILINE)
+    assert sorted(headings) == sorted(map(heading_of, MESSAGES))
+    tags = [h for h in headings if "tag 0x" in h]
+    assert tags == sorted(tags, key=lambda h: re.findall("0x(..)", h))
+
+
+@pytest.mark.parametrize("message_type", MESSAGES)
+def test_the_fields_of_a_message_are_documented_in_order(message_type: type[Message]) -> None:
+    rows = table_after(heading_of(message_type))
+    assert [row["field"] for row in rows] == list(message_type.__struct_fields__)
+    first = 0 if message_type is Sampling else 1
+    assert [row["#"] for row in rows] == [str(first + i) for i in range(len(rows))]
+
+
+@pytest.mark.parametrize("message_type", MESSAGES)
+def test_the_types_of_a_message_are_documented(message_type: type[Message]) -> None:
+    hints = typing.get_type_hints(message_type, include_extras=True)
+    for row in table_after(heading_of(message_type)):
+        name = row["field"]
+        assert row["type"] == type_name(name, hints[name]), name
+
+
+def type_name(field: str, hint: Any) -> str:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        inner = next(a for a in typing.get_args(hint) if a is not type(None))
+        return f"{type_name(field, inner)} or nil"
+    if hint is bytes:
+        return "floats" if field in FLOATS else "ids"
+    if hint in (int, bool, float, Sampling):
+        return str(hint.__name__)
+    if hint is EndReason:
+        return "int"
+    base, meta = typing.get_args(hint)
+    if base is str:
+        return f"text({meta.max_length})"
+    if base is int:
+        bounds = {
+            (0, 2**63 - 1): "count",
+            (0, 2**32 - 1): "request id",
+            (1, 2**31 - 1): "grant",
+        }
+        return bounds[meta.ge, meta.le]
+    if typing.get_origin(base) is tuple:
+        (item, _) = typing.get_args(base)
+        return f"list of {type_name(field, item)}, up to {meta.max_length}"
+    key, value = typing.get_args(base)
+    names = f"{type_name(field, key)} to {type_name(field, value)}"
+    return f"map of {names}, up to {meta.max_length}"
+
+
+@pytest.mark.parametrize("message_type", MESSAGES)
+def test_the_defaults_of_a_message_are_documented(message_type: type[Message]) -> None:
+    written = {
+        "": msgspec.NODEFAULT,
+        "nil": None,
+        "empty": b"",
+        "`[]`": (),
+        '`""`': "",
+        "false": False,
+        "all at their defaults": Sampling(),
+    }
+    rows = table_after(heading_of(message_type))
+    for row, field in zip(rows, msgspec.structs.fields(message_type), strict=True):
+        text = row["default"]
+        value: object = written[text] if text in written else float(text)
+        assert value == field.default, field.name
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in table_after(heading_of(Sampling)) if r["range"]], ids=lambda r: r["field"]
+)
+def test_the_range_of_a_sampling_field_is_the_documented_one(row: Row) -> None:
+    match = re.fullmatch(r"([\[(])(-?\d+), (\d+)\]", row["range"])
+    if match is None:
+        assert row["field"] in {"bias_ids", "bias_values", "allowed_ids", "stop_ids"}
+        return
+    bracket, low, high = match.groups()
+    is_float = row["type"] == "float"
+
+    def accepts(value: float) -> bool:
+        fields: dict[str, Any] = {row["field"]: value}
+        if row["field"] == "min_tokens":
+            fields["max_tokens"] = 2**31 - 1
+        if row["field"] == "max_tokens":
+            fields["min_tokens"] = 0
+        try:
+            SamplingParams(**fields)
+        except InvalidParameterError:
+            return False
+        return True
+
+    bottom: float = float(low) if is_float else int(low)
+    top: float = float(high) if is_float else int(high)
+    assert accepts(top)
+    assert accepts(bottom) == (bracket == "[")
+    assert not accepts(math.nextafter(top, math.inf) if is_float else top + 1)
+    assert not accepts(math.nextafter(bottom, -math.inf) if is_float else bottom - 1)
+    if is_float:
+        assert accepts(math.nextafter(bottom, math.inf))
+        assert not accepts(math.nan)
+
+
+def test_the_ranges_that_are_counts_are_the_documented_ones() -> None:
+    rows = {row["field"]: row["range"] for row in table_after(heading_of(Sampling))}
+    assert rows["stop_ids"].startswith(f"up to {MAX_STOP_IDS:,},")
+    assert rows["bias_ids"].startswith(f"up to {MAX_BIASED_IDS:,},")
+    ids = tuple(range(MAX_STOP_IDS + 1))
+    SamplingParams(stop_ids=ids[:-1])
+    with pytest.raises(InvalidParameterError):
+        SamplingParams(stop_ids=ids)
+
+
+def test_sampling_is_that_of_the_core() -> None:
+    """Same names, same defaults: only bias is a pair of fields here."""
+    core = {f.name: f.default for f in dataclass_fields(SamplingParams)}
+    wire = {f.name: f.default for f in msgspec.structs.fields(Sampling)}
+    assert core.pop("logit_bias") == ()
+    assert wire.pop("bias_ids") == wire.pop("bias_values") == b""
+    assert core.pop("stop_ids") == ()
+    assert wire.pop("stop_ids") == b""
+    assert core == wire
+
+
+def test_every_error_code_has_a_row_and_no_other() -> None:
+    rows = table_after("## Errors\n")
+    assert [(row["code"], row["name"]) for row in rows] == [
+        (str(int(c)), c.name) for c in ErrorCode
+    ]
+    for row, code in zip(rows, ErrorCode, strict=True):
+        assert row["retryable"] == ("yes" if code.retryable else "no"), code
+        assert row["sent as"] in {"Error", "Failed", "Failed or Error"}
+        assert ("Error" in row["sent as"]) == (code < 200 or code in {303, 500}), code
+
+
+def test_the_reasons_are_documented() -> None:
+    rows = table_after("**End.** ")
+    assert [(row["number"], row["reason"]) for row in rows] == [
+        (str(int(r)), r.name) for r in EndReason
+    ]
+
+
+def test_the_limits_are_the_defaults() -> None:
+    settings = {
+        f.name: f.default for c in (ServerConfig, EngineConfig) for f in dataclass_fields(c)
+    }
+    fixed = {
+        "payload before HelloOk": MAX_HELLO_FRAME_BYTES,
+        "smallest `max_frame_bytes` of either side": MIN_FRAME_BYTES,
+        "choices, `n`": MAX_N,
+        "`logprobs` and `prompt_logprobs`": MAX_LOGPROBS,
+        "`stop_ids`": MAX_STOP_IDS,
+        "`bias_ids`": MAX_BIASED_IDS,
+    }
+    rows = table_after("## Limits\n")
+    for row in rows:
+        number = float(row["default"].split(" ")[0].replace(",", ""))
+        setting = row["setting"].strip("`")
+        expected = settings[setting] if setting else fixed.pop(row["what"])
+        assert number == expected, row["what"]
+    assert not fixed
+    documented = {row["setting"].strip("`") for row in rows}
+    assert documented >= {
+        f.name
+        for f in dataclass_fields(ServerConfig)
+        if f.name not in {"host", "binary_port", "binary_uds", "api_keys"}
+    }
+    assert settings["max_frame_bytes"] == MAX_FRAME_BYTES
+
+
+def test_the_counters_are_documented() -> None:
+    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
+    of_server = {"n_connections", "n_lanes"}
+    names = {row["name"] for row in table_after("## Counters\n")}
+    assert names == set(scheduler.stats()) | of_server
+
+
+def test_the_conversation_is_byte_for_byte_what_it_says() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    client.send_hello()
+    seen = list[object]()
+    for sender, block in re.findall(r"```frame (\w+)\n(.*?)```", DOC, re.DOTALL):
+        lines = [line.split("#")[0] for line in block.splitlines()]
+        frame = bytes.fromhex("".join(lines))
+        if sender == "client":
+            seen += server.receive_data(frame)
+            if len(seen) == 1:
+                server.send_hello_ok(
+                    ping_interval_ms=15_000,
+                    server="wkvm/0.1.0",
+                    model="tiny",
+                    model_digest="",
+                    layout_fingerprint="",
+                    tokenizer_digest="",
+                    vocab_size=256,
+                    eos_ids=(0, 1),
+                    n_slots=64,
+                    max_model_len=0,
+                )
+            if isinstance(seen[-1], Generate):
+                client.send(seen[-1])
+        else:
+            seen += client.receive_data(frame)
+    served = HelloOk(
+        1, (), 1 << 20, 1024, 15_000, "wkvm/0.1.0", "tiny", "", "", "", 256, pack_ids([0, 1]), 64, 0
+    )
+    assert seen == [
+        Hello("wkvm", 1, 1),
+        served,
+        Generate(7, pack_ids([72, 105]), Sampling(temperature=0.0)),
+        Tokens(pack_ids([7]), pack_ids([33])),
+        End(7, 0, EndReason.STOP, 0, 2, 1, 150, 2100, 3000),
+        Ping(5),
+        Pong(5),
+    ]
+    assert len(client.lanes) == 0
+
+
+def test_links_within_the_document_resolve() -> None:
+    headings = re.findall(r"^#+ (.*)$", DOC, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    links = re.findall(r"\]\(#([^)]*)\)", DOC)
+    assert links
+    assert set(links) <= anchors
+
+
+def test_reserved_tags_are_not_in_use() -> None:
+    for message_type in MESSAGES:
+        tag = message_type.__struct_config__.tag
+        assert tag is None or (isinstance(tag, int) and not 0x20 <= tag <= 0x3F)
+    assert "0x20 to 0x3f reserved" in DOC
+    assert messages.PROTOCOL_VERSION == 1
