@@ -13,7 +13,7 @@ import time
 from wkvm_protocol.address import Address, TcpAddress
 
 from wkvm_client.errors import ClientError, ConnectFailedError, ConnectTimeoutError
-from wkvm_client.session import Session
+from wkvm_client.session import MAX_MISSES, Session
 
 READ_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
@@ -120,12 +120,10 @@ class Link:
     def _send(self, data: bytes) -> None:
         if self.session.error is not None:
             return
-        poll = select.poll()
         try:
             n_sent = self._send_some(data)
             while n_sent < len(data):
-                poll.register(self._socket, select.POLLIN | select.POLLOUT)
-                poll.poll()
+                self._wait_for_room()
                 self.receive_pending()
                 if self.session.error is not None:
                     return
@@ -138,6 +136,18 @@ class Link:
             # a frame may be half sent: nothing can follow it
             self._end(None)
             raise
+
+    def _wait_for_room(self) -> None:
+        """Wait until something can be sent, or received first.
+
+        Raises:
+            OSError: neither was possible for as long as unanswered pings may take.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        patience_s = self.session.ping_interval_s * (MAX_MISSES + 1)
+        if not poll.poll(patience_s * 1000 or None):
+            raise OSError(f"the server took nothing for {patience_s:g} s")
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s == self._receive_timeout_s:

@@ -37,10 +37,7 @@ class Driver(Protocol):
 
     async def ping(self, **options: Any) -> float: ...
     async def stats(self, **options: Any) -> dict[str, int]: ...
-    async def poke(self) -> None:
-        """Let the client notice what has happened, without asking for anything."""
-        ...
-
+    async def close_client(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -108,8 +105,8 @@ class AioDriver:
     async def stats(self, **options: Any) -> dict[str, int]:
         return await self.client.stats(**options)
 
-    async def poke(self) -> None:
-        await asyncio.sleep(0.01)
+    async def close_client(self) -> None:
+        await self.client.aclose()
 
     async def close(self) -> None:
         for client in self._clients:
@@ -185,8 +182,8 @@ class BlockingDriver:
     async def stats(self, **options: Any) -> dict[str, int]:
         return await self.call(lambda: self.client.stats(**options))
 
-    async def poke(self) -> None:
-        await asyncio.sleep(0.01)
+    async def close_client(self) -> None:
+        await self.call(self.client.close)
 
     async def close(self) -> None:
         for client in self._clients:

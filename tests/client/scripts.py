@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+from wkvm_protocol.messages import Generate
+
 from tests.client.drivers import Driver
 from tests.client.fake_server import FakeServer, Peer
-from wkvm_protocol.messages import Generate
 
 
 async def connected(

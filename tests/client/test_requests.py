@@ -5,10 +5,6 @@ import math
 from typing import Any
 
 import pytest
-
-from tests.client.drivers import Driver
-from tests.client.fake_server import FakeServer, answer
-from tests.client.scripts import connected, opened
 from wkvm_client import EndReason, Timings, TokenLogprobs, TopLogprob
 from wkvm_client.errors import (
     EmptyPromptError,
@@ -32,6 +28,10 @@ from wkvm_protocol.messages import (
     pack_ids,
     unpack_ids,
 )
+
+from tests.client.drivers import Driver
+from tests.client.fake_server import FakeServer, answer
+from tests.client.scripts import connected, opened
 
 
 async def test_ids_come_in_order_and_then_the_completion(
@@ -181,7 +181,7 @@ async def test_logprobs_stand_beside_their_ids(driver: Driver, server: FakeServe
     peer.send(
         Logprobs(
             lane, 0, True, 1, 0, pack_ids([2, 3]), pack_floats([-1, -2]), pack_ids([1, 4]), b"", b""
-        )  # noqa: E501
+        )
     )
     for index, token_id in enumerate((7, 8)):
         peer.send(
@@ -222,7 +222,7 @@ async def test_prompt_logprobs_of_every_choice_count_once(
         peer.send(
             Logprobs(
                 lane, choice, True, 1, 0, pack_ids([2]), pack_floats([-1]), pack_ids([1]), b"", b""
-            )  # noqa: E501
+            )
         )
         peer.end(lane, choice=choice)
     await driver.completions(stream)
