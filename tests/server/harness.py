@@ -158,7 +158,9 @@ class RawClient:
             await self.writer.wait_closed()
 
     def abort(self) -> None:
+        """Vanish: what was not read or sent is lost."""
         self.writer.transport.abort()
+        self.writer.close()
 
 
 def note(answers: dict[int, Answer], message: ServerMessage) -> None:
