@@ -5,6 +5,7 @@ and works without torch.
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return bench.run(arguments[1:])
     args = build_parser().parse_args(arguments)
+    _tolerate_any_text()
     try:
         return _run(args)
     except KeyboardInterrupt:
@@ -50,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"wkvm {args.command}: {error}", file=sys.stderr)
         return status
+
+
+def _tolerate_any_text() -> None:
+    """Let input that is not UTF-8, and a terminal that cannot show a character, end nothing."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from wkvm_client.results import Completion, TokenLogprobs
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         WkvmError, TextError, ClientError: there is no completion.
     """
-    if not args.json and not args.logprobs is args.prompt_logprobs is None:
+    if not args.json and (args.logprobs, args.prompt_logprobs) != (None, None):
         raise ConfigError("logprobs", "log probabilities are printed with --json only")
     if not all(args.stop):
         raise ConfigError("stop", "must not be empty")
@@ -32,8 +33,14 @@ def run(args: argparse.Namespace) -> int:
         options = sampling_options(args, SAMPLING_FLAGS + EXACT_FLAGS, setting.suggested)
         answer = setting.backend.generate(prompt, **options)
         stream = TextStream(setting.tokenizer, args.stop)
-        shown, was_interrupted = show(answer, stream, to_stdout=not args.json)
-        completion = answer.completion()
+        shown = list[str]()
+
+        def put(text: str) -> None:
+            shown.append(text)
+            if not args.json:
+                print(text, end="", flush=True)
+
+        completion, was_interrupted = follow(answer, stream, put)
         if args.json:
             print(json.dumps(_report(setting, prompt, "".join(shown), stream.stop, completion)))
         else:
@@ -46,36 +53,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(answer: Answer, stream: TextStream, *, to_stdout: bool) -> tuple[list[str], bool]:
-    """Print an answer as it comes, up to a stop string.
+def follow(
+    answer: Answer, stream: TextStream, put: Callable[[str], None]
+) -> tuple[Completion, bool]:
+    """Hand over an answer's text as it comes, up to a stop string.
 
-    Ctrl-C cancels it, as a stop string does; the text up to then counts.
+    Ctrl-C cancels the answer, as a stop string does; the text up to then counts.
 
     Returns:
-        The text in the pieces in which it was printed, and whether Ctrl-C ended it.
+        The completion, and whether Ctrl-C ended it.
 
     Raises:
-        ClientError, UnknownTokenError: the answer failed; its beginning was printed.
+        ClientError, UnknownTokenError: the answer failed; its beginning was handed over.
     """
-    shown, was_interrupted = list[str](), False
-
-    def put(text: str) -> None:
-        if text:
-            shown.append(text)
-            if to_stdout:
-                print(text, end="", flush=True)
-
+    was_interrupted = False
     try:
         for ids in answer:
-            put(stream.feed(ids).text)
+            if text := stream.feed(ids).text:
+                put(text)
             if stream.stop is not None:
                 break
     except KeyboardInterrupt:
         was_interrupted = True
     answer.cancel()
-    answer.completion()
-    put(stream.flush().text)
-    return shown, was_interrupted
+    completion = answer.completion()
+    if text := stream.flush().text:
+        put(text)
+    return completion, was_interrupted
 
 
 def _report(

@@ -32,22 +32,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"wkvm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _serve(_command(commands, "serve", "serve a model over the binary protocol"))
-    _complete(_command(commands, "complete", "complete a text"))
-    _chat(_command(commands, "chat", "chat in the terminal"))
-    _inspect(_command(commands, "inspect", "say what a model is, and how many states fit here"))
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        description = f"{text[0].upper()}{text[1:]}."
+        return commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+
+    _serve(command("serve", "serve a model over the binary protocol"))
+    _complete(command("complete", "complete a text"))
+    _chat(command("chat", "chat in the terminal"))
+    _inspect(command("inspect", "say what a model is, and how many states fit here"))
     # For the list of commands only: ``main`` hands its arguments on unseen.
-    _command(commands, "bench", "run a benchmark: the same as python -m wkvm_bench")
-    _command(commands, "version", "print the version")
+    command("bench", "run a benchmark: the same as python -m wkvm_bench")
+    command("version", "print the version")
     return parser
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
-    )
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ class Setting:
 
 
 @contextmanager
-def open_setting(args: argparse.Namespace) -> Iterator[Setting]:
+def open_setting(args: argparse.Namespace) -> Generator[Setting]:
     """Connect to where the arguments say, and load the text layer that belongs to it.
 
     Raises:

@@ -1,6 +1,7 @@
 """``wkvm serve``: arguments to settings to a running server."""
 
 import argparse
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
     is_auto = engine_values["n_slots"] is None
     if is_auto:
-        engine_values["n_slots"] = EngineConfig.n_slots
+        del engine_values["n_slots"]
     engine_config = EngineConfig(**engine_values)
     require_engine()
 
@@ -43,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from wkvm.server.serve import run as run_server
 
     if is_auto:
-        engine_values["n_slots"] = auto_slots(
-            path, device=engine_config.device, dtype=engine_config.dtype
-        )
-        engine_config = EngineConfig(**engine_values)
+        n_slots = auto_slots(path, device=engine_config.device, dtype=engine_config.dtype)
+        engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
     name = args.served_model_name or model_name(path)
     engine = build_engine(path, engine_config, served_name=name)
 
