@@ -123,9 +123,9 @@ class Lane:
     """
 
     __slots__ = (
+        "_draft",
         "_grant",
         "_max_ids",
-        "_sampling",
         "_window",
         "cancelled",
         "error",
@@ -142,7 +142,7 @@ class Lane:
     def __init__(self, request_id: int, draft: Draft, grant: Callable[["Lane", int], None]) -> None:
         self.request_id = request_id
         self._grant = grant
-        self._sampling = draft.message.sampling
+        self._draft = draft
         self._max_ids = draft.max_ids
         self._window = draft.window or 0
         self.tracks = [Track(self, index) for index in range(draft.n)]
@@ -227,12 +227,10 @@ class Lane:
             self.prompt_logprobs += unpack_logprobs(message)[n_known - message.first :]
 
     def end(self, message: End) -> None:
-        """Complete one choice. After a failure on this side, which its consumer saw, only count."""
+        """Complete one choice."""
         self.n_open -= 1
-        if self.error is not None:
-            return
         track = self.tracks[message.choice]
-        sampling = self._sampling
+        sampling = self._draft.message.sampling
         track.completion = Completion(
             choice=message.choice,
             ids=track.ids.tolist(),
@@ -260,6 +258,10 @@ class Lane:
                 self._over(track)
         if self.on_over is not None:
             self.on_over()
+
+    def heir(self) -> "Lane":
+        """A lane for what still arrives after this one was given up: nobody holds it."""
+        return Lane(self.request_id, self._draft, self._grant)
 
     def _over(self, track: Track) -> None:
         track.wake()

@@ -159,8 +159,14 @@ class Session:
 
     def give_up(self, lane: Lane, error: ClientError) -> None:
         """Cancel a lane, and fail it without waiting for its end."""
+        if lane.is_over:
+            return
         self.cancel(lane)
         lane.fail(error)
+        # the request id stays taken until the server has ended the lane
+        heir = lane.heir()
+        self._lanes[lane.request_id] = heir
+        self._first_tracks[lane.request_id] = heir.tracks[0]
 
     def query_stats(self) -> Reply:
         """Ask for counters.

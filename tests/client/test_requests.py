@@ -2,10 +2,11 @@
 
 import asyncio
 import math
+import socket
 from typing import Any
 
 import pytest
-from wkvm_client import EndReason, Timings, TokenLogprobs, TopLogprob
+from wkvm_client import EndReason, TokenLogprobs, TopLogprob
 from wkvm_client.errors import (
     EmptyPromptError,
     InvalidParameterError,
@@ -30,7 +31,7 @@ from wkvm_protocol.messages import (
 )
 
 from tests.client.drivers import Driver
-from tests.client.fake_server import FakeServer, answer
+from tests.client.fake_server import FakeServer, Peer, answer
 from tests.client.scripts import connected, opened
 
 
@@ -48,9 +49,10 @@ async def test_ids_come_in_order_and_then_the_completion(
     assert completion.reason is EndReason.STOP
     assert completion.stop_id == 1
     assert (completion.n_prompt, completion.n_output) == (3, 3)
-    assert completion.timings == Timings(
-        queue_s=pytest.approx(1e-3), first_token_s=pytest.approx(2e-3), total_s=pytest.approx(3e-3)
-    )
+    timings = completion.timings
+    assert timings.queue_s == pytest.approx(1e-3)
+    assert timings.first_token_s == pytest.approx(2e-3)
+    assert timings.total_s == pytest.approx(3e-3)
     assert completion.logprobs is None
     assert completion.prompt_logprobs is None
 
@@ -453,10 +455,6 @@ async def test_thousands_of_requests_leave_nothing_behind(
 async def test_from_socket_speaks_over_one_end_of_a_pair(
     driver: Driver, server: FakeServer
 ) -> None:
-    import socket
-
-    from tests.client.fake_server import Peer
-
     ours, theirs = socket.socketpair()
     connecting = asyncio.create_task(driver.from_socket(ours))
     peer = Peer(*await asyncio.open_unix_connection(sock=theirs))

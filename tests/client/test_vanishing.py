@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ async def test_a_peer_that_vanishes_instead_of_answering_hello(
     assert raised.value.retryable
 
 
-Call = Callable[[Driver, Peer], Awaitable[Any]]
+Call = Callable[[Driver, Peer], Coroutine[Any, Any, None]]
 
 
 async def _read(driver: Driver, peer: Peer) -> None:
@@ -94,7 +94,7 @@ EVERY_WAITING_CALL = pytest.mark.parametrize("call", WAITING_CALLS, ids=lambda c
 
 async def waiting(call: Call, driver: Driver, peer: Peer) -> "asyncio.Task[Any]":
     """Start a call, and return when the server has its request."""
-    task = asyncio.create_task(call(driver, peer))  # type: ignore[arg-type]
+    task: asyncio.Task[Any] = asyncio.create_task(call(driver, peer))
     if call in (_ping, _stats):
         await peer.next(Ping if call is _ping else Stats)
     else:
