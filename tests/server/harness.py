@@ -208,6 +208,12 @@ class Rig:
         self.clients.append(client)
         return client
 
+    async def adopt(self, sock: socket.socket) -> RawClient:
+        """A transport over a socket that is connected already."""
+        client = RawClient(*await asyncio.open_unix_connection(sock=sock))
+        self.clients.append(client)
+        return client
+
     async def client(self, api_key: str = "", address: str | None = None) -> RawClient:
         """An open connection."""
         client = await self.connect(address)
@@ -283,13 +289,3 @@ def tcp_config(**settings: Any) -> ServerConfig:
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
-
-
-def stalled_socket(address: str) -> socket.socket:
-    """A TCP connection that takes little before its peer has to wait."""
-    target = parse_address(address)
-    assert isinstance(target, TcpAddress)
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.connect((target.host, target.port))
-    return sock

@@ -28,7 +28,7 @@ from tests.server.harness import serving, tcp_config
 from wkvm.core.config import ApiKey, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
 from wkvm.server import auth
-from wkvm.server.auth import ConnectionCounts, Keyring, load_api_keys
+from wkvm.server.auth import ConnectionCounts, Keyring
 
 KEYS = (ApiKey.of("blue-key", "blue"), ApiKey.of("red-key", "red"), ApiKey.of("red-2", "red"))
 
@@ -145,13 +145,6 @@ def test_a_bad_keys_file_is_refused_without_quoting_it(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^api-keys-file: ") as caught:
         parse_api_keys(text)
     assert "secret" not in str(caught.value)
-
-
-def test_a_keys_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^api-keys-file: "):
-        load_api_keys(tmp_path / "none")
-    (tmp_path / "keys").write_text("blue:one\n")
-    assert load_api_keys(tmp_path / "keys") == (ApiKey.of("one", "blue"),)
 
 
 def test_a_key_is_compared_with_every_entry_and_in_constant_time(

@@ -4,23 +4,8 @@ import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-from wkvm.core.config import LOCAL_TENANT, ApiKey, parse_api_keys
-from wkvm.core.errors import ConfigError
-
-
-def load_api_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Read a keys file; see ``parse_api_keys`` for its format.
-
-    Raises:
-        ConfigError: it cannot be read, or a line of it is wrong.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("api-keys-file", f"cannot be read: {type(error).__name__}") from error
-    return parse_api_keys(text)
+from wkvm.core.config import LOCAL_TENANT, ApiKey
 
 
 class Keyring:

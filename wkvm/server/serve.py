@@ -108,11 +108,11 @@ class Server:
         return theirs
 
     async def drain(self) -> None:
-        """Take no more connections or lanes, and wait for the ends of those that are open.
+        """Refuse new connections and lanes, and wait for the ends of the lanes that are open.
 
         What is left after the settings' ``drain_timeout_s`` is cancelled and has its end too.
+        New clients can still connect, and are told why they are refused.
         """
-        self._stop_listening()
         self._shared.is_draining = True
         for connection in list(self._shared.connections):
             connection.go_away("the server is draining")

@@ -1,0 +1,36 @@
+"""A server process for tests of signals: argv is the socket's path and the settings.
+
+Its engine is a fountain: it starts without torch, so these tests take no longer than signals do.
+"""
+
+import json
+import sys
+import time
+
+from tests.server.fountain import Fountain
+from wkvm.core.config import ServerConfig
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.server.serve import Server, run
+
+
+class SlowFountain(Fountain):
+    """Slow enough for its requests to be met."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        time.sleep(0.002)
+        return super().run(plan)
+
+
+def ready(server: Server) -> None:
+    print("ready", *server.addresses, flush=True)
+
+
+def main() -> None:
+    path, settings = sys.argv[1:]
+    config = ServerConfig(binary_port=None, binary_uds=path, **json.loads(settings))
+    run(SlowFountain(), config, ready=ready)
+    print("ended", "torch" in sys.modules, flush=True)
+
+
+if __name__ == "__main__":
+    main()

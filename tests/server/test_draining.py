@@ -1,0 +1,219 @@
+"""The end of a server: in order, in bounded time, and with an answer for everybody."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from wkvm_protocol.errors import ErrorCode
+from wkvm_protocol.messages import EndReason, Generate, GoAway, Sampling, Tokens, pack_ids
+
+from tests.fakes import FakeModel
+from tests.server.harness import VOCAB_SIZE, RawClient, local_config, serving, tcp_config
+from wkvm.core.config import EngineConfig
+from wkvm.core.errors import ConfigError
+from wkvm.engine.engine import Engine
+from wkvm.server.serve import Server, serve
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_a_drain_lets_open_lanes_end_and_refuses_new_ones() -> None:
+    async with serving(tcp_config(), control_key=None) as rig:
+        client, idle = await rig.client(), await rig.client()
+        lane = client.start(max_tokens=200)
+        await client.next()
+        draining = asyncio.create_task(rig.server.drain())
+        await idle.next_of(GoAway)
+        # a request that crosses with GoAway
+        late = Generate(99, pack_ids([1]), Sampling())
+        idle.wire._peer_going_away = False
+        idle.send(late)
+        failed = (await idle.answer(99)).failed
+        assert failed is not None
+        assert (failed.code, failed.retryable) == (ErrorCode.DRAINING, True)
+        # a connection that comes too late
+        new = await rig.connect()
+        new.write(new.wire.send_hello())
+        error = await new.error()
+        assert (error.code, error.retryable) == (ErrorCode.DRAINING, True)
+        answer = await client.answer(lane)
+        assert len(answer.ids[0]) >= 199 - 1
+        assert answer.ends[0].reason == EndReason.LENGTH
+        await draining
+
+
+async def test_what_outlasts_the_grace_is_cancelled_and_told_so() -> None:
+    slots = EngineConfig(n_slots=16)
+    config = tcp_config(drain_timeout_s=0.05)
+    async with serving(config, engine_config=slots, control_key=None) as rig:
+        clients = [await rig.client() for _ in range(3)]
+        lanes = [client.start(max_tokens=10**6, n=5) for client in clients]
+        for client in clients:
+            await client.next()
+        await rig.server.drain()
+        await rig.server.close()
+        for client, lane in zip(clients, lanes, strict=True):
+            answer = await client.answer(lane)
+            assert [answer.ends[i].reason for i in range(5)] == [EndReason.CANCELLED] * 5
+            assert await client.next() is None
+
+
+async def test_close_ends_every_connection_though_peers_do_not_read() -> None:
+    async with serving(tcp_config(), control_key=None) as rig:
+        await rig.client()
+        await rig.connect()
+        stuck = await rig.client()
+        stuck.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stuck.start(n=64, max_tokens=10**6, logprobs=20)
+        await asyncio.sleep(0.1)
+        start = time.perf_counter()
+        await rig.server.close()
+        assert time.perf_counter() - start < 2
+        assert rig.server.n_connections == 0
+        await rig.assert_idle()
+
+
+async def test_serve_raises_what_ready_raised_and_cleans_up(tmp_path: Path) -> None:
+    async def ready(server: Server) -> None:
+        assert server.addresses
+        await asyncio.sleep(0)
+        raise LookupError("from ready")
+
+    with pytest.raises(LookupError, match="from ready"):
+        await serve(engine(), local_config(str(tmp_path)), ready=ready)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
+    broken = engine()
+
+    def fail(now: float) -> None:
+        raise ArithmeticError(f"bookkeeping at {now}")
+
+    async def ready(server: Server) -> None:
+        client = RawClient(*await asyncio.open_unix_connection(str(tmp_path / "s")))
+        await client.hello()
+        broken.plan = fail  # type: ignore[method-assign,assignment]
+        failed = await client.failure()
+        assert failed.code == ErrorCode.STEP_FAILED
+        client.abort()
+
+    with pytest.raises(ArithmeticError, match="bookkeeping"):
+        await serve(broken, local_config(str(tmp_path)), ready=ready)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_an_address_in_use_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("")
+    with pytest.raises(ConfigError):
+        await serve(engine(), local_config(str(tmp_path)), ready=lambda server: None)
+
+
+def engine() -> Engine:
+    return Engine(FakeModel(vocab_size=VOCAB_SIZE), EngineConfig(n_slots=2))
+
+
+# --- a process of its own, and signals -------------------------------------------------------
+
+
+@contextmanager
+def process(path: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.server.process", str(path), json.dumps(settings)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == f"ready unix://{path}\n"
+            yield child
+        finally:
+            child.kill()
+
+
+async def client_of(path: Path) -> RawClient:
+    client = RawClient(*await asyncio.open_unix_connection(str(path)))
+    await client.hello()
+    return client
+
+
+async def end_of(child: subprocess.Popen[str]) -> tuple[int, float, str]:
+    start = time.perf_counter()
+    out, err = await asyncio.to_thread(child.communicate, timeout=10)
+    assert out == "ended False\n"
+    return child.returncode, time.perf_counter() - start, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_idle_server_ends_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "s"
+    with process(path) as child:
+        idle = await client_of(path)
+        child.send_signal(number)
+        await idle.next_of(GoAway)
+        assert await idle.next() is None
+        await idle.close()
+        status, seconds, err = await end_of(child)
+    assert (status, err) == (0, "")
+    assert seconds < 2
+    assert not path.exists()
+
+
+async def test_a_signal_lets_streams_end(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with process(path) as child:
+        client = await client_of(path)
+        lane = client.start(max_tokens=100)
+        first = await client.next()
+        child.send_signal(signal.SIGTERM)
+        answer = await client.answer(lane)
+        assert isinstance(first, Tokens)
+        assert answer.ids[0] == [7] * 99
+        assert answer.ends[0].reason == EndReason.LENGTH
+        await client.close()
+        status, _, err = await end_of(child)
+    assert (status, err) == (0, "")
+
+
+async def test_streams_beyond_the_grace_are_cancelled_and_the_server_ends(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with process(path, drain_timeout_s=0.2) as child:
+        clients = [await client_of(path) for _ in range(10)]
+        lanes = [client.start(max_tokens=10**6) for client in clients]
+        await clients[0].next()
+        child.send_signal(signal.SIGTERM)
+        for client, lane in zip(clients, lanes, strict=True):
+            assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED
+            await client.close()
+        status, seconds, err = await end_of(child)
+    assert (status, err) == (0, "")
+    assert seconds < 2
+
+
+async def test_a_second_signal_ends_the_wait_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with process(path) as child:
+        client = await client_of(path)
+        lane = client.start(max_tokens=10**6)
+        await client.next()
+        child.send_signal(signal.SIGTERM)
+        await client.next_of(GoAway)
+        child.send_signal(signal.SIGTERM)
+        assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED
+        assert await client.next() is None
+        await client.close()
+        status, seconds, err = await end_of(child)
+    assert (status, err) == (0, "")
+    assert seconds < 2
+    assert not path.exists()

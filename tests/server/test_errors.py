@@ -1,0 +1,90 @@
+"""Every exception has a code, and no message carries what a client must not see."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from wkvm_protocol.errors import ErrorCode
+
+from wkvm.core import errors as core
+from wkvm.core.errors import WkvmError
+from wkvm.server.errors import CODES, code_of, failed
+
+EXAMPLES: tuple[WkvmError, ...] = (
+    core.InvalidParameterError("top_p", "2 is not in (0, 1]"),
+    core.TokenOutOfRangeError("prompt", 4711, 64),
+    core.EmptyPromptError(),
+    core.PromptTooLongError(9, 8),
+    core.OutOfSlotsError(2, 1),
+    core.QueueFullError(3),
+    core.DrainingError(),
+    core.NonFiniteError(5),
+    core.StalledError(60.0),
+    core.StepFailedError(),
+    core.ModelNotFoundError("/secret/path", "why"),
+    core.CorruptCheckpointError("/secret/path", "why"),
+    core.UnsupportedModelError("/secret/path", "why"),
+    core.ConfigError("host", "/secret/path"),
+    core.MissingExtraError("engine", "torch"),
+)
+
+
+def classes(root: type[WkvmError] = WkvmError) -> Iterator[type[WkvmError]]:
+    for child in root.__subclasses__():
+        yield child
+        yield from classes(child)
+
+
+def own_classes() -> list[type[WkvmError]]:
+    return [one for one in classes() if one.__module__ == core.__name__]
+
+
+def test_every_exception_of_the_tree_has_a_code() -> None:
+    for one in own_classes():
+        assert any(base in CODES for base in one.__mro__), one
+
+
+def test_every_leaf_has_an_example_here() -> None:
+    leaves = {one for one in own_classes() if not one.__subclasses__()}
+    assert leaves == {type(example) for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_code_of_a_leaf_matches_its_branch(error: WkvmError) -> None:
+    code = code_of(error)
+    match error:
+        case core.RequestError():
+            assert 200 <= code < 300
+            assert not code.retryable
+        case core.CapacityError():
+            assert 300 <= code < 400
+            assert code.retryable
+        case core.ExecutionError():
+            assert 500 < code < 600
+        case _:
+            assert code is ErrorCode.INTERNAL
+    message = failed(7, error)
+    assert (message.request_id, message.code, message.retryable) == (7, code, code.retryable)
+    assert (message.retry_after_ms > 0) == isinstance(error, core.CapacityError)
+    assert "secret" not in message.message
+    assert "4711" not in message.message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), MemoryError()])
+def test_the_cause_of_an_unexpected_error_is_in_the_log_and_nowhere_else(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, logger="wkvm.server"):
+        message = failed(7, error)
+    assert message.code == ErrorCode.INTERNAL
+    assert "secret" not in message.message
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+def test_a_subclass_made_elsewhere_has_the_code_of_its_base() -> None:
+    class OtherError(core.QueueFullError):
+        pass
+
+    assert code_of(OtherError(1)) is ErrorCode.QUEUE_FULL
