@@ -6,114 +6,113 @@ they are fed to the model, so a sampled stop id never does.
 """
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from wkvm.core.plan import RowPlan
 from wkvm.kernels.sampling import penalize
 
 
+class _Seen:
+    """The distinct ids of one token log, and how often each occurred in its output.
+
+    Attributes:
+        n: how many distinct ids.
+        ids, counts, in_output: the first ``n`` elements count; the rest is room to grow.
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.ids: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.counts: NDArray[np.float32] = np.zeros(64, np.float32)
+        self.in_output: NDArray[np.bool_] = np.zeros(64, np.bool_)
+        self._index = dict[int, int]()
+
+    def add_prompt(self, ids: Sequence[int]) -> None:
+        for token_id in ids:
+            self._index_of(token_id)
+
+    def add_output(self, token_id: int, decay: float) -> None:
+        if decay != 1:
+            self.counts[: self.n] *= decay
+        index = self._index_of(token_id)
+        self.counts[index] += 1
+        self.in_output[index] = True
+
+    def _index_of(self, token_id: int) -> int:
+        index = self._index.get(token_id)
+        if index is None:
+            index = self._index[token_id] = self.n
+            self.n += 1
+            if index == len(self.ids):
+                self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)))
+                self.counts = np.concatenate((self.counts, np.zeros_like(self.counts)))
+                self.in_output = np.concatenate((self.in_output, np.zeros_like(self.in_output)))
+            self.ids[index] = token_id
+        return index
+
+
 class PenaltyMemory:
     """Which ids occurred, and how often, for the slots whose requests have penalties.
 
-    Nine bytes per slot in use and id of the vocabulary; nothing at all until the first
-    request with penalties comes. Not for slots that were not started here.
+    Lives on the host and holds only ids that occurred: a few microseconds per row and step,
+    whatever the size of the vocabulary, and one transfer per step if the logits are elsewhere.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, device: torch.device | str) -> None:
         self._device = device
-        self._entries = dict[int, int]()
-        self._free = list[int]()
-        self._in_prompt = torch.empty((0, vocab_size), dtype=torch.bool, device=device)
-        self._in_output = torch.empty((0, vocab_size), dtype=torch.bool, device=device)
-        self._counts = torch.empty((0, vocab_size), dtype=torch.float32, device=device)
+        self._seen = dict[int, _Seen]()
 
     @property
-    def n_entries(self) -> int:
+    def n_slots(self) -> int:
         """How many slots hold memory."""
-        return len(self._entries)
+        return len(self._seen)
 
     def start(self, slot: int) -> None:
         """Give ``slot`` the memory of the empty sequence."""
-        if slot not in self._entries:
-            if not self._free:
-                self._grow()
-            self._entries[slot] = self._free.pop()
-        entry = self._entries[slot]
-        self._in_prompt[entry] = False
-        self._in_output[entry] = False
-        self._counts[entry] = 0
+        self._seen[slot] = _Seen()
 
     def drop(self, slot: int) -> None:
-        """Take back the memory of ``slot``, if it has any."""
-        entry = self._entries.pop(slot, None)
-        if entry is not None:
-            self._free.append(entry)
+        """Forget ``slot``, if it has memory."""
+        self._seen.pop(slot, None)
 
-    def feed(self, rows: Sequence[RowPlan]) -> None:
-        """Absorb the ids of ``rows``, all of which have memory."""
-        prompt_entries, prompt_ids = list[int](), list[int]()
-        outputs = list[tuple[tuple[int, float, int], ...]]()
-        for row in rows:
-            entry = self._entries[row.slot]
-            n_of_prompt = min(max(row.n_prompt - row.position, 0), len(row.ids))
-            prompt_entries += [entry] * n_of_prompt
-            prompt_ids += row.ids[:n_of_prompt]
-            decay = row.params.penalty_decay
-            outputs.append(tuple((entry, decay, i) for i in row.ids[n_of_prompt:]))
-        if prompt_ids:
-            self._in_prompt[self._index(prompt_entries), self._index(prompt_ids)] = True
-        # One id of each row at a time: the counts fade between one id and the next.
-        for fed in zip_longest(*outputs):
-            self._feed_output([one for one in fed if one is not None])
-
-    def _feed_output(self, fed: list[tuple[int, float, int]]) -> None:
-        fading = [(entry, decay) for entry, decay, _ in fed if decay != 1]
-        if fading:
-            entries = self._index([entry for entry, _ in fading])
-            decays = torch.tensor([decay for _, decay in fading], device=self._device)
-            self._counts[entries] *= decays[:, None]
-        entries = self._index([entry for entry, _, _ in fed])
-        ids = self._index([token_id for _, _, token_id in fed])
-        self._in_output[entries, ids] = True
-        self._counts[entries, ids] += 1
+    def feed(self, row: RowPlan) -> None:
+        """Absorb the ids of a row, whose slot was started."""
+        seen = self._seen[row.slot]
+        n_of_prompt = min(max(row.n_prompt - row.position, 0), len(row.ids))
+        seen.add_prompt(row.ids[:n_of_prompt])
+        for token_id in row.ids[n_of_prompt:]:
+            seen.add_output(token_id, row.params.penalty_decay)
 
     def penalize(self, logits: Tensor, indices: Sequence[int], rows: Sequence[RowPlan]) -> None:
         """Apply the penalties of ``rows``, whose logits are ``logits[indices]``, in place."""
-        at = self._index(indices)
-        entries = self._index([self._entries[row.slot] for row in rows])
-        factors = [
-            (
-                row.params.repetition_penalty,
-                row.params.presence_penalty,
-                row.params.frequency_penalty,
-            )
-            for row in rows
-        ]
-        repetition, presence, frequency = torch.tensor(factors, device=self._device).unbind(1)
-        logits[at] = penalize(
-            logits[at],
-            self._in_prompt[entries],
-            self._in_output[entries],
-            self._counts[entries],
-            repetition,
-            presence,
-            frequency,
+        seen = [self._seen[row.slot] for row in rows]
+        sizes = [one.n for one in seen]
+        factors = np.array(
+            [
+                (
+                    row.params.repetition_penalty,
+                    row.params.presence_penalty,
+                    row.params.frequency_penalty,
+                )
+                for row in rows
+            ],
+            np.float32,
+        )
+        repetition, presence, frequency = np.repeat(factors, sizes, 0).T
+        penalize(
+            logits,
+            self._tensor(np.repeat(np.array(indices, np.int64), sizes)),
+            self._tensor(np.concatenate([one.ids[: one.n] for one in seen])),
+            self._tensor(np.concatenate([one.counts[: one.n] for one in seen])),
+            self._tensor(np.concatenate([one.in_output[: one.n] for one in seen])),
+            self._tensor(repetition),
+            self._tensor(presence),
+            self._tensor(frequency),
         )
 
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
-
-    def _grow(self) -> None:
-        old = len(self._counts)
-        new = max(2 * old, 4)
-        self._free += reversed(range(old, new))
-        self._in_prompt = self._grown(self._in_prompt, new)
-        self._in_output = self._grown(self._in_output, new)
-        self._counts = self._grown(self._counts, new)
-
-    def _grown(self, tensor: Tensor, n: int) -> Tensor:
-        return torch.cat((tensor, tensor.new_zeros((n - len(tensor), self._vocab_size))))
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

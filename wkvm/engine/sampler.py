@@ -47,12 +47,12 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._rules = dict[int, _Rules]()
-        self._memory = PenaltyMemory(vocab_size, device)
+        self._memory = PenaltyMemory(device)
 
     @property
     def n_remembered(self) -> int:
         """How many slots hold penalty counts."""
-        return self._memory.n_entries
+        return self._memory.n_slots
 
     def forget(self, slots: Iterable[int]) -> None:
         """Drop what is remembered of slots that were freed."""
@@ -65,9 +65,8 @@ class Sampler:
         for row in rows:
             if row.fresh:
                 self._begin(row)
-        penalized = [row for row in rows if self._rules[row.slot].has_penalties]
-        if penalized:
-            self._memory.feed(penalized)
+            if self._rules[row.slot].has_penalties:
+                self._memory.feed(row)
 
     def choose(self, rows: Sequence[RowPlan], logits: Tensor) -> Tensor:
         """Sample one id for each row.

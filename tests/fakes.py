@@ -1,0 +1,138 @@
+"""A model without weights, whose next id depends on every id before it and on their order.
+
+The state is a hash of the whole token log, an exact integer. A slot that was not zeroed, a row
+that read its neighbour's slot, a token lost, doubled or out of order: each changes the hash
+and with it, all but certainly, the ids. ``fake_continuation`` says what should come out, by
+the same definition over Python integers and without an engine.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.models.base import Batch, ModelInfo, StateViews
+
+WORD = 2**64 - 1
+
+
+def mix(number: int) -> int:
+    """One of the usual 64-bit finalizers: every bit of the result depends on every bit."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & WORD
+    return number ^ (number >> 31)
+
+
+def absorb(state: int, token_id: int) -> int:
+    """The hash after one more token. The empty sequence has the hash 0."""
+    return mix((state + 0x9E3779B97F4A7C15 * (token_id + 1)) & WORD)
+
+
+def state_of(ids: Sequence[int]) -> int:
+    """The hash of a token log."""
+    state = 0
+    for token_id in ids:
+        state = absorb(state, token_id)
+    return state
+
+
+def fake_logits(ids: Sequence[int], vocab_size: int = 64) -> list[float]:
+    """The logits after a token log: multiples of 1/512 in [0, 8), exact in float32."""
+    state = state_of(ids)
+    return [(mix(state ^ (token_id + 1)) >> 52) / 512 for token_id in range(vocab_size)]
+
+
+def fake_continuation(prompt: Sequence[int], n: int, vocab_size: int = 64) -> list[int]:
+    """The ``n`` ids that greedy decoding gives after ``prompt``, without a stop."""
+    ids = list(prompt)
+    for _ in range(n):
+        logits = fake_logits(ids, vocab_size)
+        ids.append(logits.index(max(logits)))
+    return ids[len(prompt) :]
+
+
+class FakeModel:
+    """The model of ``fake_continuation``, over an arena.
+
+    Attributes:
+        before_forward: called with each batch first; may raise, block, or look.
+        n_forwards: how many batches came.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 64,
+        eos_ids: tuple[int, ...] = (),
+        before_forward: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.before_forward = before_forward
+        self.n_forwards = 0
+        self._layout = StateLayout(
+            (TensorSpec("fake.hash", (1,), "int64"), TensorSpec("fake.zero", (3,), "float32"))
+        )
+        self._ids = torch.arange(1, vocab_size + 1)
+        self._info = ModelInfo(
+            name="fake",
+            vocab_size=vocab_size,
+            n_layers=1,
+            width=1,
+            n_heads=1,
+            head_size=1,
+            n_parameters=0,
+            weight_bytes=0,
+            dtype="float32",
+            device="cpu",
+            digest="0" * 64,
+            eos_ids=eos_ids,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def layout(self) -> StateLayout:
+        return self._layout
+
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        self.n_forwards += 1
+        if self.before_forward is not None:
+            self.before_forward(batch)
+        token_ids = batch.token_ids.tolist()
+        hashes, zeros = states["fake.hash"], states["fake.zero"]
+        after = list[int]()
+        poison = list[float]()
+        for slot, length in zip(batch.slot_list, batch.lengths, strict=True):
+            ids = token_ids[len(after) : len(after) + length]
+            if slot < 0:
+                after += [0] * length
+                poison += [0.0] * length
+                continue
+            state = int(hashes[slot, 0]) & WORD
+            for token_id in ids:
+                state = absorb(state, token_id)
+                after.append(state)
+            hashes[slot, 0] = _signed(state)
+            # Zero, unless the slot was poisoned and not zeroed.
+            poison += [float(zeros[slot].sum())] * length
+        wanted = batch.logit_rows.tolist()
+        state_column = torch.tensor([_signed(after[i]) for i in wanted], dtype=torch.int64)
+        poison_column = torch.tensor([poison[i] for i in wanted])
+        mixed = _mix(state_column[:, None] ^ self._ids)
+        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + poison_column[:, None]
+
+
+def _signed(word: int) -> int:
+    return word - ((word >> 63) << 64)
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """``mix``, over int64 that stands for unsigned 64-bit numbers."""
+    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, n: int) -> Tensor:
+    return (numbers >> n) & (2 ** (64 - n) - 1)
