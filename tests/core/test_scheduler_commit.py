@@ -160,6 +160,18 @@ def test_a_cancelled_request_ends_once_wherever_it_is() -> None:
     assert scheduler.plan(1.0) is None
 
 
+def test_what_comes_for_an_ended_row_touches_no_other() -> None:
+    scheduler = make_scheduler()
+    for request_id in range(2):
+        submit(scheduler, request_id, 3 + request_id, LONG)
+    plan = planned(scheduler)
+    scheduler.cancel(0, 0.0)
+    scheduler.commit(plan, StepResult((40, 41)), 0.0)
+    assert tokens(scheduler.take_events()) == [TokenEvent(1, 0, 41)]
+    (row,) = planned(scheduler).rows
+    assert (row.request_id, row.ids, row.position) == (1, (41,), 4)
+
+
 def test_times_are_counted_from_submission() -> None:
     scheduler = make_scheduler(n_slots=1)
     submit(scheduler, 0, 3, SamplingParams(max_tokens=1), now=1.0)
