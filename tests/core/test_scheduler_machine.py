@@ -336,6 +336,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.in_flight = None
 
     @precondition(lambda self: self.in_flight is not None)
+    @rule(data=st.data())
+    def cancel_in_flight(self, data: st.DataObject) -> None:
+        plan = self.in_flight
+        assert plan is not None
+        row = data.draw(st.sampled_from(plan.rows))
+        self.scheduler.cancel(row.request_id, self.now)
+        self.take_events()
+        self.in_flight = None
+        self.run_step(plan, frozenset())
+
+    @precondition(lambda self: self.in_flight is not None)
     @rule()
     def fail(self) -> None:
         plan = self.in_flight
