@@ -31,32 +31,22 @@ def token_shift(x: Tensor, state: Tensor, rows: Rows) -> Tensor:
 def wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, kap: Tensor, a: Tensor, state: Tensor, rows: Rows
 ) -> Tensor:
-    """See ``reference.wkv7``. Three operations a token, which read the state once and write it twice.
-
-    From the old S come both S^T kap and S^T (w * r) in one product; the output needs no second
-    look at the state, since
-
-        y = S_new^T r = S^T (w * r) - (r . kap a) S^T kap + (r . k) v
-
-    The three vectors of each head are stacked, with zeros where a product has no term, so that
-    the product, the decay and the rank-2 update are one call each.
-    """
-    T, H, K = r.shape
-    reads = torch.zeros(T, H, 3, K)  # kap, w r, 0
-    adds = torch.zeros(T, H, 3, v.shape[2])  # 0, 0, -v
-    writes = torch.zeros(T, H, 3, K)  # kap a, 0, k
-    reads[:, :, 0] = kap
-    torch.mul(w, r, out=reads[:, :, 1])
-    torch.neg(v, out=adds[:, :, 2])
-    torch.mul(kap, a, out=writes[:, :, 0])
-    writes[:, :, 2] = k
-    columns = writes.transpose(2, 3)
-    decay = w.unsqueeze(3)
-    seen = torch.zeros_like(adds)  # S^T kap, S^T (w r), -v
-    for row in rows.live:
-        S = state[rows.slot_list[row]]
-        for t in range(rows.host_offsets[row], rows.host_offsets[row + 1]):
-            at = torch.baddbmm(adds[t], reads[t], S, out=seen[t])
-            S.mul_(decay[t]).baddbmm_(columns[t], at, alpha=-1)
-    weights = torch.matmul(writes, r.unsqueeze(3))
-    return seen[:, :, 1] - (weights * seen).sum(2)
+    """See ``reference.wkv7``. Five operations a token, on the state where it lies."""
+    y = torch.empty_like(v)
+    # Views are taken for all tokens at once: one by one they cost as much as the arithmetic.
+    reads, outputs = kap.unsqueeze(2).unbind(0), y.unsqueeze(2).unbind(0)
+    queries, values = r.unsqueeze(2).unbind(0), v.unsqueeze(2).unbind(0)
+    decays, keys = w.unsqueeze(3).unbind(0), k.unsqueeze(3).unbind(0)
+    removals = (kap * a).unsqueeze(3).unbind(0)
+    for row, slot in enumerate(rows.slot_list):
+        start, end = rows.host_offsets[row], rows.host_offsets[row + 1]
+        if slot < 0:
+            y[start:end] = 0
+            continue
+        S = state[slot]
+        for t in range(start, end):
+            removed = torch.bmm(reads[t], S)
+            S.mul_(decays[t]).addcmul_(removals[t], removed, value=-1)
+            S.addcmul_(keys[t], values[t])
+            torch.bmm(queries[t], S, out=outputs[t])
+    return y

@@ -1,5 +1,6 @@
 """Matrix products with weights that never change, arranged for the device they are on."""
 
+import warnings
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,6 +17,9 @@ PACKED_TOLERANCE = 2.0**-22
 """How far float16 may be from a weight, in units of the largest weight of its matrix. That is
 two units in the last place of a float32 of that size, which a float32 product loses as well."""
 
+THREADED_MIN_ROWS = 12
+"""From here on sharing a product among threads saves more than starting them costs."""
+
 
 def linear(weight: Tensor) -> Linear:
     """The map ``x -> x @ weight.T``.
@@ -28,14 +32,7 @@ def linear(weight: Tensor) -> Linear:
         weight: ``[out, in]``. May be kept, or copied into another form.
     """
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _fits_float16(weight):
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
-        product = torch.ops.quantized.linear_dynamic_fp16.default
-
-        def widening(x: Tensor) -> Tensor:
-            result: Tensor = product(x, packed)
-            return result
-
-        return widening
+        return _packed(weight.contiguous())
     # Which of the two layouts a library walks faster depends on the longer side.
     transposed = weight.t()
     if weight.shape[0] >= weight.shape[1]:
@@ -47,8 +44,41 @@ def linear(weight: Tensor) -> Linear:
     return plain
 
 
+def _packed(weight: Tensor) -> Linear:
+    """Two entries to the same routine: one lean and on one thread, one that shares the work.
+
+    Each has a packing of its own, so that together they take the bytes of float32. Torch means to
+    remove the lean one; without it the other does all.
+    """
+    shared_weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    shared_product = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def shared(x: Tensor) -> Tensor:
+        product: Tensor = shared_product(x, shared_weight)
+        return product
+
+    if not hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
+        return shared
+    zero_bias = torch.zeros(weight.shape[0])
+    lean_product = torch.fbgemm_linear_fp16_weight_fp32_activation
+    with warnings.catch_warnings():
+        # Torch says once in a process that it is deprecated; say it to nobody.
+        warnings.simplefilter("ignore")
+        lean_weight = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        lean_product(torch.zeros(1, weight.shape[1]), lean_weight, zero_bias)
+
+    def lean_or_shared(x: Tensor) -> Tensor:
+        if x.shape[0] < THREADED_MIN_ROWS or torch.get_num_threads() == 1:
+            return lean_product(x, lean_weight, zero_bias)
+        return shared(x)
+
+    return lean_or_shared
+
+
 def _fits_float16(weight: Tensor) -> bool:
-    if weight.numel() < PACKED_MIN_ELEMENTS or "fbgemm" not in torch.backends.quantized.supported_engines:
+    if weight.numel() < PACKED_MIN_ELEMENTS:
+        return False
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
         return False
     largest = weight.abs().max()
     if not largest < torch.finfo(torch.float16).max:
