@@ -101,7 +101,7 @@ async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
     async def ready(server: Server) -> None:
         client = RawClient(*await asyncio.open_unix_connection(str(tmp_path / "s")))
         await client.hello()
-        broken.plan = fail  # type: ignore[method-assign,assignment]
+        broken.plan = fail  # type: ignore[method-assign]
         failed = await client.failure()
         assert failed.code == ErrorCode.STEP_FAILED
         client.abort()

@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 from wkvm_protocol.errors import ErrorCode
-from wkvm_protocol.messages import MAX_FRAME_BYTES, MAX_HELLO_FRAME_BYTES
+from wkvm_protocol.messages import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_FRAME_BYTES,
+    Generate,
+    Sampling,
+    pack_ids,
+)
 
 from tests.server.harness import RawClient, Rig, frame, rss_bytes, serving
 
@@ -132,10 +138,7 @@ async def test_a_second_hello_is_a_violation() -> None:
 async def test_a_request_may_come_one_byte_at_a_time() -> None:
     async with serving() as rig:
         client = await rig.client()
-        writes = list[bytes]()
-        client.write = writes.append  # type: ignore[method-assign]
-        lane = client.start(max_tokens=3)
-        for byte in b"".join(writes):
-            client.writer.write(bytes([byte]))
+        for byte in client.wire.send(Generate(1, pack_ids([1, 2, 3]), Sampling(max_tokens=3))):
+            client.write(bytes([byte]))
             await client.writer.drain()
-        assert (await client.answer(lane)).ends
+        assert (await client.answer(1)).ends

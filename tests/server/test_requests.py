@@ -3,7 +3,6 @@
 After each refusal the same connection and another one go on as before.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -138,6 +137,8 @@ async def test_an_id_beyond_the_vocabulary_is_refused_in_every_field(field: str)
         await rig.assert_idle()
 
 
+PROMPT = (1, 2, 3)
+
 FLOATS = {
     "temperature": (0.0, 100.0),
     "top_p": (None, 1.0),
@@ -157,11 +158,11 @@ async def test_a_number_that_is_not_finite_or_out_of_range_is_refused(field: str
     async with serving() as rig:
         client = await rig.client()
         for value in (float("nan"), float("inf"), float("-inf"), 1e308, below, high + 1e-3):
-            failed = await client.failure(**{field: value})
+            failed = await client.failure(PROMPT, **{field: value})
             assert (failed.code, failed.field) == (ErrorCode.INVALID_PARAMETER, field)
             await rig.assert_alive()
         for value in (1e-3 if low is None else low, high):
-            assert (await client.generate(**{field: value})).ends
+            assert (await client.generate(PROMPT, **{field: value})).ends
         await rig.assert_idle()
 
 
@@ -242,7 +243,7 @@ async def test_bad_requests_among_good_ones_change_nothing_for_the_good() -> Non
     ]
     async with serving() as rig:
         client = await rig.client()
-        good = list[tuple[int, Sequence[int]]]()
+        good = list[tuple[int, tuple[int, int]]]()
         lanes = list[int]()
         for number, one in enumerate(bad):
             prompt = (number + 1, 9)

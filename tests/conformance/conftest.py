@@ -1,0 +1,61 @@
+"""Both clients against a server, over every kind of address."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.client.drivers import AioDriver, BlockingDriver, Driver
+from tests.fakes import FakeModel
+from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.engine.engine import Engine
+from wkvm.engine.loop import EngineLoop
+from wkvm.server.serve import Server
+
+VOCAB_SIZE = 64
+
+
+def pytest_asyncio_loop_factories(
+    config: Any, item: Any
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    del config, item
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """A server with both doors and few slots."""
+    path = tmp_path_factory.mktemp("server") / "s"
+    engine = Engine(
+        FakeModel(vocab_size=VOCAB_SIZE, eos_ids=(0,)),
+        EngineConfig(n_slots=4, max_queue=16, max_model_len=3000, max_num_batched_tokens=256),
+    )
+    loop = EngineLoop(engine)
+    server = Server(loop, ServerConfig(binary_port=0, binary_uds=str(path)))
+    stepping = asyncio.create_task(loop.run())
+    await server.start()
+    yield server
+    await server.close()
+    loop.close()
+    await stepping
+
+
+@pytest.fixture(params=["tcp", "unix", "pair"])
+def door(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[AioDriver, BlockingDriver], ids=["aio", "blocking"])
+async def driver(
+    request: pytest.FixtureRequest, server: Server, door: str
+) -> AsyncIterator[Driver]:
+    driver: Driver = request.param()
+    if door == "pair":
+        await driver.from_socket(await server.connect_local())
+    else:
+        (address,) = [one for one in server.addresses if one.startswith(door)]
+        await driver.connect(address)
+    yield driver
+    await driver.close()
