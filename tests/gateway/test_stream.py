@@ -8,6 +8,8 @@ from wkvm.gateway.text import (
     ByteTokenizer,
     IncrementalDecoder,
     StopStrings,
+    StopText,
+    TextStream,
     Tokenizer,
     UnknownTokenError,
 )
@@ -197,3 +199,24 @@ def first_stop(stops: list[str], text: str) -> tuple[str, str | None]:
             stop = max(ending, key=len)
             return text[: end - len(stop)], stop
     return text, None
+
+
+def test_a_text_stream_shows_whole_characters_up_to_the_stop() -> None:
+    stream = TextStream(ByteTokenizer(), ["한x"])
+    shown = [stream.feed([byte]) for byte in "🐭한한xyz".encode()]
+    assert "".join(found.text for found in shown) == "🐭한"
+    assert [found.stop for found in shown if found.stop] == [stream.stop] == ["한x"]
+    assert stream.flush() == StopText("")
+
+
+def test_a_text_stream_gives_what_was_held_when_it_ends() -> None:
+    stream = TextStream(ByteTokenizer(), ["abc"])
+    assert stream.feed(b"xab\xe2") == StopText("x")
+    assert stream.flush() == StopText("ab\ufffd")
+
+
+def test_a_stop_can_be_complete_at_the_very_end() -> None:
+    stream = TextStream(ByteTokenizer(), ["a\ufffd"])
+    assert stream.feed(b"xa\xe2") == StopText("x")
+    assert stream.flush() == StopText("", "a\ufffd")
+    assert stream.stop == "a\ufffd"

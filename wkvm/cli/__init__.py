@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     _tolerate_any_text()
     try:
-        return _run(args)
+        status = _run(args)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -47,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         from wkvm.cli.failures import status_of
 
-        status = status_of(error)
-        if status is None:
+        failure = status_of(error)
+        if failure is None:
             raise
         print(f"wkvm {args.command}: {error}", file=sys.stderr)
-        return status
+        return failure
 
 
 def _tolerate_any_text() -> None:

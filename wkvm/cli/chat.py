@@ -5,12 +5,12 @@ Each turn sends the whole conversation again.
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from wkvm_client.errors import ClientError
 from wkvm.cli.complete import follow
 from wkvm.cli.flags import SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
+from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import TextError, TextStream
 
 MAX_SEED = 2**64
+DEFAULTS = dataclasses.asdict(SamplingParams())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,7 +178,7 @@ class Chat:
     def set_option(self, field: str, read: Callable[[str], Any], rest: str) -> None:
         """Set a sampling parameter, or say what it is."""
         if not rest:
-            value = self._options.get(field)
+            value = self._options.get(field, DEFAULTS[field])
             print(f"{field}: {'not set' if value is None else value}")
             return
         try:
@@ -200,7 +202,7 @@ class Chat:
             raise ChatError(f"{rest}: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Command:
     """A slash command: its argument as help shows it, what it does, and what does it."""
 

@@ -1,0 +1,174 @@
+"""What the command line imports, and how it fails."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wkvm
+from tests.cli.conftest import environment, wkvm_command
+from wkvm.cli import main
+from wkvm.cli.models import BUNDLED
+
+
+def python(code: str) -> str:
+    """Run code in a fresh process; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    return done.stdout
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    code = (
+        "import sys, contextlib, io\n"
+        "from wkvm.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    main(['--help'])\n"
+        "slow = {'torch', 'numpy', 'asyncio', 'msgspec', 'tokenizers', 'jinja2', 'uvloop'}\n"
+        "print(sorted(slow & set(sys.modules)))\n"
+    )
+    assert python(code) == "[]\n"
+
+
+def test_an_engine_on_a_cpu_imports_neither_triton_nor_fla() -> None:
+    code = (
+        "import sys\n"
+        "from wkvm.cli import main\n"
+        "main(['complete', 'Once', '--local', '--device', 'cpu', '--max-tokens', '2'])\n"
+        "print([name for name in ('torch', 'triton', 'fla') if name in sys.modules])\n"
+    )
+    assert python(code).splitlines()[-1] == "['torch']"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"wkvm {wkvm.__version__}\n" * 2
+
+
+def test_without_a_command_the_status_is_that_of_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "complete", "inspect"])
+def test_without_torch_the_extra_is_named(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main([command, *(["x", "--local"] if command == "complete" else [])]) == 2
+    assert one_line(capsys) == (
+        f"wkvm {command}: torch is not installed; install it with: pip install 'wkvm[engine]'"
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "inspect"])
+def test_an_unknown_model_path_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "/no/such/model"]) == 2
+    assert one_line(capsys) == f"wkvm {command}: /no/such/model: no such file or folder"
+
+
+@pytest.mark.parametrize("command", ["serve", "inspect"])
+def test_a_truncated_safetensors_file_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in BUNDLED.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    damaged = tmp_path / "model-00002-of-00002.safetensors"
+    content = damaged.read_bytes()
+    damaged.unlink()
+    damaged.write_bytes(content[:-1000])
+    assert main([command, str(tmp_path)]) == 1
+    line = one_line(capsys)
+    assert line.startswith(f"wkvm {command}: {damaged}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--slots", "0"], "slots"),
+        (["--seed", "-1"], "seed"),
+        (["--request-timeout-s", "nan"], "request-timeout-s"),
+        (["--host", "0.0.0.0"], "host"),
+        (["--binary-port", "65536"], "binary-port"),
+        (["--binary-port", "none"], "binary-port"),
+        (["--api-key", ""], "api-key"),
+        (["--api-keys-file", "/no/such/file"], "api-keys-file"),
+        (["--max-frame-bytes", "1"], "max-frame-bytes"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    arguments: list[str],
+    setting: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("WKVM_API_KEY", raising=False)
+    assert main(["serve", *arguments]) == 2
+    assert one_line(capsys).startswith(f"wkvm serve: {setting}: ")
+
+
+def test_a_value_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--slots", "many"])
+    assert caught.value.code == 2
+    assert "--slots" in capsys.readouterr().err
+
+
+def test_bench_hands_its_arguments_on_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[str, list[str]]]()
+    monkeypatch.setattr("os.execv", lambda path, arguments: calls.append((path, arguments)))
+    main(["bench", "decode", "--help"])
+    assert calls == [(sys.executable, [sys.executable, "-m", "wkvm_bench", "decode", "--help"])]
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        wkvm_command("version"), stdout=writer, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_inspect_says_what_the_bundled_model_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    state = report["state"]
+    assert (report["architecture"], report["n_layers"], report["width"]) == ("rwkv7", 6, 320)
+    assert (report["n_parameters"], report["eos_ids"]) == (9_960_000, [0, 1])
+    assert report["tokenizer"]["vocab_size"] == report["vocab_size"] == 4096
+    assert state["tensors"][0] == {
+        "name": "rwkv7.wkv",
+        "shape": [6, 5, 64, 64],
+        "dtype": "float32",
+        "offset": 0,
+        "bytes": 491_520,
+    }
+    assert state["payload_bytes"] == sum(tensor["bytes"] for tensor in state["tensors"])
+    fit = report["fits"][0]
+    left = fit["free_bytes"] - fit["weight_bytes"] - fit["n_slots"] * state["record_bytes"]
+    assert 0 <= left < state["record_bytes"]
+
+
+def test_inspect_tells_people_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect"]) == 0
+    text = capsys.readouterr().out
+    for fact in ("9,960,000", "rwkv7.ffn_shift", "506,880 bytes", "slots on cpu", "float32 on cpu"):
+        assert fact in text
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What is on standard error, which is one line, while standard output is empty."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.rstrip("\n")

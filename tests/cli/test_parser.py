@@ -1,0 +1,110 @@
+"""Every flag sets something, has a help text and is in docs/cli.md, and nothing else is."""
+
+import argparse
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from wkvm.cli.chat import COMMANDS
+from wkvm.cli.flags import ADDRESS_FLAGS, ENGINE_FLAGS, LIMIT_FLAGS, MODEL_FLAGS, values_of
+from wkvm.cli.parser import build_parser
+from wkvm.cli.serve import server_settings
+from wkvm.core.config import EngineConfig, ServerConfig
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    for action in build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("no commands")
+
+
+def flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Every name of every flag but help."""
+    return set(parser._option_string_actions) - {"-h", "--help"}
+
+
+def sections() -> dict[str, str]:
+    """The text of docs/cli.md under each heading ``## wkvm COMMAND``."""
+    parts = re.split(r"^## wkvm (\w+)$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(text: str) -> set[str]:
+    """The flags that have a row in a table."""
+    first_cells = re.findall(r"^\| (`--[^|]*) \|", text.replace("\\|", "/"), flags=re.MULTILINE)
+    return {flag for cell in first_cells for flag in re.findall(r"`(--[\w-]+)`", cell)}
+
+
+def test_every_command_has_a_section_and_every_section_a_command() -> None:
+    assert set(commands()) == set(sections())
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_flag_has_a_row_in_the_docs_and_every_row_a_flag(command: str) -> None:
+    assert flags(commands()[command]) == rows(sections()[command])
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_argument_has_a_help_text(command: str) -> None:
+    parser = commands()[command]
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert parser.format_help()
+
+
+@pytest.mark.parametrize("command", commands())
+def test_choices_are_in_the_docs(command: str) -> None:
+    text = sections()[command].replace("\\|", "|")
+    for action in commands()[command]._actions:
+        if action.choices is not None:
+            assert f"`{action.option_strings[0]}` `{'|'.join(action.choices)}`" in text
+
+
+def test_every_slash_command_has_a_row_in_the_docs_and_every_row_a_command() -> None:
+    documented = re.findall(r"^\| `(/\w+)([^`]*)` \|", sections()["chat"], flags=re.MULTILINE)
+    assert dict(documented) == {
+        name: f" {command.argument}" if command.argument else ""
+        for name, command in COMMANDS.items()
+    }
+
+
+def test_every_setting_has_a_flag() -> None:
+    in_engine = {flag.field for flag in ENGINE_FLAGS + MODEL_FLAGS}
+    in_server = {flag.field for flag in ADDRESS_FLAGS + LIMIT_FLAGS} | {"api_keys"}
+    assert in_engine == {field.name for field in fields(EngineConfig)}
+    assert in_server == {field.name for field in fields(ServerConfig)}
+
+
+def test_without_flags_the_settings_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WKVM_API_KEY", raising=False)
+    args = build_parser().parse_args(["serve"])
+    assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig()
+    assert server_settings(args) == ServerConfig()
+
+
+@pytest.mark.parametrize("flag", ["--slots", "--max-num-seqs", "--max-running-requests"])
+def test_slots_has_the_names_of_other_engines(flag: str) -> None:
+    assert build_parser().parse_args(["serve", flag, "7"]).n_slots == 7
+
+
+def test_flags_reach_their_settings() -> None:
+    line = (
+        "serve --max-queue 0 --poison-freed-slots --dtype bfloat16 --threads 2 "
+        "--binary-port none --binary-uds /tmp/x --max-lanes 9"
+    )
+    args = build_parser().parse_args(line.split())
+    assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig(
+        max_queue=0, poison_freed_slots=True, dtype="bfloat16", n_threads=2
+    )
+    assert server_settings(args) == ServerConfig(binary_port=None, binary_uds="/tmp/x", max_lanes=9)
+
+
+def test_flags_cannot_be_abbreviated() -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(["serve", "--max-que", "1"])
+    assert caught.value.code == 2

@@ -1,0 +1,77 @@
+"""A server from its command to its end."""
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import wkvm_client
+from wkvm_client.errors import UnauthenticatedError
+
+from tests.cli.conftest import KEY, RunningServer, start_server, stop_server
+from wkvm.cli import main
+from wkvm.cli.engine import auto_slots, build_engine
+from wkvm.cli.models import BUNDLED
+from wkvm.core.config import EngineConfig
+from wkvm.gateway.text import tokenizer_digest
+from wkvm.models.registry import describe
+
+
+def test_the_ready_line_names_the_addresses(server: RunningServer) -> None:
+    assert server.ready_line == f"ready {server.address}\n"
+
+
+def test_clients_are_told_what_is_served(server: RunningServer) -> None:
+    with wkvm_client.connect(server.address, api_key=KEY) as client:
+        hello = client.server
+    assert (hello.model, hello.n_slots) == ("rwkv7-tinystories", 4)
+    assert hello.tokenizer_digest == tokenizer_digest(BUNDLED)
+
+
+def test_the_key_from_the_environment_is_needed(server: RunningServer) -> None:
+    with pytest.raises(UnauthenticatedError), wkvm_client.connect(server.address):
+        pass
+
+
+def test_sigterm_ends_open_requests_and_the_server_with_status_0(tmp_path: Path) -> None:
+    server = start_server(tmp_path, "--slots", "1", "--drain-timeout-s", "0")
+    with wkvm_client.connect(server.address, api_key=KEY) as client:
+        stream = client.generate([5], max_tokens=100_000, ignore_eos=True)
+        stream.read()
+        assert stop_server(server) == 0
+        assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
+    assert not Path(server.address.removeprefix("unix://")).exists()
+
+
+def test_a_port_in_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WKVM_API_KEY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--device", "cpu", "--binary-port", str(port)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(rf"wkvm serve: binary-port: {port}: Address already in use\n", captured.err)
+
+
+def test_the_warm_up_leaves_no_trace_in_the_engine() -> None:
+    engine = build_engine(BUNDLED, EngineConfig(n_slots=3, device="cpu"), served_name="x")
+    assert engine.info.n_slots == 3
+    stats = dict(engine.stats())
+    assert {name for name, value in stats.items() if value} == {"n_slots", "n_free_slots"}
+
+
+def test_slots_auto_takes_half_of_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = describe(BUNDLED, device="cpu")
+    free = 4 * model.n_parameters + 10 * model.layout.record_bytes + 5
+    monkeypatch.setattr("wkvm.cli.memory.free_host_bytes", lambda: free)
+    assert auto_slots(BUNDLED, device="cpu", dtype="auto") == 5
+
+
+@pytest.mark.parametrize(("free_bytes", "n_slots"), [(0, 1), (2**50, 1024)])
+def test_slots_auto_has_bounds(
+    free_bytes: int, n_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wkvm.cli.memory.free_host_bytes", lambda: free_bytes)
+    assert auto_slots(BUNDLED, device="cpu", dtype="auto") == n_slots
