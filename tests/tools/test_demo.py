@@ -1,0 +1,56 @@
+"""``make run``: a completion, the address, and an orderly end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def demo(port: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tools.demo", "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("as_from_a_terminal", [True, False])
+def test_a_completion_is_shown_and_a_signal_ends_it_with_status_0(as_from_a_terminal: bool) -> None:
+    with demo(port=0) as process:
+        assert process.stdout is not None
+        lines = list[str]()
+        while not lines or not lines[-1].startswith("serving at tcp://127.0.0.1:"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        if as_from_a_terminal:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    at = next(i for i, line in enumerate(lines) if line.startswith("Once upon a time"))
+    assert len("".join(lines[at:]).split()) > 30
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_a_taken_port_is_named_and_the_status_is_not_0() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with demo(port) as process:
+            output, _ = process.communicate()
+    assert process.returncode != 0
+    assert f"{port}: Address already in use" in output
+    assert "make run PORT=" in output
