@@ -80,7 +80,7 @@ def draft(
         InvalidParameterError: ids or biases that are no numbers, or an ``n``, ``credit``
             or ``timeout_s`` that is not allowed.
     """
-    bias = dict(logit_bias or {})
+    bias = dict(logit_bias) if logit_bias else {}
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -90,8 +90,8 @@ def draft(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         penalty_decay=penalty_decay,
-        bias_ids=_pack("logit_bias", bias),
-        bias_values=_pack_biases(bias.values()),
+        bias_ids=_pack("logit_bias", bias) if bias else b"",
+        bias_values=_pack_biases(bias.values()) if bias else b"",
         allowed_ids=None if allowed_ids is None else _pack("allowed_ids", allowed_ids),
         stop_ids=_pack("stop_ids", stop_ids),
         ignore_eos=ignore_eos,
@@ -120,6 +120,8 @@ def draft(
 
 
 def _pack(field: str, ids: Iterable[int]) -> bytes:
+    if ids == ():
+        return b""
     try:
         return pack_ids(ids)
     except OverflowError:
