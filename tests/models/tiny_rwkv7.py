@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -94,7 +95,9 @@ def folder_weights(weights: Weights) -> Weights:
     renamed = Weights()
     for name, tensor in weights.items():
         leaf = name.rpartition(".")[2]
-        parent = name.removesuffix(leaf).replace("blocks.", "model.layers.").replace(".att.", ".attn.")
+        parent = (
+            name.removesuffix(leaf).replace("blocks.", "model.layers.").replace(".att.", ".attn.")
+        )
         if len(leaf) == 2 and leaf[1] in "012" and leaf[0] in "wavg":
             part = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}[leaf[1]]
             value = tensor.flatten() if leaf[1] == "0" else tensor.t()
@@ -177,6 +180,6 @@ def run_alone(model: Model, ids: Sequence[int], cuts: Sequence[int] = ()) -> tup
         model.forward(
             batch_of([(0, ids[start:stop])], model.info.device, all_logits=True), arena.views
         )
-        for start, stop in zip(edges, edges[1:], strict=False)
+        for start, stop in pairwise(edges)
     ]
     return torch.cat(pieces), arena

@@ -1,4 +1,4 @@
-"""From a path to a model: which family a checkpoint belongs to, and what is known without loading it."""
+"""From a path to a model: which family a checkpoint is of, and what is known without loading it."""
 
 from dataclasses import dataclass
 from pathlib import Path

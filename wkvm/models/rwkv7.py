@@ -10,8 +10,8 @@ from math import exp
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import embedding, layer_norm
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, TensorSpec
@@ -90,7 +90,7 @@ class Rwkv7:
         self._token_shift, self._recurrence = _kernels(info.device)
         norm = (parameters["blocks.0.ln0.weight"], parameters["blocks.0.ln0.bias"])
         # The first norm sees one token at a time, so it is done once for the whole vocabulary.
-        self._table = F.layer_norm(
+        self._table = layer_norm(
             parameters["emb.weight"], (shape.width,), *norm, shape.layer_norm_eps
         )
         head = parameters["emb.weight" if shape.tied else "head.weight"]
@@ -113,7 +113,7 @@ class Rwkv7:
         """Absorb each row's tokens into its state, in place. See ``Model.forward``."""
         rows = Rows(batch.slots, batch.slot_list, batch.lengths)
         wkv, att, ffn = (states[name].unbind(1) for name in (WKV, ATT_SHIFT, FFN_SHIFT))
-        x = F.embedding(batch.token_ids, self._table)
+        x = embedding(batch.token_ids, self._table)
         v_first: Tensor | None = None
         for index, layer in enumerate(self._layers):
             x, v_first = self._time_mix(layer, x, v_first, att[index], wkv[index], rows)
@@ -122,7 +122,7 @@ class Rwkv7:
         return self._head(x).float()
 
     def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
-        return F.layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
+        return layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
 
     def _time_mix(
         self,
@@ -157,7 +157,7 @@ class Rwkv7:
         k *= torch.addcmul(layer.one_minus_k_a, a, layer.k_a)
         r, w, k, v_heads, a = (t.view(by_head) for t in (r, w, k, v, a))
         y = self._recurrence(r, w, k, v_heads, kap, a, wkv, rows)
-        y = F.layer_norm(y, (self._shape.head_size,), None, None, self._shape.group_norm_eps)
+        y = layer_norm(y, (self._shape.head_size,), None, None, self._shape.group_norm_eps)
         y = torch.addcmul(layer.ln_x[1], y, layer.ln_x[0])
         y = torch.addcmul(y, (r * k * layer.r_k).sum(2, keepdim=True), v_heads)
         y = y.view(x.shape).to(x.dtype).mul_(g)

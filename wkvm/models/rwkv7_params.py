@@ -170,7 +170,9 @@ def _read_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
     ffn_width = dims(f"{layer}.0.ffn.key.weight", 2)[0]
     ranks = {letter: rank(letter, 0) for letter in "wag"}
     ranks["v"] = rank("v", 1) if n_layers > 1 else 0
-    tied = not blink and "lm_head.weight" not in shapes and config.get("tie_word_embeddings") is True
+    tied = (
+        not blink and "lm_head.weight" not in shapes and config.get("tie_word_embeddings") is True
+    )
     said = {
         "vocab_size": vocab_size,
         "hidden_size": width,
@@ -241,9 +243,7 @@ def _sources(
             for letter in _MIXES:
                 yield named(f"{b}.att.x_{letter}", f"{m}.attn.x_{letter}", C)
         for blink, fla in (("receptance", "r"), ("key", "k"), ("value", "v"), ("output", "o")):
-            yield named(
-                f"{b}.att.{blink}.weight", f"{m}.attn.{fla}_proj.weight", C, C
-            )
+            yield named(f"{b}.att.{blink}.weight", f"{m}.attn.{fla}_proj.weight", C, C)
         for letter in "wag" if index == 0 else "wavg":
             rank = shape.ranks[letter]
             first, second = (C, rank), (rank, C)

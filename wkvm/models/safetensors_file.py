@@ -57,7 +57,9 @@ class StoredTensor:
             file.seek(self.start)
             n_read = file.readinto(memoryview(tensor.numpy()))
         if n_read != self.stop - self.start:
-            raise CorruptCheckpointError(str(self.path), "the file became shorter while it was read")
+            raise CorruptCheckpointError(
+                str(self.path), "the file became shorter while it was read"
+            )
         return tensor.view(DTYPES[self.dtype]).view(self.shape)
 
 
@@ -73,7 +75,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         prefix = file.read(8)
         n_header = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or n_header > min(size - 8, MAX_HEADER_BYTES):
-            raise CorruptCheckpointError(str(path), f"the header does not fit a file of {size} bytes")
+            raise CorruptCheckpointError(
+                str(path), f"the header does not fit a file of {size} bytes"
+            )
         raw = file.read(n_header)
     try:
         header = json.loads(raw)
@@ -87,7 +91,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
         if tensor.start != end:
             raise CorruptCheckpointError(
-                str(path), f"{name} starts at byte {tensor.start}, the tensor before it ends at {end}"
+                str(path),
+                f"{name} starts at byte {tensor.start}, the tensor before it ends at {end}",
             )
         end = tensor.stop
     if end != size:

@@ -51,7 +51,11 @@ class Checkpoint:
         """The dtype that most weights are stored in: torch's name of it."""
         counts = dict[str, int]()
         for tensor in self.stored.values():
-            name = _DTYPE_NAMES[tensor.dtype] if isinstance(tensor, StoredTensor) else str(tensor.dtype)
+            name = (
+                _DTYPE_NAMES[tensor.dtype]
+                if isinstance(tensor, StoredTensor)
+                else str(tensor.dtype)
+            )
             counts[name] = counts.get(name, 0) + _numel(tuple(tensor.shape))
         return max(counts, key=lambda name: counts[name]).removeprefix("torch.")
 
@@ -93,7 +97,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return Checkpoint(path, {}, {}, (path,), _open_pth(path))
     except OSError as error:
         raise ModelNotFoundError(str(path), f"cannot be read: {error}") from error
-    raise UnsupportedModelError(str(path), "neither a folder with safetensors files nor a .pth file")
+    raise UnsupportedModelError(
+        str(path), "neither a folder with safetensors files nor a .pth file"
+    )
 
 
 def _open_folder(path: Path) -> Checkpoint:
@@ -129,11 +135,15 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
         if Path(name).name != name or name in ("", ".", ".."):
             raise CorruptCheckpointError(str(index), f"names the file {name!r}")
         if not (path / name).is_file():
-            raise CorruptCheckpointError(str(path / name), "the index names it, but it is not there")
+            raise CorruptCheckpointError(
+                str(path / name), "the index names it, but it is not there"
+            )
     files = tuple(path / name for name in sorted(names))
     held = {name for file in files for name in read_header(file)}
     if missing := sorted(weight_map.keys() - held):
-        raise CorruptCheckpointError(str(index), f"names tensors that no file has: {_some(missing)}")
+        raise CorruptCheckpointError(
+            str(index), f"names tensors that no file has: {_some(missing)}"
+        )
     return files
 
 
