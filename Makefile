@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 
 # torch is installed first and alone, so that no other requirement chooses it.
-# TORCH: what to install. TORCH_INDEX: an index to take it from; on Linux the ordinary one serves
+# TORCH: what to install. TORCH_INDEX: one more index to look in; on Linux the ordinary one serves
 # a build with several gigabytes of CUDA libraries, PyTorch's index of CPU builds does not.
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 TORCH ?= $(if $(HAS_GPU),torch>=2.11,torch==2.13.0)
@@ -65,7 +65,7 @@ $(STAMPS)/engine: $(INPUTS) | $(STAMPS)/venv
 	@sed -e '$(if $(filter torch==2.13.0,$(TORCH)),,/^torch==/d; /^triton==/d)' \
 	  constraints.txt > $(LIMITS)
 	@echo "installing $(TORCH) (most of the time and space goes here)"
-	@$(PIP) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)'
 	@echo "installing wkvm and the libraries of its engine"
 	@$(PIP) --editable '.[engine]'
 	@touch $@
