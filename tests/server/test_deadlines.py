@@ -24,6 +24,7 @@ from tests.server.harness import (
     tcp_config,
 )
 from wkvm.core.config import ServerConfig
+from wkvm.server.connection import MESSAGES_PER_TURN
 
 MIB = 2**20
 
@@ -164,10 +165,11 @@ async def test_30_stalled_readers_cost_bounded_memory_and_are_cut_off(tmp_path: 
             stop_reading(client)
             flood(client)
         await until(lambda: rig.server.n_requests == 30 * 8)
-        while rig.server.n_requests:
-            # those that read are served meanwhile
-            assert (await rig.control.generate(max_tokens=2)).ends
-            peak = max(peak, rss_bytes() - before)
+        async with asyncio.timeout(15):
+            while rig.server.n_requests:
+                # those that read are served meanwhile
+                assert (await rig.control.generate(max_tokens=2)).ends
+                peak = max(peak, rss_bytes() - before)
         # each has to be stalled, not only most: every one was held before it was cut off
         assert fountain.n_holds == 30 * 8
         # 64 KiB each in the server, as much here, and what the allocator makes of it
@@ -199,11 +201,13 @@ async def test_answers_are_not_piled_up_for_one_who_only_asks(tmp_path: Path) ->
         client = await rig.client()
         stop_reading(client)
         before = rss_bytes()
-        for _ in range(100):
-            # 50,000 answers of about 400 bytes
-            ids = [client.wire.new_request_id() for _ in range(500)]
+        for number in range(1000):
+            # 50,000 answers of about 400 bytes, and few of them to one read
+            ids = [client.wire.new_request_id() for _ in range(50)]
             client.write(b"".join(client.wire.send(Stats(one)) for one in ids))
-            await rig.assert_alive()
+            await asyncio.sleep(0)
+            if number % 50 == 0:
+                await rig.assert_alive()
         assert rss_bytes() - before < 12 * MIB
         client.abort()
         await rig.assert_idle(n_connections=1)
@@ -217,13 +221,13 @@ async def test_a_flood_of_requests_leaves_the_loop_to_others() -> None:
         client.write(
             b"".join(client.wire.send(Generate(lane, pack_ids([1]), bad)) for lane in lanes)
         )
-        slowest, last = 0.0, time.perf_counter()
         answers = asyncio.create_task(client.answers(*lanes))
+        n_turns = 0
         while not answers.done():
             await asyncio.sleep(0)
-            slowest, last = max(slowest, time.perf_counter() - last), time.perf_counter()
+            n_turns += 1
         assert all(answer.failed is not None for answer in answers.result().values())
-        assert slowest < 0.1
+        assert n_turns >= len(lanes) // MESSAGES_PER_TURN
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:

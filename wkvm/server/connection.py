@@ -236,10 +236,10 @@ class Connection(asyncio.Protocol):
                 return True
             self._frame_due = math.inf
             match message:
+                case Ping(nonce=nonce):
+                    self._write(self._wire.send(Pong(nonce)))
                 case Hello():
                     self._hello(message)
-                case Ping(nonce=nonce):
-                    self.send([Pong(nonce)])
                 case Refused(answer=answer):
                     self.send([answer])
                 case GoAway():
@@ -247,8 +247,8 @@ class Connection(asyncio.Protocol):
                         self._close()
                 case _:
                     self._shared.dispatcher.handle(self, message)
-            if self._is_closing or self._is_output_full:
-                return False
+            if self._is_closing or not self._wire.mid_frame:
+                return True
         return False
 
     def _note_frame(self) -> None:
