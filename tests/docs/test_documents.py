@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.readme_figures import comparisons, table, with_figures
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE_PATH = re.compile(r"`((?:wkvm|protocol|clients|bench|tests|tools|docs|examples)/[\w./-]*)`")
@@ -85,3 +87,9 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
     }
     naming = {str(p.relative_to(ROOT)) for p, content in text.items() if places.search(content)}
     assert naming - {".ci/run"} == set()
+
+
+def test_the_readmes_figures_are_the_measured_ones() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    figures = table(comparisons(ROOT / "bench/results"))
+    assert readme == with_figures(readme, figures), "run: python -m tools.readme_figures"

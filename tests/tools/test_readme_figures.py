@@ -1,0 +1,48 @@
+"""The README's table of figures is made from recorded lines."""
+
+import json
+from pathlib import Path
+
+from tools.readme_figures import comparisons, table, with_figures
+
+
+def line(case: str, median: float) -> str:
+    side = {"name": "wkvm", "median": median, "p10": 1.0, "p90": 2.0, "n": 9}
+    return json.dumps(
+        {
+            "bench": "decode",
+            "case": case,
+            "unit": "tokens/s",
+            "a": side,
+            "b": {**side, "name": "peer", "median": 10.0},
+            "ratio": {"median": median / 10, "p10": 1.0, "p90": 2.0, "n": 9},
+            "command": "python -m wkvm_bench decode",
+            "device": "a processor",
+            "n_cores": 2,
+            "versions": {"python": "3.11.7"},
+        }
+    )
+
+
+def test_the_last_line_of_a_case_counts_and_other_records_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        line("batch 1", 20.0),
+        line("batch 2", 30.0),
+        line("batch 1", 40.0),
+        '{"bench": "gpu"}',
+    ]
+    (tmp_path / "decode.jsonl").write_text("\n".join(lines) + "\n")
+    records = comparisons(tmp_path)
+    assert [(r["case"], r["a"]["median"]) for r in records] == [
+        ("batch 1", 40.0),
+        ("batch 2", 30.0),
+    ]
+    text = table(records)
+    assert "| wkvm: 40 tokens/s | peer: 10 tokens/s | 4.00 (1.00 to 2.00) |" in text
+    assert "wkvm: 20 " not in text
+    assert "a processor, 2 cores, Python 3.11.7" in text
+
+
+def test_only_what_is_between_the_marks_is_replaced() -> None:
+    readme = "a\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nb\n"
+    assert with_figures(readme, "new\n") == readme.replace("old", "new")
