@@ -50,7 +50,7 @@ class Codec(Generic[MessageT]):
         """
         try:
             message = self._decoder.decode(payload)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RemoteProtocolError(self._explain(payload, error)) from None
         check = _CHECKS.get(type(message))
         if check is not None and (problem := check(message)) is not None:

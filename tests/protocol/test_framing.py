@@ -126,6 +126,21 @@ def test_a_claimed_length_costs_no_memory() -> None:
         tracemalloc.stop()
 
 
+def test_what_was_returned_is_not_kept() -> None:
+    """Each read ends within a frame, so that the reader is never empty."""
+    frame = encode_frame(b"x" * 1000, 1000)
+    reader = FrameReader(1000)
+    reader.feed(frame[:1])
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            reader.feed(frame[1:] + frame[:1])
+            assert len(drain(reader)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024
+    finally:
+        tracemalloc.stop()
+
+
 def seconds_for(reads: list[bytes], limit: int) -> float:
     best = 1e9
     for _ in range(3):

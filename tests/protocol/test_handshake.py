@@ -4,11 +4,13 @@ from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolEr
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
     Error,
+    Generate,
     Hello,
     HelloOk,
     Ping,
     Stats,
     StatsReply,
+    Tokens,
     unpack_ids,
 )
 
@@ -81,6 +83,18 @@ def values_of(n_bytes: int) -> dict[str, int]:
     lengths = [255] * (n_bytes // 223) + [32 + n_bytes % 223]
     lengths += [32] * (300 - len(lengths))
     return {f"{i:0{n}}": 1 for i, n in enumerate(lengths)}
+
+
+@pytest.mark.parametrize("limit", [65536, MIB, 4 * MIB])
+def test_a_frame_of_the_agreed_limit_is_taken_both_ways(limit: int) -> None:
+    client, server = open_pair(client_limit=limit, server_limit=limit)
+    n_ids = (limit - 100) // 4
+    (request,) = server.receive_data(client.send(generate(1, prompt=(7,) * n_ids)))
+    assert isinstance(request, Generate)
+    assert len(request.prompt) == 4 * n_ids
+    (tokens,) = client.receive_data(server.send_tokens([1], [7] * n_ids, counts=[n_ids]))
+    assert isinstance(tokens, Tokens)
+    assert len(tokens.ids) == 4 * n_ids
 
 
 def test_frames_right_behind_hello_ok_get_the_new_limit() -> None:

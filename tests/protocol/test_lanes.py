@@ -145,6 +145,14 @@ def test_a_choice_0_that_has_ended_gets_no_more_ids() -> None:
     answer(pair, tokens(9, choices=(1,)))
 
 
+def test_a_lane_that_failed_gets_no_more_ids() -> None:
+    pair = open_pair()
+    ask(pair, generate(9))
+    answer(pair, Failed(9, 500, False, ""))
+    with pytest.raises(LocalProtocolError):
+        pair[1].send(tokens(9))
+
+
 @pytest.mark.parametrize("n", [0, -1])
 def test_a_request_without_choices_can_only_fail(n: int) -> None:
     pair = open_pair()
