@@ -120,7 +120,8 @@ class FakeModel:
         state_column = torch.tensor([_signed(after[i]) for i in wanted], dtype=torch.int64)
         poison_column = torch.tensor([poison[i] for i in wanted])
         mixed = _mix(state_column[:, None] ^ self._ids)
-        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + poison_column[:, None]
+        logits: Tensor = ((mixed >> 52) & 0xFFF).to(torch.float32) / 512
+        return torch.add(logits, poison_column[:, None])
 
 
 def _signed(word: int) -> int:

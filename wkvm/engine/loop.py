@@ -62,6 +62,11 @@ class EngineLoop:
         return self._engine.info
 
     @property
+    def n_live(self) -> int:
+        """How many requests have not ended."""
+        return len(self._live)
+
+    @property
     def tick_age_s(self) -> float:
         """For how long the loop has had something to do and has not turned.
 
