@@ -120,8 +120,7 @@ class FakeModel:
         state_column = torch.tensor([_signed(after[i]) for i in wanted], dtype=torch.int64)
         poison_column = torch.tensor([poison[i] for i in wanted])
         mixed = _mix(state_column[:, None] ^ self._ids)
-        logits: Tensor = ((mixed >> 52) & 0xFFF).to(torch.float32) / 512
-        return torch.add(logits, poison_column[:, None])
+        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + poison_column[:, None]
 
 
 def _signed(word: int) -> int:
@@ -136,4 +135,4 @@ def _mix(numbers: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, n: int) -> Tensor:
-    return (numbers >> n) & (2 ** (64 - n) - 1)
+    return (numbers >> n) & ((1 << (64 - n)) - 1)
