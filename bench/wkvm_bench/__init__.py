@@ -1,1 +1,1 @@
-"""Benchmarks, behind ``wkvm bench``."""
+"""Benchmarks, behind ``wkvm bench``: ratios of wkvm to a peer, both measured in the same run."""

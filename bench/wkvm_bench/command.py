@@ -1,0 +1,78 @@
+"""The command line: which benchmark, how long, and where its figures go."""
+
+import argparse
+import asyncio
+import importlib
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import uvloop
+
+from wkvm_bench.harness import BenchError, Comparison
+from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
+
+BENCHES = {
+    "decode": "the bundled model against the rwkv package, batch 1 and 16",
+    "fanout": "256 lanes of one connection against one aiohttp stream of events",
+    "ping": "a ping over a unix socket against a bare uvloop echo",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a benchmark and print its figures.
+
+    Returns:
+        The exit status: 0 for a run, whatever its figures; 1 where it could not be run.
+    """
+    arguments = _parser().parse_args(argv)
+    compare: Callable[..., Awaitable[list[Comparison]]]
+    compare = importlib.import_module(f"wkvm_bench.{arguments.name}").compare
+    before = environment()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            comparisons = runner.run(
+                _run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
+            )
+    except BenchError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return 1
+    for comparison in comparisons:
+        print(to_text(arguments.name, comparison))
+    folder: Path | None = arguments.results
+    if folder is None and RESULTS.is_dir() and not arguments.smoke:
+        folder = RESULTS
+    if folder is not None:
+        settings = {"smoke": arguments.smoke, "threads": arguments.threads}
+        command = ["python", "-m", "wkvm_bench", *argv]
+        lines = [
+            to_line(arguments.name, one, command=command, settings=settings, environment=before)
+            for one in comparisons
+        ]
+        print(f"added to {append(folder, arguments.name, lines)}")
+    return 0
+
+
+async def _run(comparisons: Awaitable[list[Comparison]]) -> list[Comparison]:
+    return await comparisons
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="wkvm bench",
+        description="Measure wkvm beside a peer: both by turns, and the ratio of each pair.",
+        epilog="\n".join(f"  {name:<8} {what}" for name, what in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=sorted(BENCHES), help="the benchmark")
+    parser.add_argument("--smoke", action="store_true", help="once, with tiny counts")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="of both sides of decode (default 1)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="append JSON lines here (default: the checkout's bench/results; none for --smoke)",
+    )
+    return parser

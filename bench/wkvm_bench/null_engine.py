@@ -1,0 +1,175 @@
+"""An engine that computes nothing: what is left is the cost of everything around a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wkvm.core.errors import QueueFullError, WkvmError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokenEvent
+from wkvm.engine.interface import EngineInfo
+
+VOCAB_SIZE = 65536
+_PLAN = StepPlan(rows=())
+_RESULT = StepResult(token_ids=())
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request. ``first_id`` is what its output starts with."""
+
+    first_id: int
+    n_prompt: int
+    max_tokens: int
+    submitted_at: float
+    credit: int | None
+    held: bool = False
+    n_output: int = 0
+
+
+class NullEngine:
+    """Gives every request one id in every step, at once and without a model.
+
+    Output counts up from the prompt's last id, so that a receiver can tell a lost, doubled or
+    foreign id. Requests end by length only, never by a deadline.
+    """
+
+    def __init__(self, n_slots: int = 1024) -> None:
+        self._info = EngineInfo(
+            model="null",
+            model_digest="0" * 64,
+            layout_fingerprint="0" * 64,
+            tokenizer_digest="",
+            vocab_size=VOCAB_SIZE,
+            eos_ids=(),
+            n_slots=n_slots,
+            max_model_len=None,
+        )
+        self._n_submitted = 0
+        self._rows = dict[int, _Row]()
+        self._ready = dict[int, _Row]()
+        self._events = list[Event]()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served: nothing."""
+        return self._info
+
+    def submit(self, spec: RequestSpec, now: float) -> int:
+        """Take a request. There is no queue.
+
+        Raises:
+            QueueFullError: as many run as there are slots.
+        """
+        if len(self._rows) >= self._info.n_slots:
+            raise QueueFullError(0)
+        self._n_submitted += 1
+        params = spec.params
+        row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
+        self._rows[self._n_submitted] = row
+        self._sort(self._n_submitted, row)
+        return self._n_submitted
+
+    def cancel(self, request_id: int, now: float) -> None:
+        """End a request."""
+        row = self._rows.get(request_id)
+        if row is not None:
+            self._end(request_id, row, Status.CANCELLED, now, None)
+
+    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
+        """Add to a request's credit."""
+        del now
+        row = self._rows.get(request_id)
+        if row is not None and row.credit is not None:
+            row.credit += n_tokens
+            self._sort(request_id, row)
+
+    def hold(self, request_id: int, now: float) -> None:
+        """Produce nothing for a request until released."""
+        del now
+        self._set_held(request_id, held=True)
+
+    def release(self, request_id: int, now: float) -> None:
+        """End a hold."""
+        del now
+        self._set_held(request_id, held=False)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The step of all requests that may produce, without its rows; None for no request."""
+        del now
+        return _PLAN if self._ready else None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Nothing."""
+        del plan
+        return _RESULT
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Give every request its id."""
+        del plan, result
+        events = self._events
+        over = list[int]()
+        for request_id, row in self._ready.items():
+            n_output = row.n_output
+            if n_output < row.max_tokens:
+                token_id = (row.first_id + n_output) % VOCAB_SIZE
+                events.append(TokenEvent(request_id, n_output, token_id))
+                row.n_output = n_output = n_output + 1
+            if n_output == row.max_tokens:
+                over.append(request_id)
+            elif row.credit is not None:
+                row.credit -= 1
+                if not row.credit:
+                    over.append(request_id)
+        for request_id in over:
+            row = self._rows[request_id]
+            if row.n_output == row.max_tokens:
+                self._end(request_id, row, Status.LENGTH, now, None)
+            else:
+                self._sort(request_id, row)
+
+    def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
+        """End every request of the step."""
+        del plan
+        for request_id, row in list(self._ready.items()):
+            self._end(request_id, row, Status.FINISHED_ERROR, now, error)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """There are no deadlines."""
+        return None
+
+    def drain(self) -> None:
+        """Nothing; the loop refuses new requests by itself."""
+
+    def stats(self) -> Mapping[str, int]:
+        """How many requests there are."""
+        return {"n_slots": self._info.n_slots, "n_running": len(self._rows)}
+
+    def _set_held(self, request_id: int, *, held: bool) -> None:
+        row = self._rows.get(request_id)
+        if row is not None:
+            row.held = held
+            self._sort(request_id, row)
+
+    def _sort(self, request_id: int, row: _Row) -> None:
+        """Put a request among those that may produce, or take it from them."""
+        if row.held or row.credit == 0:
+            self._ready.pop(request_id, None)
+        else:
+            self._ready[request_id] = row
+
+    def _end(
+        self, request_id: int, row: _Row, status: Status, now: float, error: WkvmError | None
+    ) -> None:
+        del self._rows[request_id]
+        self._ready.pop(request_id, None)
+        total_s = now - row.submitted_at
+        self._events.append(
+            EndEvent(
+                request_id, status, None, error, row.n_prompt, row.n_output, 0.0, total_s, total_s
+            )
+        )

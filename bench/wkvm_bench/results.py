@@ -1,0 +1,129 @@
+"""What was measured, for people and as JSON lines with all that is needed to judge it."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import wkvm
+from wkvm_bench.harness import Comparison, Summary
+
+RESULTS = Path(__file__).parents[1] / "results"
+"""Where a checkout keeps the lines. An installed package has no such folder."""
+PACKAGES = ("torch", "numpy", "msgspec", "uvloop", "rwkv", "aiohttp")
+
+
+def environment() -> dict[str, object]:
+    """The commit, the device and the versions of this run."""
+    return {
+        "commit": _commit(),
+        "device": _cpu_name(),
+        "n_cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "versions": {
+            "python": platform.python_version(),
+            "wkvm": wkvm.__version__,
+            **{name: version for name in PACKAGES if (version := _version(name))},
+        },
+    }
+
+
+def to_line(
+    bench: str,
+    comparison: Comparison,
+    *,
+    command: Sequence[str],
+    settings: Mapping[str, object],
+    environment: Mapping[str, object],
+) -> str:
+    """One comparison as a line of JSON, without the newline."""
+    record = {
+        "bench": bench,
+        "case": comparison.case,
+        "unit": comparison.unit,
+        "a": {"name": comparison.a_name, **asdict(Summary.of(comparison.a))},
+        "b": {"name": comparison.b_name, **asdict(Summary.of(comparison.b))},
+        "ratio": asdict(comparison.ratio),
+        "bar": str(comparison.bar),
+        "met": comparison.bar.is_met(comparison.ratio.median),
+        "settings": settings,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(command),
+        **environment,
+    }
+    return json.dumps(_rounded(record))
+
+
+def to_text(bench: str, comparison: Comparison) -> str:
+    """One comparison as lines to read."""
+    lines = [f"{bench}, {comparison.case}:"]
+    for name, samples in ((comparison.a_name, comparison.a), (comparison.b_name, comparison.b)):
+        s = Summary.of(samples)
+        lines.append(
+            f"  {name:<28} {s.median:>12,.5g} {comparison.unit}"
+            f"   (p10 {s.p10:,.5g}, p90 {s.p90:,.5g}, n {s.n})"
+        )
+    ratio = comparison.ratio
+    verdict = "met" if comparison.bar.is_met(ratio.median) else "MISSED"
+    lines.append(
+        f"  ratio {ratio.median:.2f} (p10 {ratio.p10:.2f}, p90 {ratio.p90:.2f});"
+        f" the bar is {comparison.bar}: {verdict}"
+    )
+    return "\n".join(lines)
+
+
+def append(folder: Path, bench: str, lines: Sequence[str]) -> Path:
+    """Add lines to the benchmark's file in ``folder``, and return its path."""
+    path = folder / f"{bench}.jsonl"
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    return path
+
+
+def _rounded(value: object) -> object:
+    """Six digits are more than any of these measurements has."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+def _commit() -> str:
+    """The checkout's commit, with a plus where files differ from it; unknown outside one."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = git(
+            "status", "--porcelain", "--untracked-files=no", ":(top)", ":(top,exclude)bench/results"
+        )
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,115 @@
+"""The servers that clients are measured against, each in a process of its own.
+
+``python -m wkvm_bench.servers KIND PATH`` serves on a unix socket at PATH until it is killed.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from wkvm_bench.harness import BenchError
+
+START_TIMEOUT_S = 30.0
+SSE_EVENTS_HEADER = "Wkvm-Bench-Events"
+"""Of a request to the server of events: how many to send."""
+
+
+@contextlib.asynccontextmanager
+async def running(kind: str, path: Path) -> AsyncIterator[None]:
+    """Run a server of a kind for the length of a block.
+
+    Raises:
+        BenchError: it ended, or did not listen in time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "wkvm_bench.servers", kind, str(path)
+    )
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not _listens(path):
+                if process.returncode is not None:
+                    raise BenchError(f"the server {kind} ended with {process.returncode}")
+                await asyncio.sleep(0.02)
+        yield
+    except TimeoutError:
+        raise BenchError(f"the server {kind} does not listen") from None
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(5.0):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+class _Echo(asyncio.Protocol):
+    """Sends back what comes: the least that a server in Python can do."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance: uvloop's unix transports are no asyncio.Transport.
+        self._write = cast(asyncio.Transport, transport).write
+
+    def data_received(self, data: bytes) -> None:
+        self._write(data)
+
+
+async def _serve_echo(path: str) -> None:
+    server = await asyncio.get_running_loop().create_unix_server(_Echo, path)
+    await server.serve_forever()
+
+
+async def _serve_null(path: str) -> None:
+    from wkvm.core.config import ServerConfig
+    from wkvm.server.serve import serve
+    from wkvm_bench.null_engine import NullEngine
+
+    config = ServerConfig(binary_port=None, binary_uds=path)
+    await serve(NullEngine(), config, ready=lambda _: None)
+
+
+async def _serve_events(path: str) -> None:
+    from aiohttp import web
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for index in range(int(request.headers[SSE_EVENTS_HEADER])):
+            await response.write(b"data: %d\n\n" % index)
+        await response.write_eof()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", events)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.UnixSite(runner, path).start()
+    await asyncio.Event().wait()
+
+
+SERVERS = {"echo": _serve_echo, "null": _serve_null, "events": _serve_events}
+
+
+def _main(kind: str, path: str) -> None:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(SERVERS[kind](path))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
