@@ -172,9 +172,9 @@ def test_a_bomb_costs_no_more_than_its_frame(bomb: str, n_bytes: int) -> None:
     seconds = 1e9
     for _ in range(3):
         server = loaded()
-        start = time.perf_counter()
+        start = time.process_time()
         detonate(server)
-        seconds = min(seconds, time.perf_counter() - start)
+        seconds = min(seconds, time.process_time() - start)
     assert seconds < 0.05
     server = loaded()
     tracemalloc.start()

@@ -142,27 +142,31 @@ def test_what_was_returned_is_not_kept() -> None:
 
 
 def seconds_for(reads: list[bytes], limit: int) -> float:
+    """Of this process alone, the best of a few: other work on the machine counts little."""
     best = 1e9
-    for _ in range(3):
+    for _ in range(4):
         reader = FrameReader(limit)
-        start = time.perf_counter()
+        start = time.process_time()
         for data in reads:
             reader.feed(data)
             drain(reader)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best
 
 
 def test_many_small_frames_in_one_read_cost_the_same_each() -> None:
+    """32 times as many would take 1,024 times as long if each cost a copy of the rest."""
     frame = encode_frame(b"x" * 20, LIMIT)
-    few, many = seconds_for([frame * 2_000], LIMIT), seconds_for([frame * 32_000], LIMIT)
-    assert many < 16 * few * 4
+    few, many = seconds_for([frame * 2_000], LIMIT), seconds_for([frame * 64_000], LIMIT)
+    assert many < 32 * few * 8
 
 
 def test_one_long_frame_in_many_reads_costs_the_same_each() -> None:
+    """32 times as many would take 1,024 times as long if each cost a copy of what is there."""
+
     def reads(n: int) -> list[bytes]:
         stream = encode_frame(b"x" * (n * 1024), 1 << 30)
         return [stream[i : i + 1024] for i in range(0, len(stream), 1024)]
 
-    few, many = seconds_for(reads(512), 1 << 30), seconds_for(reads(8192), 1 << 30)
-    assert many < 16 * few * 6
+    few, many = seconds_for(reads(512), 1 << 30), seconds_for(reads(16_384), 1 << 30)
+    assert many < 32 * few * 8
