@@ -4,6 +4,9 @@ Importing this module imports Triton. Signatures and contracts are those of ``re
 No kernel here is ever autotuned: each trial run would apply its update to the states once more.
 """
 
+# Inside a kernel Python is Triton's language, which type checkers do not know.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +21,8 @@ VALUE_BLOCK = 32
 """Columns of the state in one program: with 64 keys it holds 8 KiB of state in registers."""
 
 
-@triton.jit
-def token_shift_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def token_shift_kernel(  # type: ignore[no-untyped-def]
     x,
     state,
     delta,
@@ -56,8 +59,8 @@ def token_shift_kernel(
             tl.store(delta + t * C + channels, nothing, mask=inside)
 
 
-@triton.jit
-def wkv7_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def wkv7_kernel(  # type: ignore[no-untyped-def]
     r,
     w,
     k,

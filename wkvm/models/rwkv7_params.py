@@ -6,7 +6,7 @@ safetensors). Parameters carry BlinkDL's names here, and have his shapes without
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def read_shape(checkpoint: Checkpoint) -> Rwkv7Shape:
         raise UnsupportedModelError(
             str(checkpoint.path), f"tensors that rwkv7 does not have: {', '.join(unknown[:4])}"
         )
-    return _replace_count(shape, n_parameters)
+    return replace(shape, n_parameters=n_parameters)
 
 
 def load_parameters(checkpoint: Checkpoint, shape: Rwkv7Shape) -> Iterator[tuple[str, Tensor]]:
@@ -204,12 +204,6 @@ def _read_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
         tied=tied,
         n_parameters=0,
     )
-
-
-def _replace_count(shape: Rwkv7Shape, n_parameters: int) -> Rwkv7Shape:
-    from dataclasses import replace
-
-    return replace(shape, n_parameters=n_parameters)
 
 
 def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -18,11 +18,6 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes that weights may have, by their names in the header."""
 
-_OTHER_ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
-}  # fmt: skip
-
 MAX_HEADER_BYTES = 100 * 2**20
 
 
@@ -32,7 +27,7 @@ class StoredTensor:
 
     Attributes:
         path: of the file.
-        dtype: its name in the header.
+        dtype: its name in the header, a key of ``DTYPES``.
         shape: as stored.
         start, stop: byte offsets from the start of the file.
     """
@@ -48,14 +43,12 @@ class StoredTensor:
 
         Raises:
             CorruptCheckpointError: the file ends before the tensor does.
-            UnsupportedModelError: its dtype is not one of ``DTYPES``.
         """
-        if self.dtype not in DTYPES:
-            raise UnsupportedModelError(str(self.path), f"weights of dtype {self.dtype}")
         tensor = torch.empty(self.stop - self.start, dtype=torch.uint8)
+        buffer = memoryview(tensor.numpy())  # type: ignore[arg-type]
         with self.path.open("rb") as file:
             file.seek(self.start)
-            n_read = file.readinto(memoryview(tensor.numpy()))
+            n_read = file.readinto(buffer)
         if n_read != self.stop - self.start:
             raise CorruptCheckpointError(
                 str(self.path), "the file became shorter while it was read"
@@ -69,6 +62,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Raises:
         CorruptCheckpointError: the header is no header, or the file is not as long as its header
             says, or tensors overlap or leave gaps.
+        UnsupportedModelError: a tensor's dtype is not one of ``DTYPES``.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -110,10 +104,9 @@ def _stored(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
     numbers = (*shape, start, stop)
     if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in numbers):
         raise CorruptCheckpointError(str(path), f"{name}: not a description of a tensor")
-    item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else _OTHER_ITEM_BYTES.get(dtype)
-    if item_bytes is None:
-        raise UnsupportedModelError(str(path), f"{name}: unknown dtype {dtype}")
-    if stop - start != prod(shape) * item_bytes:
+    if dtype not in DTYPES:
+        raise UnsupportedModelError(str(path), f"{name} is of dtype {dtype}")
+    if stop - start != prod(shape) * DTYPES[dtype].itemsize:
         raise CorruptCheckpointError(
             str(path), f"{name}: {stop - start} bytes for shape {list(shape)} of {dtype}"
         )

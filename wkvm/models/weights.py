@@ -60,13 +60,14 @@ class Checkpoint:
         return max(counts, key=lambda name: counts[name]).removeprefix("torch.")
 
     def load(self, name: str) -> Tensor:
-        """One tensor, in the dtype it is stored in.
+        """One tensor, in the dtype it is stored in, in memory of its own.
 
         Raises:
             CorruptCheckpointError: its file has changed since the headers were read.
         """
         tensor = self.stored[name]
-        return tensor.load() if isinstance(tensor, StoredTensor) else tensor
+        # A mapped tensor is copied: whoever shortens the file later must not end this process.
+        return tensor.load() if isinstance(tensor, StoredTensor) else tensor.clone()
 
     def digest(self) -> str:
         """Hex SHA-256 over the bytes of all weight files, in order of their names.
