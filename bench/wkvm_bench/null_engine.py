@@ -15,15 +15,19 @@ _RESULT = StepResult(token_ids=())
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request. ``first_id`` is what its output starts with."""
+    """A request. ``first_id`` is what its output starts with.
+
+    ``pause_at`` is the count of output at which something happens: it ends, or lacks credit.
+    """
 
     first_id: int
     n_prompt: int
     max_tokens: int
     submitted_at: float
-    credit: int | None
+    n_granted: int | None
     held: bool = False
     n_output: int = 0
+    pause_at: int = 0
 
 
 class NullEngine:
@@ -62,12 +66,14 @@ class NullEngine:
         """
         if len(self._rows) >= self._info.n_slots:
             raise QueueFullError(0)
-        self._n_submitted += 1
+        self._n_submitted = request_id = self._n_submitted + 1
         params = spec.params
         row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
-        self._rows[self._n_submitted] = row
-        self._sort(self._n_submitted, row)
-        return self._n_submitted
+        self._rows[request_id] = row
+        self._sort(request_id, row)
+        if not params.max_tokens:
+            self._end(request_id, row, Status.LENGTH, now, None)
+        return request_id
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request."""
@@ -79,8 +85,8 @@ class NullEngine:
         """Add to a request's credit."""
         del now
         row = self._rows.get(request_id)
-        if row is not None and row.credit is not None:
-            row.credit += n_tokens
+        if row is not None and row.n_granted is not None:
+            row.n_granted += n_tokens
             self._sort(request_id, row)
 
     def hold(self, request_id: int, now: float) -> None:
@@ -106,21 +112,15 @@ class NullEngine:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Give every request its id."""
         del plan, result
-        events = self._events
-        over = list[int]()
+        append = self._events.append
+        paused = list[int]()
         for request_id, row in self._ready.items():
             n_output = row.n_output
-            if n_output < row.max_tokens:
-                token_id = (row.first_id + n_output) % VOCAB_SIZE
-                events.append(TokenEvent(request_id, n_output, token_id))
-                row.n_output = n_output = n_output + 1
-            if n_output == row.max_tokens:
-                over.append(request_id)
-            elif row.credit is not None:
-                row.credit -= 1
-                if not row.credit:
-                    over.append(request_id)
-        for request_id in over:
+            append(TokenEvent(request_id, n_output, (row.first_id + n_output) % VOCAB_SIZE))
+            row.n_output = n_output = n_output + 1
+            if n_output == row.pause_at:
+                paused.append(request_id)
+        for request_id in paused:
             row = self._rows[request_id]
             if row.n_output == row.max_tokens:
                 self._end(request_id, row, Status.LENGTH, now, None)
@@ -157,7 +157,9 @@ class NullEngine:
 
     def _sort(self, request_id: int, row: _Row) -> None:
         """Put a request among those that may produce, or take it from them."""
-        if row.held or row.credit == 0:
+        n_granted = row.max_tokens if row.n_granted is None else row.n_granted
+        row.pause_at = min(row.max_tokens, n_granted)
+        if row.held or row.n_output >= row.pause_at:
             self._ready.pop(request_id, None)
         else:
             self._ready[request_id] = row
