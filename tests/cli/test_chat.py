@@ -150,13 +150,12 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
 
     def write_and_interrupt(text: str = "", **options: object) -> None:
         written.append(text)
-        if len(written) == 2:
+        if len(written) == 1:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("wkvm.cli.chat.print", write_and_interrupt, raising=False)
-    arguments = ["--connect", address, "--temperature", "0", "--max-tokens", "100000"]
-    assert main(["chat", *arguments]) == 0
+    assert main(["chat", "--connect", address, "--temperature", "0"]) == 0
     assert capsys.readouterr().err == "wkvm: cancelled\n"
     first, second = [text for role, text in saved(tmp_path / "c.json") if role == "assistant"]
-    assert 0 < len(first) < 40
+    assert first == written[0]
     assert "star" in second

@@ -102,6 +102,7 @@ def test_a_truncated_safetensors_file_is_named(
         (["--api-key", ""], "api-key"),
         (["--api-keys-file", "/no/such/file"], "api-keys-file"),
         (["--max-frame-bytes", "1"], "max-frame-bytes"),
+        (["--served-model-name", "x" * 257], "served-model-name"),
     ],
 )
 def test_a_wrong_setting_is_named(

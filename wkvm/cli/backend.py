@@ -16,7 +16,6 @@ from typing import Any, Self, TypeAlias
 
 import uvloop
 import wkvm_client.aio
-from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion
 from wkvm_protocol.messages import HelloOk
 
@@ -53,6 +52,7 @@ class Answer:
         self._arrivals = SimpleQueue[list[int] | Completion | BaseException]()
         self._cancel: Callable[[], object] | None = None
         self._completion: Completion | None = None
+        self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         """Go through the ids in the portions in which they come, each at least one.
@@ -61,11 +61,13 @@ class Answer:
             ClientError: the request failed.
         """
         while self._completion is None:
+            if self._error is not None:
+                raise self._error
             match self._arrivals.get():
                 case Completion() as completion:
                     self._completion = completion
                 case BaseException() as error:
-                    raise error
+                    self._error = error
                 case ids:
                     yield ids
 
@@ -98,7 +100,7 @@ class Answer:
             while ids := await stream.read():
                 self._arrivals.put(ids)
             self._arrivals.put(await stream.completion())
-        except (ClientError, asyncio.CancelledError) as error:
+        except BaseException as error:  # noqa: BLE001  it is raised in the main thread
             self._arrivals.put(error)
 
 

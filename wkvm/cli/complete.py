@@ -75,7 +75,8 @@ def follow(
                 break
     except KeyboardInterrupt:
         was_interrupted = True
-    answer.cancel()
+    finally:
+        answer.cancel()
     completion = answer.completion()
     if text := stream.flush().text:
         put(text)

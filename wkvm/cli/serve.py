@@ -18,6 +18,9 @@ from wkvm.cli.models import find_model, model_name, require_engine
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
 
+MAX_NAME = 256
+"""Characters that the protocol has for a model's name."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
@@ -37,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     if is_auto:
         del engine_values["n_slots"]
     engine_config = EngineConfig(**engine_values)
+    name = args.served_model_name or model_name(path)
+    if len(name) > MAX_NAME:
+        raise ConfigError("served-model-name", f"longer than {MAX_NAME} characters")
     require_engine()
 
     from wkvm.cli.engine import auto_slots, build_engine
@@ -46,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     if is_auto:
         n_slots = auto_slots(path, device=engine_config.device, dtype=engine_config.dtype)
         engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
-    name = args.served_model_name or model_name(path)
     engine = build_engine(path, engine_config, served_name=name)
 
     def ready(server: Server) -> None:
