@@ -10,7 +10,7 @@ from torch import Tensor
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 """``[T, in]`` to ``[T, out]``, in the dtype of the weights."""
 
-PACKED_MIN_ELEMENTS = 65536
+PACKED_MIN_ELEMENTS = 4096
 """Below this a product is over before packing could have saved anything."""
 
 PACKED_TOLERANCE = 2.0**-22
@@ -21,8 +21,8 @@ THREADED_MIN_ROWS = 12
 """From here on sharing a product among threads saves more than starting them costs."""
 
 
-def linear(weight: Tensor) -> Linear:
-    """The map ``x -> x @ weight.T``.
+def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The map ``x -> x @ weight.T + bias``.
 
     On a CPU a float32 matrix whose values all fit float16 is kept in float16, half the bytes, and
     is widened again in registers: products and sums are float32 as before. Matrices from bfloat16
@@ -30,27 +30,28 @@ def linear(weight: Tensor) -> Linear:
 
     Args:
         weight: ``[out, in]``. May be kept, or copied into another form.
+        bias: ``[out]``.
     """
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _fits_float16(weight):
-        return _packed(weight.contiguous())
+        return _packed(weight.contiguous(), bias)
     # Which of the two layouts a library walks faster depends on the longer side.
     transposed = weight.t()
     if weight.shape[0] >= weight.shape[1]:
         transposed = transposed.contiguous()
 
     def plain(x: Tensor) -> Tensor:
-        return torch.mm(x, transposed)
+        return torch.mm(x, transposed) if bias is None else torch.addmm(bias, x, transposed)
 
     return plain
 
 
-def _packed(weight: Tensor) -> Linear:
+def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     """Two entries to the same routine: one lean and on one thread, one that shares the work.
 
     Each has a packing of its own, so that together they take the bytes of float32. Torch means to
     remove the lean one; without it the other does all.
     """
-    shared_weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    shared_weight = torch.ops.quantized.linear_prepack_fp16(weight, bias)
     shared_product = torch.ops.quantized.linear_dynamic_fp16.default
 
     def shared(x: Tensor) -> Tensor:
@@ -59,17 +60,17 @@ def _packed(weight: Tensor) -> Linear:
 
     if not hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
         return shared
-    zero_bias = torch.zeros(weight.shape[0])
+    lean_bias = torch.zeros(weight.shape[0]) if bias is None else bias
     lean_product = torch.fbgemm_linear_fp16_weight_fp32_activation
     with warnings.catch_warnings():
         # Torch says once in a process that it is deprecated; say it to nobody.
         warnings.simplefilter("ignore")
         lean_weight = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-        lean_product(torch.zeros(1, weight.shape[1]), lean_weight, zero_bias)
+        lean_product(torch.zeros(1, weight.shape[1]), lean_weight, lean_bias)
 
     def lean_or_shared(x: Tensor) -> Tensor:
         if x.shape[0] < THREADED_MIN_ROWS or torch.get_num_threads() == 1:
-            return lean_product(x, lean_weight, zero_bias)
+            return lean_product(x, lean_weight, lean_bias)
         return shared(x)
 
     return lean_or_shared

@@ -61,10 +61,10 @@ class _Layer:
     key: Linear
     value: Linear
     output: Linear
-    w: tuple[Tensor, Tensor, Tensor]
-    a: tuple[Tensor, Tensor, Tensor]
-    v: tuple[Tensor, Tensor, Tensor] | None
-    g: tuple[Tensor, Tensor]
+    w: tuple[Linear, Linear]
+    a: tuple[Linear, Linear]
+    v: tuple[Linear, Linear] | None
+    g: tuple[Linear, Linear]
     k_k: Tensor
     k_a: Tensor
     one_minus_k_a: Tensor
@@ -140,20 +140,20 @@ class Rwkv7:
         r = layer.receptance(xr).float()
         k = layer.key(xk).float()
         v = layer.value(xv).float()
-        w0, w1, w2 = layer.w
-        w = torch.addmm(w0, torch.mm(xw, w1).tanh_(), w2).float()
+        w1, w2 = layer.w
+        w = w2(w1(xw).tanh_()).float()
         w = w.sigmoid_().mul_(_LOG_DECAY).exp_()
-        a0, a1, a2 = layer.a
-        a = torch.addmm(a0, torch.mm(xa, a1), a2).float().sigmoid_()
+        a1, a2 = layer.a
+        a = a2(a1(xa)).float().sigmoid_()
         g1, g2 = layer.g
-        g = torch.mm(torch.mm(xg, g1).sigmoid_(), g2)
+        g = g2(g1(xg).sigmoid_())
         if v_first is None or layer.v is None:
             v_first = v
         else:
-            v0, v1, v2 = layer.v
-            v = torch.lerp(v, v_first, torch.addmm(v0, torch.mm(xv, v1), v2).float().sigmoid_())
+            v1, v2 = layer.v
+            v = torch.lerp(v, v_first, v2(v1(xv)).float().sigmoid_())
         kap = (k * layer.k_k).view(by_head)
-        kap /= torch.linalg.vector_norm(kap, dim=-1, keepdim=True).clamp_min_(1e-12)
+        kap /= torch.linalg.vector_norm(kap, dim=-1, keepdim=True).add_(1e-12)
         k *= torch.addcmul(layer.one_minus_k_a, a, layer.k_a)
         r, w, k, v_heads, a = (t.view(by_head) for t in (r, w, k, v, a))
         y = self._recurrence(r, w, k, v_heads, kap, a, wkv, rows)
@@ -224,6 +224,10 @@ def _layer(parameters: dict[str, Tensor], shape: Rwkv7Shape, index: int) -> _Lay
     def norm(name: str) -> tuple[Tensor, Tensor]:
         return get(f"{name}.weight"), get(f"{name}.bias")
 
+    def low_rank(letter: str) -> tuple[Linear, Linear]:
+        first, second = get(f"att.{letter}1").t(), get(f"att.{letter}2").t()
+        return linear(first), linear(second, get(f"att.{letter}0"))
+
     k_a = get("att.k_a").float()
     return _Layer(
         ln1=norm("ln1"),
@@ -232,10 +236,10 @@ def _layer(parameters: dict[str, Tensor], shape: Rwkv7Shape, index: int) -> _Lay
         key=linear(get("att.key.weight")),
         value=linear(get("att.value.weight")),
         output=linear(get("att.output.weight")),
-        w=(get("att.w0"), get("att.w1"), get("att.w2")),
-        a=(get("att.a0"), get("att.a1"), get("att.a2")),
-        v=None if index == 0 else (get("att.v0"), get("att.v1"), get("att.v2")),
-        g=(get("att.g1"), get("att.g2")),
+        w=low_rank("w"),
+        a=low_rank("a"),
+        v=None if index == 0 else low_rank("v"),
+        g=(linear(get("att.g1").t()), linear(get("att.g2").t())),
         k_k=get("att.k_k").float(),
         k_a=k_a,
         one_minus_k_a=1 - k_a,
