@@ -72,6 +72,15 @@ def test_branches_of_a_seed_differ_and_are_not_those_of_the_next_seed() -> None:
     assert ids_of(wide, 3) == list(answers[8 + 3])
 
 
+def test_many_rows_draw_as_one_does_with_keys_of_all_64_bits() -> None:
+    seeds = [2**64 - 1 - i for i in range(15)] + [2**63 + i for i in range(15)]
+    driver = Driver(FakeModel())
+    requests = [driver.submit(PROMPT, replace(SAMPLED, seed=seed)) for seed in seeds]
+    driver.finish()
+    for request_id, seed in zip(requests, seeds, strict=True):
+        assert driver.outcomes[request_id].ids == ids_of(replace(SAMPLED, seed=seed))
+
+
 def test_the_random_numbers_do_not_depend_on_how_the_prompt_was_cut() -> None:
     prompt = tuple(range(60)) * 4
     answers = {

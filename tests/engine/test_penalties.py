@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.engine.driver import Driver
 from tests.fakes import FakeModel, fake_logits
@@ -17,23 +18,25 @@ from wkvm.engine.sampler import Sampler
 VOCAB = 64
 
 
-def naive_continuation(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+def naive_continuation(
+    prompt: Sequence[int], params: SamplingParams, vocab_size: int = VOCAB
+) -> list[int]:
     """Greedy decoding of the fake model with penalties, by the book, in float32."""
     ids = list(prompt)
-    counts = [np.float32(0)] * VOCAB
+    counts = [np.float32(0)] * vocab_size
     output = list[int]()
     repetition = np.float32(params.repetition_penalty)
     presence = np.float32(params.presence_penalty)
     frequency = np.float32(params.frequency_penalty)
     for _ in range(params.max_tokens):
-        logits = [np.float32(x) for x in fake_logits(ids, VOCAB)]
-        for i in range(VOCAB):
+        logits = [np.float32(x) for x in fake_logits(ids, vocab_size)]
+        for i in range(vocab_size):
             if i in ids:
                 logits[i] = logits[i] / repetition if logits[i] > 0 else logits[i] * repetition
             if i in output:
                 logits[i] = logits[i] - presence
             logits[i] = logits[i] - counts[i] * frequency
-        token_id = max(range(VOCAB), key=lambda i: (logits[i], -i))
+        token_id = max(range(vocab_size), key=lambda i: (logits[i], -i))
         counts = [count * np.float32(params.penalty_decay) for count in counts]
         counts[token_id] += np.float32(1)
         output.append(token_id)
@@ -94,6 +97,25 @@ def test_where_a_prompt_is_cut_does_not_matter() -> None:
         for budget in (64, 128, 1000)
     }
     assert len(answers) == 1
+
+
+def test_any_number_of_distinct_ids_is_remembered() -> None:
+    prompt = tuple(range(0, 200, 3))
+    params = replace(PENALTIES[-1], frequency_penalty=4.0, max_tokens=150)
+    ids = Driver(FakeModel(vocab_size=400)).run(prompt, params).ids
+    assert len(set(ids)) > 100
+    assert ids == naive_continuation(prompt, params, vocab_size=400)
+
+
+def test_a_fresh_row_starts_from_no_counts_whatever_the_slot_held() -> None:
+    row = RowPlan(1, 0, (1, 2), 0, 2, True, True, 0, PENALTIES[0], 0, 0)
+    logits = torch.ones(1, VOCAB)
+    logits[0, 3] = 1.01
+    used = Sampler(VOCAB, "cpu")
+    used.feed([row._replace(ids=(3, 3))])
+    assert used.choose([row], logits).tolist() == [0]
+    used.feed([row])
+    assert used.choose([row], logits).tolist() == [3]
 
 
 def test_slots_hold_no_counts_once_they_are_freed() -> None:

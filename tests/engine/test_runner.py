@@ -67,6 +67,14 @@ def test_freed_slots_are_poisoned_only_if_asked_for() -> None:
         assert bench.state(1) == state_of((2,))
 
 
+def test_what_was_remembered_of_a_freed_slot_is_dropped() -> None:
+    bench = Bench()
+    bench.run(prompt_row(0, (1, 2), SamplingParams(presence_penalty=1)))
+    assert bench.runner.sampler.n_remembered == 1
+    bench.run(prompt_row(1, (3,)), freed=(0,))
+    assert bench.runner.sampler.n_remembered == 0
+
+
 def test_a_slot_that_was_freed_and_given_again_starts_from_zero() -> None:
     bench = Bench(poison_freed=True)
     bench.run(prompt_row(0, (1, 2)))
@@ -143,6 +151,12 @@ def test_prompt_logprobs_score_each_id_by_what_came_before_it() -> None:
     sampled = results[1].logprobs[0]
     assert sampled.token_id == results[1].token_ids[0]
     assert (sampled.rank, len(sampled.top)) == (1, 1)
+
+
+def test_ids_after_the_prompt_are_not_scored() -> None:
+    row = prompt_row(0, (1, 2, 3, 4), SamplingParams(prompt_logprobs=0))._replace(n_prompt=2)
+    scored = Bench().run(row).prompt_logprobs[0]
+    assert [one.token_id for one in scored] == [2]
 
 
 def test_each_row_gets_as_many_likeliest_ids_as_it_asked_for() -> None:
