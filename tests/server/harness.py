@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,13 @@ MessageT = TypeVar("MessageT")
 def frame(payload: bytes, length: int | None = None) -> bytes:
     """A frame, with a length that may lie."""
     return struct.pack("<I", len(payload) if length is None else length) + payload
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Wait for something that has no event."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not fact():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 @dataclass
@@ -228,18 +235,18 @@ class Rig:
 
     async def assert_idle(self, n_connections: int | None = None) -> None:
         """Soon nothing is queued, running or held; and so many connections are open."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                stats = self.loop.stats()
-                is_idle = (
-                    stats["n_queued"] == 0
-                    and stats["n_running"] == 0
-                    and stats["n_free_slots"] == stats["n_slots"]
-                    and self.server.n_requests == 0
-                )
-                if is_idle and n_connections in (None, self.server.n_connections):
-                    return
-                await asyncio.sleep(0.002)
+
+        def is_idle() -> bool:
+            stats = self.loop.stats()
+            return (
+                stats["n_queued"] == 0
+                and stats["n_running"] == 0
+                and stats["n_free_slots"] == stats["n_slots"]
+                and self.server.n_requests == 0
+                and n_connections in (None, self.server.n_connections)
+            )
+
+        await until(is_idle)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ Limits are those of the defaults divided by a hundred or so; what is compared is
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.server.harness import (
     rss_bytes,
     serving,
     tcp_config,
+    until,
 )
 from wkvm.core.config import ServerConfig
 from wkvm.server.connection import MESSAGES_PER_TURN
@@ -106,14 +106,16 @@ async def test_a_silent_peer_is_pinged_and_given_up_after_two_misses() -> None:
         client = await rig.client()
         assert await client.next() == Ping(1)
         assert await client.next() == Ping(2)
-        assert (await client.error()).code == ErrorCode.IDLE_TIMEOUT
+        code, seconds = await seconds_to_end(client)
+        assert code == ErrorCode.IDLE_TIMEOUT
+        assert seconds < 1.0
 
 
 async def test_a_peer_that_answers_pings_is_kept() -> None:
-    config = tcp_config(ping_interval_s=0.02, max_missed_pings=1, idle_timeout_s=0.06)
+    config = tcp_config(ping_interval_s=0.02, max_missed_pings=20, idle_timeout_s=0.4)
     async with serving(config, control_key=None) as rig:
         client = await rig.client()
-        for _ in range(8):
+        for _ in range(25):
             ping = await client.next()
             assert isinstance(ping, Ping)
             client.send(Pong(ping.nonce))
@@ -145,12 +147,6 @@ def stop_reading(client: RawClient) -> None:
 def read_on(client: RawClient) -> None:
     transport: Any = client.writer.transport
     transport.resume_reading()
-
-
-async def until(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not fact():  # noqa: ASYNC110  (what is waited for has no event)
-            await asyncio.sleep(0.002)
 
 
 async def test_30_stalled_readers_cost_bounded_memory_and_are_cut_off(tmp_path: Path) -> None:
@@ -215,19 +211,17 @@ async def test_answers_are_not_piled_up_for_one_who_only_asks(tmp_path: Path) ->
 
 async def test_a_flood_of_requests_leaves_the_loop_to_others() -> None:
     async with serving() as rig:
-        client = await rig.client()
+        client, other = await rig.client(), await rig.client()
         bad = Sampling(temperature=float("nan"))
         lanes = [client.wire.new_request_id() for _ in range(1000)]
         client.write(
             b"".join(client.wire.send(Generate(lane, pack_ids([1]), bad)) for lane in lanes)
         )
+        other.send(Ping(1))
         answers = asyncio.create_task(client.answers(*lanes))
-        n_turns = 0
-        while not answers.done():
-            await asyncio.sleep(0)
-            n_turns += 1
-        assert all(answer.failed is not None for answer in answers.result().values())
-        assert n_turns >= len(lanes) // MESSAGES_PER_TURN
+        assert isinstance(await other.next(), Pong)
+        assert len(client.wire.lanes) > 1000 - 5 * MESSAGES_PER_TURN
+        assert all(answer.failed is not None for answer in (await answers).values())
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:

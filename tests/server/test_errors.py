@@ -44,6 +44,13 @@ def test_every_exception_of_the_tree_has_a_code() -> None:
         assert any(base in CODES for base in one.__mro__), one
 
 
+def test_every_leaf_that_can_reach_a_client_has_a_code_of_its_own() -> None:
+    branches = (core.RequestError, core.CapacityError, core.ExecutionError)
+    leaves = [type(example) for example in EXAMPLES if isinstance(example, branches)]
+    codes = [CODES[leaf] for leaf in leaves]
+    assert len(set(codes)) == len(codes) == 10
+
+
 def test_every_leaf_has_an_example_here() -> None:
     leaves = {one for one in own_classes() if not one.__subclasses__()}
     assert leaves == {type(example) for example in EXAMPLES}

@@ -15,7 +15,7 @@ from wkvm_protocol.messages import (
     pack_ids,
 )
 
-from tests.server.harness import RawClient, Rig, frame, rss_bytes, serving
+from tests.server.harness import RawClient, Rig, frame, rss_bytes, serving, tcp_config
 
 MIB = 2**20
 
@@ -76,7 +76,7 @@ async def test_16_mib_of_empty_arrays_are_refused_at_once_and_not_stored() -> No
 
 
 async def test_the_reason_arrives_though_much_input_was_not_read() -> None:
-    async with serving() as rig:
+    async with serving(tcp_config()) as rig:
         client = await rig.client()
         client.write(frame(b"\x90" * (4 * MIB)))
         assert (await client.error()).code == ErrorCode.FRAME_TOO_LARGE

@@ -11,7 +11,7 @@ from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import Cancel, Credit, EndReason, GoAway, Ping, Pong, Tokens
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.server.harness import VOCAB_SIZE, RawClient, Rig, serving, tcp_config
+from tests.server.harness import VOCAB_SIZE, RawClient, Rig, serving, tcp_config, until
 from wkvm.core.config import EngineConfig
 from wkvm.models.base import Batch
 from wkvm.server.lanes import CreditPool
@@ -72,8 +72,7 @@ async def bring(rig: Rig, gate: Gate, client: RawClient, state: str) -> int:
         gate.shut()
         await gate.until_entered()
     else:
-        while not rig.loop.stats()["n_paused"]:  # noqa: ASYNC110  (no event for this)
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.loop.stats()["n_paused"] == 1)
     return lane
 
 
@@ -108,8 +107,7 @@ async def test_a_connection_that_is_lost_frees_what_it_held(state: str, way: str
                 client.abort()
             case _:
                 client.writer.write_eof()
-        while rig.server.n_requests:  # noqa: ASYNC110  (no event for this)
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.server.n_requests == 0)
         n_steps = rig.loop.stats()["steps_total"]
         gate.open()
         await rig.assert_idle(n_connections=1)
@@ -195,8 +193,7 @@ async def n_ids_until_paused(rig: Rig, client: RawClient) -> int:
             assert isinstance(message, Tokens)
             n_ids += len(message.ids) // 4
         # what was sent before the first Ping has arrived; what follows from it will end
-        while (stats := rig.loop.stats())["n_paused"] != stats["n_running"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: (stats := rig.loop.stats())["n_paused"] == stats["n_running"])
     return n_ids
 
 

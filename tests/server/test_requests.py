@@ -258,7 +258,7 @@ async def test_bad_requests_among_good_ones_change_nothing_for_the_good() -> Non
 async def test_one_refused_choice_refuses_the_lane_with_one_answer() -> None:
     async with serving(engine_config=EngineConfig(n_slots=2, max_queue=1)) as rig:
         client = await rig.client()
-        failed = await client.failure(n=4, max_tokens=100)
+        failed = await client.failure(n=4, max_tokens=10**6)
         assert failed.code == ErrorCode.QUEUE_FULL
         assert failed.retryable
         assert failed.retry_after_ms > 0

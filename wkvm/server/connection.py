@@ -221,10 +221,8 @@ class Connection(asyncio.Protocol):
         self._uncork()
         if self._is_closing or is_done:
             return
-        transport = self._live_transport()
-        transport.pause_reading()
-        if not self._is_output_full:
-            self._loop.call_soon(self._go_on)
+        self._live_transport().pause_reading()
+        self._loop.call_soon(self._go_on)
 
     def _carry_out(self) -> bool:
         """Carry out messages. False if there may be more."""
