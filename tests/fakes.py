@@ -65,13 +65,14 @@ class FakeModel:
         vocab_size: int = 64,
         eos_ids: tuple[int, ...] = (),
         before_forward: Callable[[Batch], None] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.before_forward = before_forward
         self.n_forwards = 0
         self._layout = StateLayout(
             (TensorSpec("fake.hash", (1,), "int64"), TensorSpec("fake.zero", (3,), "float32"))
         )
-        self._ids = torch.arange(1, vocab_size + 1)
+        self._ids = torch.arange(1, vocab_size + 1, device=device)
         self._info = ModelInfo(
             name="fake",
             vocab_size=vocab_size,
@@ -82,7 +83,7 @@ class FakeModel:
             n_parameters=0,
             weight_bytes=0,
             dtype="float32",
-            device="cpu",
+            device=device,
             digest="0" * 64,
             eos_ids=eos_ids,
         )
@@ -117,8 +118,10 @@ class FakeModel:
             # Zero, unless the slot was poisoned and not zeroed.
             poison += [float(zeros[slot].sum())] * length
         wanted = batch.logit_rows.tolist()
-        state_column = torch.tensor([_signed(after[i]) for i in wanted], dtype=torch.int64)
-        poison_column = torch.tensor([poison[i] for i in wanted])
+        device = batch.token_ids.device
+        states_wanted = [_signed(after[i]) for i in wanted]
+        state_column = torch.tensor(states_wanted, dtype=torch.int64, device=device)
+        poison_column = torch.tensor([poison[i] for i in wanted], device=device)
         mixed = _mix(state_column[:, None] ^ self._ids)
         return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + poison_column[:, None]
 

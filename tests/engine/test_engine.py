@@ -302,7 +302,8 @@ def test_bias_adds_up_and_decides() -> None:
     assert ids_of(params) == [9] * 5
 
 
-def test_greedy_and_sampling_rows_of_one_step_do_not_disturb_each_other() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_greedy_and_sampling_rows_of_one_step_do_not_disturb_each_other(device: str) -> None:
     kinds = [
         greedy(12),
         SAMPLED,
@@ -313,11 +314,12 @@ def test_greedy_and_sampling_rows_of_one_step_do_not_disturb_each_other() -> Non
         replace(SAMPLED, allowed_ids=(1, 2, 3), frequency_penalty=0.5),
         replace(SAMPLED, stop_ids=(1, 2), min_tokens=12),
     ]
-    driver = Driver(FakeModel(), EngineConfig(n_slots=40))
+    model = FakeModel(device=device)
+    driver = Driver(model, EngineConfig(n_slots=40))
     requests = [driver.submit(PROMPT, params) for params in kinds * 5]
     driver.finish()
     together = [driver.outcomes[i].ids for i in requests]
-    assert together == [ids_of(params) for params in kinds] * 5
+    assert together == [Driver(model).run(PROMPT, params).ids for params in kinds] * 5
 
 
 # --- the whole --------------------------------------------------------------------------------

@@ -63,11 +63,13 @@ PENALTIES = [
 ]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("params", PENALTIES)
-def test_penalties_equal_a_naive_reference(params: SamplingParams) -> None:
+def test_penalties_equal_a_naive_reference(params: SamplingParams, device: str) -> None:
     prompt = (5, 9, 9, 3)
-    plain = Driver(FakeModel()).run(prompt, BASE).ids
-    ids = Driver(FakeModel()).run(prompt, params).ids
+    model = FakeModel(device=device)
+    plain = Driver(model).run(prompt, BASE).ids
+    ids = Driver(model).run(prompt, params).ids
     assert ids == naive_continuation(prompt, params)
     assert ids != plain
 

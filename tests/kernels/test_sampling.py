@@ -18,6 +18,7 @@ from wkvm.kernels.sampling import (
     penalize,
 )
 
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 NAN, INF = float("nan"), float("inf")
 
 
@@ -98,12 +99,15 @@ def test_filters_that_all_rows_lack_may_be_left_out() -> None:
     assert plain.tolist() == off.tolist()
 
 
+@DEVICES
 @pytest.mark.parametrize("vocab_size", [64, 4096, 9000])
-def test_no_row_depends_on_the_others(vocab_size: int) -> None:
+def test_no_row_depends_on_the_others(vocab_size: int, device: str) -> None:
     rng = random.Random(vocab_size)
     n_rows = 70  # more than fit into one block of the largest vocabulary
     logits = random_logits(n_rows, vocab_size, seed=3) + 0.001 * torch.randn(n_rows, vocab_size)
-    temperature, at, top_k, top_p, min_p = columns(random_rows(rng, n_rows, vocab_size))
+    logits = logits.to(device)
+    rows = random_rows(rng, n_rows, vocab_size)
+    temperature, at, top_k, top_p, min_p = (column.to(device) for column in columns(rows))
     together = choose(logits, temperature, at, top_k=top_k, top_p=top_p, min_p=min_p).tolist()
     alone = [
         int(
@@ -121,9 +125,10 @@ def test_no_row_depends_on_the_others(vocab_size: int) -> None:
     assert together == alone
 
 
-def test_no_probability_depends_on_the_other_rows() -> None:
-    logits = torch.randn(33, 4096, generator=torch.Generator().manual_seed(4))
-    ids = torch.arange(33)
+@DEVICES
+def test_no_probability_depends_on_the_other_rows(device: str) -> None:
+    logits = torch.randn(33, 4096, generator=torch.Generator().manual_seed(4)).to(device)
+    ids = torch.arange(33, device=device)
     together = logprobs(logits, ids, 3)
     alone = [logprobs(logits[b : b + 1], ids[b : b + 1], 3) for b in range(33)]
     for part, parts in zip(together, zip(*alone, strict=True), strict=True):
@@ -206,8 +211,9 @@ def test_the_ends_of_the_unit_interval_hit_only_ids_with_mass() -> None:
     assert choose(logits, torch.ones(2), at).tolist() == [1, 3]
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
-    logits = torch.zeros(2, 5000)
+@DEVICES
+def test_greedy_takes_the_lowest_of_equals(device: str) -> None:
+    logits = torch.zeros(2, 5000, device=device)
     logits[1, 4000:] = 1
     assert choose_likeliest(logits).tolist() == [0, 4000]
 
