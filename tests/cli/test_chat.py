@@ -144,8 +144,8 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = "Tell me a story.\nWhat is the sun?\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{lines}/save {tmp_path}/c.json\n"))
+    lines = f"Tell me a story.\n/save {tmp_path}/1\n/reset\nWhat is the sun?\n/save {tmp_path}/2\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     written = list[str]()
 
     def write_and_interrupt(text: str = "", **options: object) -> None:
@@ -156,6 +156,5 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
     monkeypatch.setattr("wkvm.cli.chat.print", write_and_interrupt, raising=False)
     assert main(["chat", "--connect", address, "--temperature", "0"]) == 0
     assert capsys.readouterr().err == "wkvm: cancelled\n"
-    first, second = [text for role, text in saved(tmp_path / "c.json") if role == "assistant"]
-    assert first == written[0]
-    assert "star" in second
+    assert saved(tmp_path / "1")[-1] == ("assistant", written[0])
+    assert "star" in saved(tmp_path / "2")[-1][1]

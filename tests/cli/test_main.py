@@ -134,7 +134,12 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        wkvm_command("version"), stdout=writer, stderr=subprocess.PIPE, text=True, env=environment()
+        wkvm_command("version"),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        # With a buffer, as usual, the failure comes only when it is emptied.
+        env=environment() | {"PYTHONUNBUFFERED": ""},
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
