@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import torch
 
 from tests.engine.driver import greedy
 from tests.fakes import FakeModel, fake_continuation
@@ -68,6 +69,8 @@ class Setup:
         self.batches = list[list[Event]]()
         self.ends = dict[int, EndEvent]()
         self._changed = asyncio.Event()
+        self.faults = list[dict[str, object]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: self.faults.append(fault))
 
     def take(self, events: list[Event]) -> None:
         assert threading.current_thread() is threading.main_thread()
@@ -107,6 +110,7 @@ async def running(setup: Setup) -> AsyncIterator[asyncio.Task[None]]:
         yield task
         setup.loop.close()
         await task
+        assert not setup.faults
 
 
 async def turns(n: int = 5) -> None:
@@ -303,6 +307,7 @@ async def test_broken_bookkeeping_ends_every_request_and_comes_out_of_run(
     setup.loop.cancel(queued)
     await turns()
     await setup.loop.drain(0)
+    assert not setup.faults
     assert setup.loop.tick_age_s == math.inf
 
 
@@ -355,6 +360,19 @@ async def test_a_cancelled_run_ends_every_request() -> None:
         await task
     assert setup.ends[request_id].status is Status.FINISHED_ERROR
     gate.open()
+
+
+async def test_the_configured_number_of_threads_holds_in_the_worker() -> None:
+    seen = list[int]()
+    before = torch.get_num_threads()
+    model = FakeModel(before_forward=lambda batch: seen.append(torch.get_num_threads()))
+    try:
+        setup = Setup(model, EngineConfig(n_threads=3))
+        async with running(setup):
+            await setup.end(setup.submit((1,), greedy(1)))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3]
 
 
 async def test_the_worker_thread_ends_with_run() -> None:
