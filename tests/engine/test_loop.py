@@ -174,6 +174,17 @@ async def test_credit_and_release_wake_a_sleeping_loop() -> None:
         assert (await setup.end(request_id)).n_output == 3
 
 
+async def test_credit_alone_wakes_a_sleeping_loop_even_if_the_deadline_is_never() -> None:
+    setup = Setup(config=EngineConfig(stall_timeout_s=2.0**63))
+    async with running(setup):
+        spec = RequestSpec(prompt=(1,), params=greedy(3), credit=1, timeout_s=2.0**63)
+        request_id = setup.loop.submit(spec)
+        await setup.until(lambda: len(setup.ids(request_id)) == 1)
+        await turns()
+        setup.loop.grant(request_id, 2)
+        assert (await setup.end(request_id)).n_output == 3
+
+
 async def test_the_loop_stays_alive_during_a_step() -> None:
     gate = Gate()
     setup = Setup(FakeModel(before_forward=gate))
@@ -358,7 +369,7 @@ async def test_a_cancelled_run_ends_every_request() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert setup.ends[request_id].status is Status.FINISHED_ERROR
+    assert setup.ends[request_id].status is Status.CANCELLED
     gate.open()
 
 

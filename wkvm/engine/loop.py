@@ -124,7 +124,7 @@ class EngineLoop:
         return self._engine.stats()
 
     async def run(self) -> None:
-        """Run steps until ``close``; then end what is left as cancelled.
+        """Run steps until ``close``, or until cancelled; then end what is left as cancelled.
 
         A step that raises ends its requests with StepFailedError, and the loop goes on. An
         engine whose bookkeeping raises is broken: every request ends with StepFailedError,
@@ -135,9 +135,10 @@ class EngineLoop:
         try:
             while not self._closing:
                 await self._turn(worker)
-            for request_id in list(self._live):
-                self._engine.cancel(request_id, self._clock())
-            self._flush()
+            self._cancel_all()
+        except asyncio.CancelledError:
+            self._cancel_all()
+            raise
         except Exception:
             logger.exception("the engine is broken and stops")
             raise
@@ -158,8 +159,7 @@ class EngineLoop:
             async with asyncio.timeout(grace_s):
                 await self._none_live.wait()
         except TimeoutError:
-            for request_id in list(self._live):
-                self.cancel(request_id)
+            self._cancel_all()
             await self._none_live.wait()
 
     def close(self) -> None:
@@ -217,6 +217,11 @@ class EngineLoop:
         if not self._live:
             self._none_live.set()
         self.deliver(events)
+
+    def _cancel_all(self) -> None:
+        for request_id in list(self._live):
+            self._engine.cancel(request_id, self._clock())
+        self._flush()
 
     def _end_all(self) -> None:
         """Give every request that is left its end, without the engine's help."""
