@@ -75,7 +75,7 @@ def train(
     optimizer = make_optimizer(model, options.rate)
     log: list[tuple[int, int, float, float]] = []
     losses: list[Tensor] = []
-    began = time.monotonic()
+    since = time.monotonic()
     for step in range(options.steps):
         rate = rate_at(step, options.steps, options.rate, options.warmup)
         for group in optimizer.param_groups:
@@ -88,10 +88,12 @@ def train(
         losses.append(loss.detach())
         if step == 0 or (step + 1) % options.log_every == 0 or step + 1 == options.steps:
             mean = float(torch.stack(losses).mean())
+            tokens_of_step = batches.rows * batches.length
+            speed = len(losses) * tokens_of_step / (time.monotonic() - since)
+            seen = (step + 1) * tokens_of_step
+            print(f"step {step + 1} tokens {seen} loss {mean:.4f} {speed:.0f} tokens/s")
             losses.clear()
-            seen = (step + 1) * batches.rows * batches.length
-            seconds = time.monotonic() - began
-            print(f"step {step + 1} tokens {seen} loss {mean:.4f} {seen / seconds:.0f} tokens/s")
+            since = time.monotonic()
             log.append((step + 1, seen, mean, rate))
     return log
 
