@@ -31,7 +31,7 @@ class Peer:
         self.writer = writer
         self.wire = ServerConnection()
         self.gone = False
-        self._inbox: list[Message] = []
+        self.unread: list[Message] = []
 
     async def hello(self, *, ping_interval_ms: int = 0, max_lanes: int = 1024) -> Hello:
         self.wire = ServerConnection(max_lanes=max_lanes)
@@ -54,23 +54,23 @@ class Peer:
 
     async def next(self, kind: type[M]) -> M:
         """The next message; it has to be of a certain type."""
-        while not self._inbox:
+        while not self.unread:
             async with asyncio.timeout(PATIENCE_S):
                 data = await self.reader.read(1 << 16)
             assert data, f"the client has gone; {kind.__name__} was awaited"
             self._take(data)
-        message = self._inbox.pop(0)
+        message = self.unread.pop(0)
         assert isinstance(message, kind), f"{message}; {kind.__name__} was awaited"
         return message
 
     async def nothing(self) -> None:
         """Assert that nothing more has come, once the client answered a last question."""
-        assert self._inbox == []
+        assert self.unread == []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.02):
                 data = await self.reader.read(1 << 16)
                 self._take(data)
-        assert self._inbox == []
+        assert self.unread == []
 
     async def eof(self) -> None:
         """Wait until the client has closed."""
@@ -134,7 +134,7 @@ class Peer:
     def _take(self, data: bytes) -> None:
         for message in self.wire.receive_data(data):
             assert not isinstance(message, Refused), message
-            self._inbox.append(message)
+            self.unread.append(message)
 
 
 class FakeServer:

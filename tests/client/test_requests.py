@@ -431,6 +431,7 @@ async def test_a_request_id_is_not_used_again_before_its_end(
     assert third.request_id == second.request_id
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_thousands_of_requests_leave_nothing_behind(
     driver: Driver, server: FakeServer
 ) -> None:

@@ -97,6 +97,7 @@ async def test_silence_is_asked_into_and_two_misses_are_a_loss(
     with pytest.raises(ConnectionLostError, match="2 pings"):
         await waiting
     await peer.eof()
+    assert peer.unread == [], "a third ping"
 
 
 async def test_a_pong_is_word_enough(driver: Driver, server: FakeServer) -> None:

@@ -25,6 +25,9 @@ from tests.server.harness import Rig, local_config, serving, tcp_config
 from wkvm.core.config import ApiKey, EngineConfig
 from wkvm.models.base import Batch
 
+# the loop that the server runs on; the other scripts run the clients on both
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
 PROMPT = [1, 2, 3]
 both = pytest.mark.parametrize("make", [AioDriver, BlockingDriver], ids=["aio", "blocking"])
 Make = type[AioDriver] | type[BlockingDriver]
