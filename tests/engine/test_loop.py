@@ -333,6 +333,7 @@ async def test_drain_lets_requests_finish_and_takes_no_new_ones() -> None:
         with pytest.raises(DrainingError):
             setup.submit((2,), greedy(1))
         assert not draining.done()
+        assert setup.loop.stats()["draining"] == 1
         gate.open(3)
         await draining
         assert setup.ends[request_id].status is Status.LENGTH

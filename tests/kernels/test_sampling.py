@@ -159,7 +159,7 @@ def test_the_choice_follows_what_top_p_leaves() -> None:
     assert ((counts[:2] - expected) ** 2 / expected).sum() < 20
 
 
-@pytest.mark.parametrize(("top_p", "n_kept"), [(0.5, 1), (0.500001, 2), (0.75, 2), (0.875, 3)])
+@pytest.mark.parametrize(("top_p", "n_kept"), [(0.5, 1), (0.5 + 2**-53, 2), (0.75, 2), (0.875, 3)])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, n_kept: int) -> None:
     # Of these probabilities every sum is exact.
     logits = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log2() * math.log(2)
@@ -200,9 +200,10 @@ def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-30, 1e-6])
 def test_a_tiny_temperature_is_greedy_and_never_nan(temperature: float) -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0], [-3e38, 3e38, 0.0]])
-    at = torch.tensor([0.999, 0.999], dtype=torch.float64)
-    assert choose(logits, torch.full((2,), temperature), at).tolist() == [1, 1]
+    logits = torch.tensor([[1.0, 3.0, 2.0], [-3e38, 3e38, 0.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    for at in (0.0, 0.999):
+        points = torch.full((4,), at, dtype=torch.float64)
+        assert choose(logits, torch.full((4,), temperature), points).tolist() == [1, 1, 0, 2]
 
 
 def test_the_ends_of_the_unit_interval_hit_only_ids_with_mass() -> None:
