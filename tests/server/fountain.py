@@ -77,6 +77,11 @@ class Fountain:
         del now
         self._requests[request_id].held = False
 
+    @property
+    def n_held(self) -> int:
+        """How many requests are held."""
+        return sum(request.held for request in self._requests.values())
+
     def plan(self, now: float) -> StepPlan | None:
         del now
         if all(request.held for request in self._requests.values()):

@@ -317,15 +317,14 @@ class Connection(asyncio.Protocol):
         self._write(self._wire.send_error(code, why))
         self._uncork()
         self._is_closing = True
-        self._let_go()
         transport = self._live_transport()
-        if transport.is_closing():
-            return
-        if transport.can_write_eof():
-            transport.write_eof()
-        transport.resume_reading()
-        self._close_due = self._loop.time() + LINGER_S
-        self._arm(self._close_due)
+        if not transport.is_closing():
+            if transport.can_write_eof():
+                transport.write_eof()
+            transport.resume_reading()
+            self._close_due = self._loop.time() + LINGER_S
+            self._arm(self._close_due)
+        self._let_go()
 
     def _refuse(self, code: ErrorCode, why: str) -> None:
         """Say what is wrong, and close at once: there is no room to wait for the peer."""
@@ -337,13 +336,13 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._wire.close()
         self._uncork()
-        self._let_go()
         transport = self._transport
         if transport is not None and self._close_due == math.inf:
             transport.close()
             # what is left to send is not waited for without end
             self._close_due = self._loop.time() + self._config.write_timeout_s
             self._arm(self._close_due)
+        self._let_go()
 
     def _let_go(self) -> None:
         if self._is_open:
