@@ -63,13 +63,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         n_slots=st.integers(1, 4),
         budget=st.sampled_from([1, 64, 100, 200, 1000]),
         max_queue=st.integers(0, 4),
+        max_queued_tokens=st.sampled_from([0, 5, 200, 100_000]),
         max_completed=st.integers(0, 3),
     )
-    def start(self, n_slots: int, budget: int, max_queue: int, max_completed: int) -> None:
+    def start(
+        self,
+        n_slots: int,
+        budget: int,
+        max_queue: int,
+        max_queued_tokens: int,
+        max_completed: int,
+    ) -> None:
         self.config = EngineConfig(
             n_slots=n_slots,
             max_num_batched_tokens=budget,
             max_queue=max_queue,
+            max_queued_tokens=max_queued_tokens,
             max_completed_requests=max_completed,
             stall_timeout_s=STALL_TIMEOUT_S,
         )
@@ -129,18 +138,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             credit=credit,
         )
         before = self.scheduler.stats()
-        n_free, n_queued = before["n_free_slots"], before["n_queued"]
+        n_free = before["n_free_slots"]
+        queued = [
+            r for r in self.live() if self.status(r) == Status.QUEUED and r.spec.tenant == tenant
+        ]
+        n_tokens = len(spec.prompt) + sum(len(r.spec.prompt) for r in queued)
+        has_room = len(queued) < n_free or (
+            len(queued) < n_free + self.config.max_queue
+            and n_tokens <= self.config.max_queued_tokens
+        )
         try:
             self.scheduler.submit(request_id, spec, seed=request_id, branch=0, now=self.now)
         except DrainingError:
             assert self.draining
             assert self.scheduler.stats() == before
         except QueueFullError:
-            assert n_queued >= n_free + self.config.max_queue
+            assert not has_room
             assert self.scheduler.stats() == before
         else:
             assert not self.draining
-            assert n_queued < n_free + self.config.max_queue
+            assert has_room
             wait_s = self.config.request_timeout_s if timeout_s is None else timeout_s
             self.requests[request_id] = Expected(
                 request_id, spec, self.now + wait_s, credit, list(spec.prompt)

@@ -144,6 +144,14 @@ def test_the_lower_priority_takes_what_it_can_use_of_the_budget() -> None:
     assert shape(step(scheduler)) == {1: 192, 0: 64}
 
 
+def test_a_priority_takes_no_budget_from_another_tenant() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=256)
+    submit(scheduler, 0, 1000, LONG, tenant="a", priority=-9)
+    submit(scheduler, 1, 1000, LONG, tenant="a", priority=-9)
+    submit(scheduler, 2, 1000, LONG, tenant="b")
+    assert shape(step(scheduler)) == {0: 64, 1: 64, 2: 128}
+
+
 def test_without_credit_a_prompt_is_absorbed_up_to_its_last_cut() -> None:
     scheduler = make_scheduler()
     submit(scheduler, 0, 130, LONG, credit=0)

@@ -134,6 +134,27 @@ def test_those_that_a_free_slot_takes_do_not_count_as_waiting() -> None:
     assert error.limit == 1
 
 
+def test_the_prompt_ids_that_wait_have_a_bound() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queued_tokens=10)
+    submit(scheduler, 0, 1000)
+    step(scheduler)
+    submit(scheduler, 1, 7)
+    submit(scheduler, 2, 3)
+    error = refusal(scheduler, prompt=(5,))
+    assert isinstance(error, QueueFullError)
+    assert error.limit == 10
+    scheduler.cancel(2, 0.0)
+    submit(scheduler, 3, 3)
+
+
+def test_a_tenant_that_fills_its_queue_leaves_room_to_others() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue=1)
+    submit(scheduler, 0, tenant="a")
+    submit(scheduler, 1, tenant="a")
+    assert isinstance(refusal(scheduler, tenant="a"), QueueFullError)
+    submit(scheduler, 2, tenant="b")
+
+
 def test_without_a_queue_a_free_slot_is_enough() -> None:
     scheduler = make_scheduler(n_slots=1, max_queue=0)
     submit(scheduler, 0)

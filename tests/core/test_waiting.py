@@ -47,6 +47,24 @@ def test_a_tenant_that_comes_back_stands_last() -> None:
     assert drain(line) == [1, 3]
 
 
+def test_a_priority_takes_no_turn_from_another_tenant() -> None:
+    line = WaitingLine()
+    for request_id, (tenant, priority) in enumerate([("b", 0), ("a", -9), ("a", -9), ("b", 5)]):
+        line.push(make_request(request_id, tenant, priority))
+    assert drain(line) == [0, 1, 3, 2]
+
+
+def test_a_line_counts_what_each_tenant_has_waiting() -> None:
+    line = WaitingLine()
+    for request_id, tenant in enumerate("aab"):
+        line.push(make_request(request_id, tenant, priority=request_id))
+    assert (line.n_requests("a"), line.n_tokens("a")) == (2, 2)
+    line.pop()
+    assert (line.n_requests("a"), line.n_tokens("a")) == (1, 1)
+    assert (line.n_requests("b"), line.n_tokens("b")) == (1, 1)
+    assert (line.n_requests("c"), line.n_tokens("c")) == (0, 0)
+
+
 def test_an_empty_line_has_nobody() -> None:
     with pytest.raises(ValueError, match="empty"):
         WaitingLine().pop()
@@ -69,9 +87,8 @@ def test_removal_leaves_the_order_of_the_others(
             line.remove(request)
     left = [line.pop() for _ in range(len(line))]
     assert {r.request_id for r in left} == {r.request_id for r in requests} - gone
-    assert [r.priority for r in left] == sorted(r.priority for r in left)
-    for who in set(pushed):
-        of_one = [r.request_id for r in left if (r.tenant, r.priority) == who]
+    for tenant in "abc":
+        of_one = [(r.priority, r.request_id) for r in left if r.tenant == tenant]
         assert of_one == sorted(of_one)
 
 

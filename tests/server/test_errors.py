@@ -16,7 +16,7 @@ EXAMPLES: tuple[WkvmError, ...] = (
     core.EmptyPromptError(),
     core.PromptTooLongError(9, 8),
     core.OutOfSlotsError(2, 1),
-    core.QueueFullError(3),
+    core.QueueFullError(3, "requests"),
     core.DrainingError(),
     core.NonFiniteError(5),
     core.StalledError(60.0),
@@ -94,4 +94,4 @@ def test_a_subclass_made_elsewhere_has_the_code_of_its_base() -> None:
     class OtherError(core.QueueFullError):
         pass
 
-    assert code_of(OtherError(1)) is ErrorCode.QUEUE_FULL
+    assert code_of(OtherError(1, "requests")) is ErrorCode.QUEUE_FULL

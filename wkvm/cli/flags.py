@@ -83,7 +83,14 @@ ENGINE_FLAGS = (
         field="max_queue",
         kind=int,
         metavar="N",
-        text="how many requests may wait for a slot (default: %(default)s)",
+        text="how many requests of a tenant may wait for a slot (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-queued-tokens",),
+        field="max_queued_tokens",
+        kind=int,
+        metavar="N",
+        text="how many prompt tokens these may have together (default: %(default)s)",
     ),
     Flag(
         names=("--max-completed-requests",),

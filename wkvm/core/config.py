@@ -19,7 +19,8 @@ class EngineConfig:
         n_slots: how many states can be live at once.
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
-        max_queue: how many requests may wait for a slot.
+        max_queue: how many requests of a tenant may wait for a slot.
+        max_queued_tokens: how many prompt ids these may have together.
         max_completed_requests: how many finished requests are remembered.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.
@@ -36,6 +37,7 @@ class EngineConfig:
     n_slots: int = 64
     max_num_batched_tokens: int = 2048
     max_queue: int = 1024
+    max_queued_tokens: int = 16 * 1024 * 1024
     max_completed_requests: int = 1024
     max_model_len: int | None = None
     request_timeout_s: float = 600.0
@@ -50,6 +52,7 @@ class EngineConfig:
         _at_least("slots", self.n_slots, 1)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
+        _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)
         if self.max_model_len is not None:
             _at_least("max-model-len", self.max_model_len, 1)

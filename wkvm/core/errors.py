@@ -80,11 +80,12 @@ class OutOfSlotsError(CapacityError):
 
 
 class QueueFullError(CapacityError):
-    """As many requests wait as may."""
+    """As many requests, or prompt ids, of a tenant wait as may."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} requests are waiting already; retry later")
+    def __init__(self, limit: int, of: str) -> None:
+        super().__init__(f"the queue holds at most {limit} {of} of a tenant; retry later")
         self.limit = limit
+        self.of = of
 
 
 class DrainingError(CapacityError):

@@ -1,6 +1,6 @@
 """How the prompts of a step share its budget, and where a prompt may be cut."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from wkvm.core.config import CUT_MULTIPLE
@@ -50,24 +50,35 @@ def share(wants: Sequence[int], budget: int) -> list[int]:
 def divide(prompts: Iterable[Request], budget: int) -> list[tuple[Request, int]]:
     """Who absorbs how many ids of its prompt in a step.
 
-    The lower priority takes what it can use; within a priority it is ``share``, and those
-    come first whose last turn was the longest ago.
+    The budget is divided among tenants by ``share``; those come first whose last turn was
+    the longest ago. What a tenant gets goes to its requests: the lower priority takes what
+    it can use, equal ones share in the same way.
 
     Returns:
         The requests that get something, and how much.
     """
+    tenants = dict[str, list[tuple[Request, int]]]()
+    for request in sorted(prompts, key=lambda request: request.turn):
+        if want := absorbable(request):
+            tenants.setdefault(request.tenant, []).append((request, want))
+    shares = share([sum(want for _, want in wants) for wants in tenants.values()], budget)
     divided = list[tuple[Request, int]]()
-    ordered = sorted(prompts, key=lambda request: (request.priority, request.turn))
-    for _, group in groupby(ordered, key=lambda request: request.priority):
-        wants = [(request, want) for request in group if (want := absorbable(request))]
-        shares = share([want for _, want in wants], budget)
-        budget -= sum(shares)
-        divided += [
-            (request, n_tokens)
-            for (request, _), n_tokens in zip(wants, shares, strict=True)
-            if n_tokens
-        ]
+    for wants, tenant_budget in zip(tenants.values(), shares, strict=True):
+        divided += _divide_by_priority(wants, tenant_budget)
     return divided
+
+
+def _divide_by_priority(
+    wants: list[tuple[Request, int]], budget: int
+) -> Iterator[tuple[Request, int]]:
+    wants.sort(key=lambda entry: entry[0].priority)  # stable: the order of turns remains
+    for _, group in groupby(wants, key=lambda entry: entry[0].priority):
+        equals = list(group)
+        shares = share([want for _, want in equals], budget)
+        budget -= sum(shares)
+        for (request, _), n_tokens in zip(equals, shares, strict=True):
+            if n_tokens:
+                yield request, n_tokens
 
 
 def absorbable(request: Request) -> int:
@@ -88,7 +99,7 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
     return RowPlan(
         request_id=request.request_id,
         slot=slot_of(request),
-        ids=request.prompt[start:end],
+        ids=tuple(request.prompt[start:end]),
         position=start,
         n_prompt=n_prompt,
         fresh=start == 0,

@@ -1,5 +1,6 @@
 """One unit of work: what was asked, how far it is, and the events that it gives rise to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -51,18 +52,18 @@ class RequestSpec:
     """What a client asks for: one completion of one prompt.
 
     Attributes:
-        prompt: token ids, at least one.
+        prompt: token ids, at least one; not copied, so it must not change.
         params: sampling parameters; ``params.n`` is for the caller, who submits n specs.
         branch: which completion of the prompt this is, ``0 <= branch < n``. With a
             seed it keys the random numbers; without one they are fresh anyway.
-        tenant: on whose behalf; tenants of equal priority take turns.
-        priority: lower runs first.
+        tenant: on whose behalf; tenants take turns.
+        priority: lower runs first, among the requests of the tenant.
         timeout_s: from submission to the end, or None for the engine's default.
         credit: how many ids may be produced before more credit is granted; None is
             unlimited.
     """
 
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     branch: int = 0
     tenant: str = "local"

@@ -36,14 +36,15 @@ from wkvm.core.waiting import WaitingLine
 class Scheduler:
     """Requests in, plans out; results in, events out.
 
-    Admission: in ``plan``, a waiting request gets a slot iff one is free. The lower
-    priority goes first, then tenants in turn, then arrival.
+    Admission: in ``plan``, a waiting request gets a slot iff one is free. Tenants take
+    turns; among a tenant's own requests the lower priority goes first, then arrival. The
+    bounds of the queue hold for each tenant, so that one cannot keep another out.
 
     Budget: a running request that lacks one id (each of those that decode) always gets it;
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
-    at least ``CUT_MULTIPLE``, so that there is always progress. The lower priority takes
-    what it can use, equal ones share, and those that waited longest come first where there
-    is too little for all.
+    at least ``CUT_MULTIPLE``, so that there is always progress. Tenants share it. Of a
+    tenant's requests the lower priority takes what it can use, equal ones share, and those
+    that waited longest come first where there is too little for all.
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
@@ -87,7 +88,8 @@ class Scheduler:
         Raises:
             RequestError: the request is wrong.
             DrainingError: nothing new is taken.
-            QueueFullError: no slot is free for it, and ``max_queue`` requests wait already.
+            QueueFullError: no slot is free for it, and its tenant has ``max_queue`` requests
+                waiting already, or with it more than ``max_queued_tokens`` prompt ids.
             ValueError: ``request_id`` is in use.
         """
         stops = check_spec(
@@ -95,9 +97,7 @@ class Scheduler:
         )
         if self._draining:
             raise DrainingError
-        # Those that the next plan admits do not count as waiting.
-        if len(self._waiting) >= self._slots.n_free + self._config.max_queue:
-            raise QueueFullError(self._config.max_queue)
+        self._check_room(spec)
         timeout_s = self._config.request_timeout_s if spec.timeout_s is None else spec.timeout_s
         request = Request.from_spec(
             request_id,
@@ -112,6 +112,17 @@ class Scheduler:
         self._waiting.push(request)
         self._deadlines.set(request_id, request.deadline)
         self._n_requests += 1
+
+    def _check_room(self, spec: RequestSpec) -> None:
+        config, tenant = self._config, spec.tenant
+        n_waiting = self._waiting.n_requests(tenant)
+        # Those that the next plan admits do not count as waiting.
+        if n_waiting < self._slots.n_free:
+            return
+        if n_waiting >= self._slots.n_free + config.max_queue:
+            raise QueueFullError(config.max_queue, "requests")
+        if self._waiting.n_tokens(tenant) + len(spec.prompt) > config.max_queued_tokens:
+            raise QueueFullError(config.max_queued_tokens, "prompt ids")
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request, whatever it does. Unknown and ended ones are ignored."""

@@ -1,7 +1,7 @@
 """The requests that an engine knows: the live ones in full, of the finished ones the status."""
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from wkvm.core.request import TRANSITIONS, RequestSpec, Status
@@ -30,7 +30,7 @@ class Request:
     """
 
     request_id: int
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     params: SamplingParams
     tenant: str
     priority: int

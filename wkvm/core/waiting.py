@@ -1,4 +1,4 @@
-"""The order in which requests get slots: priority, then tenants in turn, then arrival."""
+"""The order in which requests get slots: tenants in turn, then priority, then arrival."""
 
 from bisect import insort
 from collections import OrderedDict
@@ -6,34 +6,70 @@ from collections import OrderedDict
 from wkvm.core.table import Request
 
 
+class _TenantLine:
+    """What one tenant has waiting: lower priorities first, then arrival."""
+
+    def __init__(self) -> None:
+        self.n_requests = 0
+        self.n_tokens = 0
+        self._lines = dict[int, OrderedDict[int, Request]]()
+        self._priorities = list[int]()
+
+    def push(self, request: Request) -> None:
+        line = self._lines.get(request.priority)
+        if line is None:
+            line = self._lines[request.priority] = OrderedDict()
+            insort(self._priorities, request.priority)
+        line[request.request_id] = request
+        self.n_requests += 1
+        self.n_tokens += len(request.prompt)
+
+    def first(self) -> Request:
+        return next(iter(self._lines[self._priorities[0]].values()))
+
+    def remove(self, request: Request) -> None:
+        line = self._lines[request.priority]
+        del line[request.request_id]
+        self.n_requests -= 1
+        self.n_tokens -= len(request.prompt)
+        if not line:
+            del self._lines[request.priority]
+            self._priorities.remove(request.priority)
+
+
 class WaitingLine:
     """Requests without a slot.
 
-    Within a priority each tenant has a line of its own, and the tenants stand in a ring:
-    the first one's oldest request goes next, and then that tenant stands last. A tenant
-    with a thousand requests and one with a single request so wait for each other once.
-    All operations take constant time, but for a new or emptied priority: linear in the
-    number of distinct priorities.
+    Each tenant has a line of its own, and the tenants stand in a ring: the first request of
+    the first one goes next, and then that tenant stands last. A tenant with a thousand
+    requests and one with a single request so wait for each other once, whatever priorities
+    they give their requests. All operations take constant time, but for a new or emptied
+    priority: linear in the tenant's distinct priorities.
     """
 
     def __init__(self) -> None:
-        self._rings = dict[int, OrderedDict[str, OrderedDict[int, Request]]]()
-        self._priorities = list[int]()
+        self._ring = OrderedDict[str, _TenantLine]()
         self._n = 0
 
     def __len__(self) -> int:
         return self._n
 
+    def n_requests(self, tenant: str) -> int:
+        """How many requests of a tenant wait."""
+        line = self._ring.get(tenant)
+        return 0 if line is None else line.n_requests
+
+    def n_tokens(self, tenant: str) -> int:
+        """How many prompt ids a tenant's waiting requests have."""
+        line = self._ring.get(tenant)
+        return 0 if line is None else line.n_tokens
+
     def push(self, request: Request) -> None:
-        """Put a request at the end of its tenant's line."""
-        ring = self._rings.get(request.priority)
-        if ring is None:
-            ring = self._rings[request.priority] = OrderedDict()
-            insort(self._priorities, request.priority)
-        line = ring.get(request.tenant)
+        """Put a request in its tenant's line."""
+        line = self._ring.get(request.tenant)
         if line is None:
-            line = ring[request.tenant] = OrderedDict()
-        line[request.request_id] = request
+            line = self._ring[request.tenant] = _TenantLine()
+        line.push(request)
         self._n += 1
 
     def pop(self) -> Request:
@@ -44,10 +80,9 @@ class WaitingLine:
         """
         if not self._n:
             raise ValueError("the waiting line is empty")
-        ring = self._rings[self._priorities[0]]
-        tenant, line = next(iter(ring.items()))
-        request = next(iter(line.values()))
-        ring.move_to_end(tenant)
+        tenant, line = next(iter(self._ring.items()))
+        request = line.first()
+        self._ring.move_to_end(tenant)
         self.remove(request)
         return request
 
@@ -57,12 +92,8 @@ class WaitingLine:
         Raises:
             KeyError: it does not wait.
         """
-        ring = self._rings[request.priority]
-        line = ring[request.tenant]
-        del line[request.request_id]
+        line = self._ring[request.tenant]
+        line.remove(request)
         self._n -= 1
-        if not line:
-            del ring[request.tenant]
-        if not ring:
-            del self._rings[request.priority]
-            self._priorities.remove(request.priority)
+        if not line.n_requests:
+            del self._ring[request.tenant]

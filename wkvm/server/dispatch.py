@@ -251,7 +251,7 @@ def _specs(message: wire.Generate, tenant: str) -> tuple[list[RequestSpec], Cred
         shares = [0] * params.n
         for index, n_tokens in pool.deal():
             shares[index] = n_tokens
-    prompt = tuple(unpack_ids(message.prompt))
+    prompt = unpack_ids(message.prompt)  # stays packed: a long prompt that waits is 4 bytes an id
     timeout_s = message.timeout_ms / 1000 if message.timeout_ms else None
     specs = [
         RequestSpec(
