@@ -65,7 +65,7 @@ class NullEngine:
             QueueFullError: as many run as there are slots.
         """
         if len(self._rows) >= self._info.n_slots:
-            raise QueueFullError(0)
+            raise QueueFullError(0, "requests")
         self._n_submitted = request_id = self._n_submitted + 1
         params = spec.params
         row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
