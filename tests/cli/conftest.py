@@ -69,3 +69,11 @@ def address(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the server is; its key is in the environment."""
     monkeypatch.setenv("WKVM_API_KEY", KEY)
     return server.address
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal, here and in child processes. A shell's background jobs ignore it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)

@@ -57,6 +57,7 @@ def test_text_that_cannot_be_made_cancels_its_request(server: RunningServer) -> 
         assert answer.completion().reason is wkvm_client.EndReason.CANCELLED
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_the_request_and_keeps_the_text_up_to_then(server: RunningServer) -> None:
     seen = list[str]()
 

@@ -138,6 +138,7 @@ def test_a_refused_message_is_forgotten_and_the_chat_goes_on(chat: Chat, tmp_pat
     assert [text for role, text in saved(tmp_path / "c.json") if role == "user"] == ["Hi!"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
     address: str,
     tmp_path: Path,

@@ -167,6 +167,7 @@ def test_nobody_at_the_address_is_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_the_request_and_ends_with_130(address: str) -> None:
     process = subprocess.Popen(
         wkvm_command(
