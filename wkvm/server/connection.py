@@ -92,7 +92,6 @@ class Connection(asyncio.Protocol):
         self._heard_at = 0.0
         self._pinged_at = 0.0
         self._n_missed_pings = 0
-        self._n_messages = 0
 
     # --- the transport's side -------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The peer will send no more: it is gone, and so are its requests."""
-        self._close()
+        self.close()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -179,7 +178,7 @@ class Connection(asyncio.Protocol):
             return
         self._write(data)
         if self._wire.peer_going_away and self._wire.is_drained:
-            self._close()
+            self.close()
 
     def go_away(self, message: str) -> None:
         """Tell the peer to open no more lanes; those that are open go on."""
@@ -188,7 +187,16 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close once what was written is sent; what was asked for is cancelled without a word."""
-        self._close()
+        self._is_closing = True
+        self._wire.close()
+        self._uncork()
+        transport = self._transport
+        if transport is not None and self._close_due == math.inf:
+            transport.close()
+            # what is left to send is not waited for without end
+            self._close_due = self._loop.time() + self._config.write_timeout_s
+            self._arm(self._close_due)
+        self._let_go()
 
     def abort(self) -> None:
         """Close at once."""
@@ -242,7 +250,7 @@ class Connection(asyncio.Protocol):
                     self.send([answer])
                 case GoAway():
                     if self._wire.is_drained:
-                        self._close()
+                        self.close()
                 case _:
                     self._shared.dispatcher.handle(self, message)
             if self._is_closing or not self._wire.mid_frame:
@@ -330,19 +338,7 @@ class Connection(asyncio.Protocol):
         """Say what is wrong, and close at once: there is no room to wait for the peer."""
         logger.info("connection refused: %s", code.name)
         self._write(self._wire.send_error(code, why))
-        self._close()
-
-    def _close(self) -> None:
-        self._is_closing = True
-        self._wire.close()
-        self._uncork()
-        transport = self._transport
-        if transport is not None and self._close_due == math.inf:
-            transport.close()
-            # what is left to send is not waited for without end
-            self._close_due = self._loop.time() + self._config.write_timeout_s
-            self._arm(self._close_due)
-        self._let_go()
+        self.close()
 
     def _let_go(self) -> None:
         if self._is_open:
