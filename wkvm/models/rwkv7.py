@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm
 
-from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.kernels import cpu
 from wkvm.kernels.linear import Linear, linear
@@ -79,14 +78,11 @@ class _Layer:
 class Rwkv7:
     """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
 
-    def __init__(
-        self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor], dtype: torch.dtype
-    ) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in ``dtype`` on the model's device."""
+    def __init__(self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor]) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in one dtype on the model's device."""
         self._info = info
         self._layout = layout_of(shape, info.dtype)
         self._shape = shape
-        self._dtype = dtype
         self._token_shift, self._recurrence = _kernels(info.device)
         norm = (parameters["blocks.0.ln0.weight"], parameters["blocks.0.ln0.bias"])
         # The first norm sees one token at a time, so it is done once for the whole vocabulary.
@@ -186,8 +182,6 @@ def load(
     parameters = dict[str, Tensor]()
     for name, tensor in load_parameters(checkpoint, shape):
         parameters[name] = tensor.to(device=device, dtype=dtype).contiguous()
-    if len({tensor.dtype for tensor in parameters.values()}) != 1:
-        raise CorruptCheckpointError(str(checkpoint.path), "weights of several dtypes")
     info = ModelInfo(
         name="rwkv7",
         vocab_size=shape.vocab_size,
@@ -202,7 +196,7 @@ def load(
         digest=checkpoint.digest(),
         eos_ids=eos_ids,
     )
-    return Rwkv7(info, shape, parameters, dtype)
+    return Rwkv7(info, shape, parameters)
 
 
 def _kernels(device: str) -> tuple[TokenShift, Recurrence]:
