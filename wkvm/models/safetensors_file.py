@@ -27,13 +27,13 @@ class StoredTensor:
 
     Attributes:
         path: of the file.
-        dtype: its name in the header, a key of ``DTYPES``.
+        dtype: as stored.
         shape: as stored.
         start, stop: byte offsets from the start of the file.
     """
 
     path: Path
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     stop: int
@@ -53,7 +53,7 @@ class StoredTensor:
             raise CorruptCheckpointError(
                 str(self.path), "the file became shorter while it was read"
             )
-        return tensor.view(DTYPES[self.dtype]).view(self.shape)
+        return tensor.view(self.dtype).view(self.shape)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -110,4 +110,4 @@ def _stored(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
         raise CorruptCheckpointError(
             str(path), f"{name}: {stop - start} bytes for shape {list(shape)} of {dtype}"
         )
-    return StoredTensor(path, dtype, shape, data_start + start, data_start + stop)
+    return StoredTensor(path, DTYPES[dtype], shape, data_start + start, data_start + stop)

@@ -9,8 +9,10 @@ import json
 import os
 import pickle
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +51,10 @@ class Checkpoint:
     @property
     def stored_dtype(self) -> str:
         """The dtype that most weights are stored in: torch's name of it."""
-        counts = dict[str, int]()
+        counts = Counter[torch.dtype]()
         for tensor in self.stored.values():
-            name = (
-                _DTYPE_NAMES[tensor.dtype]
-                if isinstance(tensor, StoredTensor)
-                else str(tensor.dtype)
-            )
-            counts[name] = counts.get(name, 0) + _numel(tuple(tensor.shape))
-        return max(counts, key=lambda name: counts[name]).removeprefix("torch.")
+            counts[tensor.dtype] += prod(tensor.shape)
+        return str(max(counts, key=counts.__getitem__)).removeprefix("torch.")
 
     def load(self, name: str) -> Tensor:
         """One tensor, in the dtype it is stored in, in memory of its own.
@@ -76,9 +73,6 @@ class Checkpoint:
         as path, size and time of change of each file are the same.
         """
         return _cached_digest(self.files)
-
-
-_DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -224,10 +218,3 @@ def _cached_digest(files: tuple[Path, ...]) -> str:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
