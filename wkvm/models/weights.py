@@ -98,7 +98,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_folder(path: Path) -> Checkpoint:
-    files = _weight_files(path)
+    files, promised = _weight_files(path)
     config = _read_json(path / "config.json")
     generation = path / "generation_config.json"
     stored = dict[str, StoredTensor | Tensor]()
@@ -107,6 +107,10 @@ def _open_folder(path: Path) -> Checkpoint:
             if name in stored:
                 raise CorruptCheckpointError(str(file), f"{name} is in another file too")
             stored[name] = tensor
+    if missing := sorted(promised - stored.keys()):
+        raise CorruptCheckpointError(
+            str(path / INDEX_NAME), f"names tensors that no file has: {_some(missing)}"
+        )
     if not stored:
         raise CorruptCheckpointError(str(path), "its weight files hold no tensor")
     return Checkpoint(
@@ -114,13 +118,14 @@ def _open_folder(path: Path) -> Checkpoint:
     )
 
 
-def _weight_files(path: Path) -> tuple[Path, ...]:
+def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
+    """The files, and the tensors that the index says are in them; none without an index."""
     index = path / INDEX_NAME
     if not index.exists():
         single = path / "model.safetensors"
         if not single.exists():
             raise ModelNotFoundError(str(path), f"has neither {single.name} nor {INDEX_NAME}")
-        return (single,)
+        return (single,), frozenset()
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptCheckpointError(str(index), "has no weight_map")
@@ -133,13 +138,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
             raise CorruptCheckpointError(
                 str(path / name), "the index names it, but it is not there"
             )
-    files = tuple(path / name for name in sorted(names))
-    held = {name for file in files for name in read_header(file)}
-    if missing := sorted(weight_map.keys() - held):
-        raise CorruptCheckpointError(
-            str(index), f"names tensors that no file has: {_some(missing)}"
-        )
-    return files
+    return tuple(path / name for name in sorted(names)), frozenset(weight_map)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
