@@ -148,8 +148,8 @@ class Sampling(Message, frozen=True):
 class Generate(Message, frozen=True, tag=0x10):
     """Client to server: open a lane and complete a prompt.
 
-    Answered by any number of Tokens, Logprobs and PromptLogprobs, then by one End for
-    each of the ``n`` choices, or by one Failed for the lane.
+    Answered by any number of Tokens and Logprobs, then by one End for each of the ``n``
+    choices; or by one Failed for the lane, at any time.
     """
 
     request_id: RequestId
