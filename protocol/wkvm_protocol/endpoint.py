@@ -32,7 +32,9 @@ class Connection(Generic[ReceivedT]):
 
     def __init__(self, max_frame_bytes: int) -> None:
         if not MIN_FRAME_BYTES <= max_frame_bytes < 2**32:
-            raise ValueError(f"max_frame_bytes is {max_frame_bytes}, below {MIN_FRAME_BYTES}")
+            raise ValueError(
+                f"max_frame_bytes is {max_frame_bytes}, not in [{MIN_FRAME_BYTES}, {2**32})"
+            )
         self._offered_frame_bytes = max_frame_bytes
         self._state = ConnectionState.NEW
         self._reader = FrameReader(MAX_HELLO_FRAME_BYTES)
