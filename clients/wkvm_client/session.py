@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 import msgspec
+from wkvm_protocol.codec import token_entries
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
@@ -336,8 +337,8 @@ class Session:
 
     def _tokens(self, message: Tokens) -> None:
         """Append ids to their tracks: the hot path. The connection has checked lanes and counts."""
-        lanes, ids = unpack_ids(message.lanes), unpack_ids(message.ids)
         if not message.choices and not message.counts:
+            lanes, ids = unpack_ids(message.lanes), unpack_ids(message.ids)
             first_tracks = self._first_tracks
             for request_id, token_id in zip(lanes, ids, strict=True):
                 track = first_tracks[request_id]
@@ -345,14 +346,10 @@ class Session:
                 if track.hook is not None:
                     track.hook()
             return
-        choices = unpack_ids(message.choices) if message.choices else bytes(len(lanes))
-        counts = unpack_ids(message.counts) if message.counts else b"\1" * len(lanes)
-        start = 0
-        for request_id, choice, count in zip(lanes, choices, counts, strict=True):
+        for request_id, choice, entry in token_entries(message):
             track = self._lanes[request_id].tracks[choice]
-            track.ids.extend(ids[start : start + count])
-            start += count
-            if count and track.hook is not None:
+            track.ids.extend(entry)
+            if entry and track.hook is not None:
                 track.hook()
 
     def _failed(self, message: Failed) -> None:

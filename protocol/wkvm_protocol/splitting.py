@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from wkvm_protocol.messages import Logprobs, Tokens, pack_ids, unpack_ids
+from wkvm_protocol.codec import token_entries
+from wkvm_protocol.messages import Logprobs, Tokens, pack_ids
 
 _OVERHEAD = 128
 """More than tag, numbers and length prefixes of either message take."""
@@ -14,24 +15,18 @@ def split_tokens(message: Tokens, limit: int) -> Sequence[Tokens]:
     Order is kept. The parts name choices and counts, whether the message did or not.
     """
     room = (limit - _OVERHEAD) // 4
-    lanes, ids = unpack_ids(message.lanes), unpack_ids(message.ids)
-    choices = unpack_ids(message.choices) if message.choices else bytes(len(lanes))
-    counts = unpack_ids(message.counts) if message.counts else b"\1" * len(lanes)
     parts: list[Tokens] = []
     part = _Part()
-    start = 0
-    for lane, choice, count in zip(lanes, choices, counts, strict=True):
+    for lane, choice, ids in token_entries(message):
         while True:
             free = room - part.n_words - 3
-            if free < min(count, 1):
+            if free < min(len(ids), 1):
                 parts.append(part.message())
                 part = _Part()
                 continue
-            n = min(count, free)
-            part.add(lane, choice, ids[start : start + n])
-            start += n
-            count -= n
-            if not count:
+            part.add(lane, choice, ids[:free])
+            ids = ids[free:]
+            if not ids:
                 break
     parts.append(part.message())
     return parts
