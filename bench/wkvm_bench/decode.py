@@ -19,7 +19,7 @@ import torch
 
 import wkvm
 from wkvm.core.config import EngineConfig
-from wkvm.core.request import RequestSpec, TokenEvent
+from wkvm.core.request import Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Model
@@ -78,7 +78,7 @@ class _Ours:
     def rate(self, n_steps: int) -> float:
         """Ids per second of all requests together."""
         start = time.perf_counter()
-        n_ids = sum(len(self._engine.step(0.0)) for _ in range(n_steps))
+        n_ids = sum(len(_ids(self._engine.step(0.0))) for _ in range(n_steps))
         rate = n_ids / (time.perf_counter() - start)
         if n_ids != n_steps * self._batch:
             raise BenchError(f"{n_ids} ids of {n_steps * self._batch}")
@@ -126,4 +126,8 @@ def _first_ids(model: Model) -> list[int]:
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=N_CHECKED)
     engine.submit(RequestSpec(prompt=PROMPT, params=params), 0.0)
     events = [event for _ in range(N_CHECKED) for event in engine.step(0.0)]
-    return [event.token_id for event in events if isinstance(event, TokenEvent)]
+    return _ids(events)
+
+
+def _ids(events: list[Event]) -> list[int]:
+    return [i for event in events if isinstance(event, TokensEvent) for i in event.token_ids]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import QueueFullError, WkvmError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokenEvent
+from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.engine.interface import EngineInfo
 
 VOCAB_SIZE = 65536
@@ -57,6 +57,11 @@ class NullEngine:
     def info(self) -> EngineInfo:
         """What is served: nothing."""
         return self._info
+
+    @property
+    def blocks(self) -> bool:
+        """There is nothing to wait for."""
+        return False
 
     def submit(self, spec: RequestSpec, now: float) -> int:
         """Take a request. There is no queue.
@@ -112,14 +117,16 @@ class NullEngine:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Give every request its id."""
         del plan, result
-        append = self._events.append
-        paused = list[int]()
+        request_ids = list(self._ready)
+        indices, token_ids, paused = list[int](), list[int](), list[int]()
         for request_id, row in self._ready.items():
             n_output = row.n_output
-            append(TokenEvent(request_id, n_output, (row.first_id + n_output) % VOCAB_SIZE))
+            indices.append(n_output)
+            token_ids.append((row.first_id + n_output) % VOCAB_SIZE)
             row.n_output = n_output = n_output + 1
             if n_output == row.pause_at:
                 paused.append(request_id)
+        self._events.append(TokensEvent(request_ids, indices, token_ids))
         for request_id in paused:
             row = self._rows[request_id]
             if row.n_output == row.max_tokens:

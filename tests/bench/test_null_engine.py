@@ -2,7 +2,7 @@ import pytest
 from wkvm_bench.null_engine import VOCAB_SIZE, NullEngine
 
 from wkvm.core.errors import QueueFullError, StepFailedError
-from wkvm.core.request import EndEvent, RequestSpec, Status, TokenEvent
+from wkvm.core.request import EndEvent, RequestSpec, Status, TokenEvent, by_request
 from wkvm.core.sampling import SamplingParams
 
 
@@ -22,7 +22,8 @@ def run(engine: NullEngine, n_steps: int) -> list[tuple[int, int]]:
             break
         engine.commit(plan, engine.run(plan), 0.0)
         events = engine.take_events()
-        ids += [(e.request_id, e.token_id) for e in events if isinstance(e, TokenEvent)]
+        tokens = [event for event in by_request(events) if isinstance(event, TokenEvent)]
+        ids += [(token.request_id, token.token_id) for token in tokens]
     return ids
 
 
@@ -39,7 +40,7 @@ def test_a_request_ends_after_its_last_id() -> None:
     plan = engine.plan(0.0)
     assert plan is not None
     engine.commit(plan, engine.run(plan), 0.0)
-    token, end = engine.take_events()
+    token, end = by_request(engine.take_events())
     assert isinstance(token, TokenEvent)
     assert isinstance(end, EndEvent)
     assert (token.index, end.status, end.n_prompt, end.n_output) == (1, Status.LENGTH, 2, 2)

@@ -2,7 +2,7 @@
 
 from wkvm.core.config import EngineConfig
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
-from wkvm.core.request import EndEvent, Event, Logprobs, RequestSpec, TokenEvent
+from wkvm.core.request import EndEvent, Event, Logprobs, RequestSpec, TokenEvent, by_request
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
 
@@ -101,4 +101,4 @@ def ends(events: list[Event]) -> list[EndEvent]:
 
 
 def tokens(events: list[Event]) -> list[TokenEvent]:
-    return [event for event in events if isinstance(event, TokenEvent)]
+    return [event for event in by_request(events) if isinstance(event, TokenEvent)]

@@ -15,7 +15,7 @@ from tests.core.driver import (
 )
 from wkvm.core.errors import NonFiniteError, StalledError, StepFailedError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import EndEvent, PromptLogprobsEvent, Status, TokenEvent
+from wkvm.core.request import EndEvent, PromptLogprobsEvent, Status, TokenEvent, TokensEvent
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
 
@@ -33,7 +33,7 @@ def test_an_id_is_reported_with_its_index() -> None:
     submit(scheduler, 0, 3, LONG)
     step(scheduler, token_id=40)
     step(scheduler, token_id=41)
-    assert scheduler.take_events() == [TokenEvent(0, 0, 40), TokenEvent(0, 1, 41)]
+    assert scheduler.take_events() == [TokensEvent([0], [0], [40]), TokensEvent([0], [1], [41])]
     assert scheduler.take_events() == []
 
 
@@ -57,7 +57,7 @@ def test_a_stop_id_is_reported_and_neither_output_nor_fed(stop_id: int) -> None:
     step(scheduler, token_id=stop_id)
     assert scheduler.plan(0.0) is None
     token, end = scheduler.take_events()
-    assert token == TokenEvent(0, 0, 40)
+    assert token == TokensEvent([0], [0], [40])
     assert isinstance(end, EndEvent)
     assert (end.status, end.stop_id, end.n_output) == (Status.STOPPED, stop_id, 1)
 
@@ -108,7 +108,7 @@ def test_a_prompt_of_one_id_has_nothing_to_score() -> None:
     scheduler = make_scheduler()
     submit(scheduler, 0, 1, SamplingParams(max_tokens=1, prompt_logprobs=0))
     step(scheduler)
-    assert [type(event) for event in scheduler.take_events()] == [TokenEvent, EndEvent]
+    assert [type(event) for event in scheduler.take_events()] == [TokensEvent, EndEvent]
 
 
 def test_a_row_that_is_not_finite_ends_alone() -> None:

@@ -22,6 +22,7 @@ from wkvm.core.request import (
     RequestSpec,
     Status,
     TokenEvent,
+    by_request,
 )
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
@@ -382,7 +383,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # --- what is told -----------------------------------------------------------------------
 
     def take_events(self) -> None:
-        for event in self.scheduler.take_events():
+        for event in by_request(self.scheduler.take_events()):
             r = self.requests[event.request_id]
             assert r.end is None, "something happened after the end"
             match event:

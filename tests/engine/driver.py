@@ -11,6 +11,7 @@ from wkvm.core.request import (
     RequestSpec,
     Status,
     TokenEvent,
+    by_request,
 )
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -54,7 +55,7 @@ class Driver:
         self.note(self.engine.step(self.now))
 
     def note(self, events: list[Event]) -> None:
-        for event in events:
+        for event in by_request(events):
             outcome = self.outcomes[event.request_id]
             assert outcome.end is None, "an event after the end"
             match event:

@@ -15,7 +15,15 @@ from tests.fakes import FakeModel, fake_continuation
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import DrainingError, StepFailedError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokenEvent
+from wkvm.core.request import (
+    EndEvent,
+    Event,
+    RequestSpec,
+    Status,
+    TokenEvent,
+    TokensEvent,
+    by_request,
+)
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
 from wkvm.engine.loop import EngineLoop
@@ -59,11 +67,14 @@ class CountingEngine(Engine):
 class Setup:
     """A running loop over the fake model, and what it delivered."""
 
-    def __init__(self, model: FakeModel | None = None, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: FakeModel | None = None,
+        config: EngineConfig | None = None,
+        engine: type[CountingEngine] = CountingEngine,
+    ) -> None:
         self.model = model or FakeModel()
-        self.engine = CountingEngine(
-            self.model, config or EngineConfig(n_slots=4, poison_freed_slots=True)
-        )
+        self.engine = engine(self.model, config or EngineConfig(n_slots=4, poison_freed_slots=True))
         self.loop = EngineLoop(self.engine)
         self.loop.deliver = self.take
         self.batches = list[list[Event]]()
@@ -89,7 +100,7 @@ class Setup:
         return [
             event.token_id
             for events in self.batches
-            for event in events
+            for event in by_request(events)
             if isinstance(event, TokenEvent) and event.request_id == request_id
         ]
 
@@ -133,7 +144,13 @@ async def test_events_are_delivered_once_per_step_for_all_requests() -> None:
         for i in range(3):
             setup.submit((i,), greedy(7))
         await setup.until(lambda: len(setup.ends) == 3)
-    assert [len(events) for events in setup.batches] == [3] * 6 + [6]
+    tokens, ends = [TokensEvent], [EndEvent] * 3
+    assert [[type(event) for event in events] for events in setup.batches] == [
+        *[tokens] * 6,
+        tokens + ends,
+    ]
+    for events in setup.batches:
+        assert len([e for e in by_request(events) if isinstance(e, TokenEvent)]) == 3
 
 
 async def test_an_idle_loop_never_turns() -> None:
@@ -385,6 +402,29 @@ async def test_the_configured_number_of_threads_holds_in_the_worker() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [3]
+
+
+class InstantEngine(CountingEngine):
+    """Says that it need not be waited for."""
+
+    @property
+    def blocks(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("engine", "on_loop"), [(CountingEngine, False), (InstantEngine, True)])
+async def test_only_an_engine_that_blocks_runs_off_the_loop_thread(
+    engine: type[CountingEngine], on_loop: bool
+) -> None:
+    seen = list[bool]()
+
+    def note(batch: Batch) -> None:
+        seen.append(threading.current_thread() is threading.main_thread())
+
+    setup = Setup(FakeModel(before_forward=note), engine=engine)
+    async with running(setup):
+        await setup.end(setup.submit((1,), greedy(2)))
+    assert seen == [on_loop] * 2
 
 
 async def test_the_worker_thread_ends_with_run() -> None:

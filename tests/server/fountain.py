@@ -11,7 +11,7 @@ from wkvm.core.request import (
     Logprobs,
     RequestSpec,
     Status,
-    TokenEvent,
+    TokensEvent,
     TopLogprob,
 )
 from wkvm.engine.interface import EngineInfo
@@ -78,6 +78,10 @@ class Fountain:
         self._requests[request_id].held = False
 
     @property
+    def blocks(self) -> bool:
+        return False
+
+    @property
     def n_held(self) -> int:
         """How many requests are held."""
         return sum(request.held for request in self._requests.values())
@@ -97,8 +101,8 @@ class Fountain:
         for request_id, request in list(self._requests.items()):
             if request.held:
                 continue
-            logprobs = LOGPROBS if request_id in self._wants_logprobs else None
-            self._events.append(TokenEvent(request_id, request.n_output, 7, logprobs))
+            logprobs = {0: LOGPROBS} if request_id in self._wants_logprobs else {}
+            self._events.append(TokensEvent([request_id], [request.n_output], [7], logprobs))
             request.n_output += 1
             if request.n_output == request.max_tokens:
                 self._end(request_id, Status.LENGTH)

@@ -1,9 +1,8 @@
 """One unit of work: what was asked, how far it is, and the events that it gives rise to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from wkvm.core.errors import WkvmError
 from wkvm.core.sampling import SamplingParams
@@ -97,17 +96,32 @@ class Logprobs:
     top: tuple[TopLogprob, ...]
 
 
-class TokenEvent(NamedTuple):
-    """A request produced an id. ``index`` counts its output from 0.
-
-    A named tuple because there is one for every id: a frozen dataclass takes three times
-    as long to construct.
-    """
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A request produced an id. ``index`` counts its output from 0."""
 
     request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int
     token_id: int
     logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    """The ids that one step produced, at most one for each request.
+
+    Three columns of one length, since an object for each id would cost a step of many
+    requests more than all else on the host: request ``request_ids[i]`` produced
+    ``token_ids[i]``, which is number ``indices[i]`` of its output, from 0.
+
+    Attributes:
+        logprobs: by place in the columns, for the requests that asked.
+    """
+
+    request_ids: Sequence[int]
+    indices: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict[int, Logprobs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +156,19 @@ class EndEvent:
     total_s: float
 
 
-Event = TokenEvent | PromptLogprobsEvent | EndEvent
+Event = TokensEvent | PromptLogprobsEvent | EndEvent
+"""What an engine tells, in order."""
+
+RequestEvent = TokenEvent | PromptLogprobsEvent | EndEvent
+"""What happened to one request."""
+
+
+def by_request(events: Iterable[Event]) -> Iterator[RequestEvent]:
+    """The same events, one request and one id at a time."""
+    for event in events:
+        if not isinstance(event, TokensEvent):
+            yield event
+            continue
+        columns = zip(event.request_ids, event.indices, event.token_ids, strict=True)
+        for place, (request_id, index, token_id) in enumerate(columns):
+            yield TokenEvent(request_id, index, token_id, event.logprobs.get(place))

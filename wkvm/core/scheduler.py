@@ -23,10 +23,11 @@ from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import (
     EndEvent,
     Event,
+    Logprobs,
     PromptLogprobsEvent,
     RequestSpec,
     Status,
-    TokenEvent,
+    TokensEvent,
 )
 from wkvm.core.slots import SlotAllocator
 from wkvm.core.table import Request, RequestTable, slot_of
@@ -255,6 +256,9 @@ class Scheduler:
         self._land(plan)
         not_finite, logprobs = result.not_finite, result.logprobs
         running = self._running
+        request_ids, indices, token_ids = list[int](), list[int](), list[int]()
+        logprobs_at = dict[int, Logprobs]()
+        ended = list[tuple[Request, Status, int | None, WkvmError | None]]()
         for index, row in enumerate(plan.rows):
             if row.position < row.n_prompt:
                 self._n_prompt_tokens += len(row.ids)
@@ -264,35 +268,42 @@ class Scheduler:
             n_computed = row.position + len(row.ids)
             request.n_computed = n_computed
             if index in not_finite:
-                error = NonFiniteError(n_computed)
-                self._end(request, Status.FINISHED_ERROR, now, error=error)
+                ended.append((request, Status.FINISHED_ERROR, None, NonFiniteError(n_computed)))
                 continue
             if of_prompt := result.prompt_logprobs.get(index):
                 event = PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt)
                 self._events.append(event)
             if not row.samples:
                 if n_computed == request.n_known:
-                    self._end(request, Status.LENGTH, now)
+                    ended.append((request, Status.LENGTH, None, None))
                 continue
             token_id = result.token_ids[index]
             if token_id is None:
                 raise ValueError(f"row {index} samples, and its result has no id")
             n_output, params = request.n_output, request.params
             if token_id in request.stop_set and n_output >= params.min_tokens:
-                self._end(request, Status.STOPPED, now, stop_id=token_id)
+                ended.append((request, Status.STOPPED, token_id, None))
                 continue
-            self._events.append(TokenEvent(row.request_id, n_output, token_id, logprobs.get(index)))
+            if index in logprobs:
+                logprobs_at[len(request_ids)] = logprobs[index]
+            request_ids.append(row.request_id)
+            indices.append(n_output)
+            token_ids.append(token_id)
             if not n_output:
                 request.first_token_at = now
             request.n_output = n_output = n_output + 1
             request.n_known += 1
             request.last_id = token_id
-            self._n_output_tokens += 1
             if n_output == params.max_tokens:
-                self._end(request, Status.LENGTH, now)
+                ended.append((request, Status.LENGTH, None, None))
             elif request.credit is not None:
                 request.credit -= 1
                 self._note_pause(request, now)
+        if request_ids:
+            self._n_output_tokens += len(request_ids)
+            self._events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
+        for request, status, stop_id, error in ended:
+            self._end(request, status, now, stop_id=stop_id, error=error)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
         """End every request of a plan whose run raised, but those that ended meanwhile.

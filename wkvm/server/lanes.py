@@ -81,6 +81,12 @@ class Outbox:
         self.logprobs = list[ServerMessage]()
         self.ends = list[ServerMessage]()
 
+    def touch(self, touched: "list[Outbox]") -> None:
+        """Enter the list of boxes that a step has put something into, once a step."""
+        if self.is_fresh:
+            self.is_fresh = False
+            touched.append(self)
+
     def take(self) -> list[ServerMessage]:
         """Empty the box: log probabilities first, then ids, then ends and failures."""
         messages = self.logprobs
