@@ -27,7 +27,7 @@ On the server::
 
 from wkvm_protocol.client import ClientConnection
 from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState
-from wkvm_protocol.server import Refused, ServerConnection, ServerEvent
+from wkvm_protocol.server import Refused, ServerConnection, ServerEvent, failure
 
 __all__ = [
     "MIN_FRAME_BYTES",
@@ -36,4 +36,5 @@ __all__ = [
     "Refused",
     "ServerConnection",
     "ServerEvent",
+    "failure",
 ]

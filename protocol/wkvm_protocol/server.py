@@ -152,7 +152,7 @@ class ServerConnection(Connection[ServerEvent]):
 
     def _refuse(self, message: Generate | Stats, code: ErrorCode, why: str) -> Refused:
         self._refused.add(message.request_id)
-        return Refused(_failed(message.request_id, code, why, "", self._retry_after_ms))
+        return Refused(failure(message.request_id, code, why, retry_after_ms=self._retry_after_ms))
 
     def _is_at_work(self, request_id: int) -> bool:
         return request_id in self._lanes and request_id not in self._refused
@@ -216,18 +216,6 @@ class ServerConnection(Connection[ServerEvent]):
         self.close()
         error = Error(code=code, retryable=code.retryable, message=_cut(message, MAX_TEXT))
         return encode_frame(_SENT.encode(error), MAX_HELLO_FRAME_BYTES)
-
-    def send_failed(
-        self,
-        request_id: int,
-        code: ErrorCode,
-        message: str,
-        *,
-        field: str = "",
-        retry_after_ms: int = 0,
-    ) -> bytes:
-        """Close a lane without success. ``retryable`` follows from the code; texts are cut."""
-        return self.send(_failed(request_id, code, message, field, retry_after_ms))
 
     def send_tokens(
         self,
@@ -299,9 +287,10 @@ def _cut(text: str, n: int) -> str:
     return text if len(text) <= n else text[: n - 1] + "…"
 
 
-def _failed(
-    request_id: int, code: ErrorCode, message: str, field: str, retry_after_ms: int
+def failure(
+    request_id: int, code: ErrorCode, message: str, *, field: str = "", retry_after_ms: int = 0
 ) -> Failed:
+    """A Failed whose ``retryable`` follows from the code, and whose texts are cut to what fits."""
     return Failed(
         request_id=request_id,
         code=code,

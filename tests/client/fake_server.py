@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
-from wkvm_protocol.connection import Refused, ServerConnection
+from wkvm_protocol.connection import Refused, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import (
     End,
@@ -116,11 +116,7 @@ class Peer:
         )
 
     def fail(self, request_id: int, code: ErrorCode, field: str = "", retry_ms: int = 0) -> None:
-        self.raw(
-            self.wire.send_failed(
-                request_id, code, "as scripted", field=field, retry_after_ms=retry_ms
-            )
-        )
+        self.send(failure(request_id, code, "as scripted", field=field, retry_after_ms=retry_ms))
 
     def raw(self, data: bytes) -> None:
         self.writer.write(data)

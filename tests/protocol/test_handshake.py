@@ -1,5 +1,5 @@
 import pytest
-from wkvm_protocol.connection import ClientConnection, ConnectionState, ServerConnection
+from wkvm_protocol.connection import ClientConnection, ConnectionState, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
@@ -216,7 +216,7 @@ def test_texts_of_the_server_always_fit() -> None:
     client, server = open_pair()
     server.receive_data(client.send(generate(1)))
     (failed,) = client.receive_data(
-        server.send_failed(1, ErrorCode.INTERNAL, "\U0001d11e" * 9999, field="f" * 999)
+        server.send(failure(1, ErrorCode.INTERNAL, "\U0001d11e" * 9999, field="f" * 999))
     )
     assert len(getattr(failed, "message", "")) == 4096
     assert len(getattr(failed, "field", "")) == 256

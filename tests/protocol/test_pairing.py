@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from wkvm_protocol.connection import ClientConnection, Refused, ServerConnection
+from wkvm_protocol.connection import ClientConnection, Refused, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
     Cancel,
@@ -147,7 +147,7 @@ class Pairing(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.of_server)))
         choices = self.of_server[request_id]
         if fails:
-            self.to_client += self.server.send_failed(request_id, ErrorCode.INTERNAL, "")
+            self.to_client += self.server.send(failure(request_id, ErrorCode.INTERNAL, ""))
             del self.of_server[request_id]
         elif choices is None:
             self.to_client += self.server.send(StatsReply(request_id, {"a": 1}))

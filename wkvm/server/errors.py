@@ -2,6 +2,7 @@
 
 import logging
 
+from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import Failed
 
@@ -83,11 +84,5 @@ def failed(request_id: int, error: BaseException) -> Failed:
             field = error.field
         elif isinstance(error, EmptyPromptError | PromptTooLongError):
             field = "prompt"
-    return Failed(
-        request_id=request_id,
-        code=code,
-        retryable=code.retryable,
-        message=message[:4096],
-        field=field[:256],
-        retry_after_ms=RETRY_AFTER_MS if isinstance(error, CapacityError) else 0,
-    )
+    retry_after_ms = RETRY_AFTER_MS if isinstance(error, CapacityError) else 0
+    return failure(request_id, code, message, field=field, retry_after_ms=retry_after_ms)
