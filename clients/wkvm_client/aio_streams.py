@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from wkvm_client.lanes import Lane, Track
-from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.results import Completion
 from wkvm_client.session import Session
 from wkvm_client.views import ChoiceView, LaneView
 
@@ -101,7 +101,7 @@ class Choice(ChoiceView):
             self._session.cancel(self._track.lane)
 
 
-class Stream(LaneView):
+class Stream(LaneView[Choice]):
     """One request: a lane of the connection, with one or more choices.
 
     With one choice, the usual case, a stream reads like its choice. With more, read
@@ -110,20 +110,8 @@ class Stream(LaneView):
     """
 
     def __init__(self, session: Session, lane: Lane) -> None:
-        super().__init__(lane)
+        super().__init__(lane, tuple(Choice(session, track) for track in lane.tracks))
         self._session = session
-        self.choices = tuple(Choice(session, track) for track in lane.tracks)
-        """One for each of the ``n`` completions."""
-
-    @property
-    def ids(self) -> list[int]:
-        """As of the only choice."""
-        return self._only.ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs]:
-        """As of the only choice."""
-        return self._only.logprobs
 
     def __aiter__(self) -> AsyncIterator[int]:
         """As of the only choice."""
@@ -167,9 +155,3 @@ class Stream(LaneView):
         traceback: TracebackType | None,
     ) -> None:
         self.cancel()
-
-    @property
-    def _only(self) -> Choice:
-        if len(self.choices) != 1:
-            raise ValueError(f"a stream of {len(self.choices)} choices: read them in `choices`")
-        return self.choices[0]

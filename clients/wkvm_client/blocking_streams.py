@@ -8,7 +8,7 @@ from typing import Self
 from wkvm_client.blocking_link import Link
 from wkvm_client.errors import RequestTimeoutError
 from wkvm_client.lanes import Lane, Track
-from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.results import Completion
 from wkvm_client.views import ChoiceView, LaneView
 
 
@@ -104,7 +104,7 @@ class Choice(ChoiceView):
             self._link.flush()
 
 
-class Stream(LaneView):
+class Stream(LaneView[Choice]):
     """One request: a lane of the connection, with one or more choices.
 
     With one choice, the usual case, a stream reads like its choice. With more, read
@@ -113,20 +113,8 @@ class Stream(LaneView):
     """
 
     def __init__(self, link: Link, lane: Lane, timeout_s: float | None) -> None:
-        super().__init__(lane)
+        super().__init__(lane, tuple(Choice(link, track, timeout_s) for track in lane.tracks))
         self._link = link
-        self.choices = tuple(Choice(link, track, timeout_s) for track in lane.tracks)
-        """One for each of the ``n`` completions."""
-
-    @property
-    def ids(self) -> list[int]:
-        """As of the only choice."""
-        return self._only.ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs]:
-        """As of the only choice."""
-        return self._only.logprobs
 
     def __iter__(self) -> Iterator[int]:
         """As of the only choice."""
@@ -167,9 +155,3 @@ class Stream(LaneView):
         traceback: TracebackType | None,
     ) -> None:
         self.cancel()
-
-    @property
-    def _only(self) -> Choice:
-        if len(self.choices) != 1:
-            raise ValueError(f"a stream of {len(self.choices)} choices: read them in `choices`")
-        return self.choices[0]

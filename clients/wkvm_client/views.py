@@ -1,5 +1,7 @@
 """What a consumer sees of a lane and of its choices without waiting: the same in both clients."""
 
+from typing import Generic, TypeVar
+
 from wkvm_client.lanes import Lane, Track
 from wkvm_client.results import TokenLogprobs
 
@@ -34,11 +36,29 @@ class ChoiceView:
         return self._track.is_over
 
 
-class LaneView:
-    """One request, as far as it has come."""
+ChoiceT = TypeVar("ChoiceT", bound=ChoiceView)
 
-    def __init__(self, lane: Lane) -> None:
+
+class LaneView(Generic[ChoiceT]):
+    """One request, as far as it has come.
+
+    Attributes:
+        choices: one for each of the ``n`` completions.
+    """
+
+    def __init__(self, lane: Lane, choices: tuple[ChoiceT, ...]) -> None:
         self._lane = lane
+        self.choices = choices
+
+    @property
+    def ids(self) -> list[int]:
+        """As of the only choice."""
+        return self._only.ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """As of the only choice."""
+        return self._only.logprobs
 
     @property
     def request_id(self) -> int:
@@ -54,3 +74,9 @@ class LaneView:
     def is_over(self) -> bool:
         """Whether nothing more will arrive for any choice."""
         return self._lane.is_over
+
+    @property
+    def _only(self) -> ChoiceT:
+        if len(self.choices) != 1:
+            raise ValueError(f"a stream of {len(self.choices)} choices: read them in `choices`")
+        return self.choices[0]
