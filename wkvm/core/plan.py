@@ -27,6 +27,7 @@ class RowPlan(NamedTuple):
         seed, branch: with the position, the key of the row's random numbers.
         next_id: the prompt id after ``ids``, if prompt log probabilities are wanted
             and there is one; the logits of the last of ``ids`` score it.
+        banned_ids: must not be sampled: the request's stops, before its ``min_tokens``.
     """
 
     request_id: int
