@@ -196,6 +196,7 @@ class Client:
             RequestError: the request cannot be sent. The server's own refusals are
                 raised by the stream.
             LinkError: there is no connection, and none was to be had.
+            RequestTimeoutError: none was to be had within ``timeout_s``.
             TooManyLanesError: as many lanes are open as the connection may have.
         """
         request = draft(

@@ -12,6 +12,7 @@ nothing is read; a server that has dropped an idle client is connected to again 
 next request. A client and its streams belong to one thread at a time.
 """
 
+import math
 import random
 import socket
 import time
@@ -24,13 +25,14 @@ from wkvm_protocol.messages import HelloOk, unpack_ids
 
 from wkvm_client.addresses import resolve
 from wkvm_client.backoff import Backoff
-from wkvm_client.blocking_link import Link, open_link
+from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
 from wkvm_client.blocking_streams import Choice, Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, draft
 from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
     ReplyTimeoutError,
+    RequestTimeoutError,
 )
 from wkvm_client.session import Reply
 
@@ -116,7 +118,7 @@ class Client:
         self._grace_s = grace_s
         self._closed = False
         self._old_links: list[Link] = []
-        self._link = self._open_link()
+        self._link = self._open_link(connect_timeout_s)
 
     @property
     def server(self) -> HelloOk:
@@ -243,10 +245,15 @@ class Client:
 
     # --- connections ----------------------------------------------------------------------
 
-    def _open_link(self) -> Link:
-        return open_link(self._where, api_key=self._api_key, timeout_s=self._connect_timeout_s)
+    def _open_link(self, timeout_s: float) -> Link:
+        return open_link(self._where, api_key=self._api_key, timeout_s=timeout_s)
 
     def _ready_link(self, timeout_s: float | None) -> Link:
+        """The connection for a new request: the one there is, or a new one.
+
+        Raises:
+            RequestTimeoutError: a new one took longer than ``timeout_s``.
+        """
         if self._closed:
             raise ClientClosedError("the client was closed")
         # a server may have gone, or pinged, while nobody read
@@ -260,23 +267,26 @@ class Client:
         why = session.error or session.gone()
         if self._reconnect_timeout_s is None:
             raise why.again()
-        limit_s = self._reconnect_timeout_s
-        if timeout_s is not None:
-            limit_s = min(limit_s, timeout_s)
+        now_s = time.monotonic()
+        deadline_s = math.inf if timeout_s is None else now_s + timeout_s
         backoff = Backoff(
-            now_s=time.monotonic(),
-            timeout_s=limit_s,
+            now_s=now_s,
+            timeout_s=self._reconnect_timeout_s,
             not_before_s=self._link.not_before_s,
             random=random.random,
         )
-        while (pause_s := backoff.next_pause_s(time.monotonic())) is not None:
+        while (pause_s := backoff.next_pause_s(now_s)) is not None:
+            if now_s + pause_s >= deadline_s:
+                raise RequestTimeoutError(timeout_s or 0.0) from why
             time.sleep(pause_s)
+            left_s = max(deadline_s - time.monotonic(), SHORTEST_WAIT_S)
             try:
-                link = self._open_link()
+                link = self._open_link(min(self._connect_timeout_s, left_s))
             except ClientError as error:
                 if not error.retryable:
                     raise
                 why = error
+                now_s = time.monotonic()
                 continue
             self._old_links = [old for old in self._old_links if old.session.error is None]
             if session.error is None:

@@ -17,7 +17,7 @@ from wkvm_client.session import MAX_MISSES, Session
 
 READ_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
-_SHORTEST_WAIT_S = 1e-3
+SHORTEST_WAIT_S = 1e-3
 
 
 class Link:
@@ -80,7 +80,7 @@ class Link:
                 if left_s <= 0:
                     return False
                 if not timeout_s or left_s < timeout_s:
-                    timeout_s = max(left_s, _SHORTEST_WAIT_S)
+                    timeout_s = max(left_s, SHORTEST_WAIT_S)
                     is_last = True
             self._set_timeout(timeout_s)
             try:
