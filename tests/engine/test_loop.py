@@ -391,17 +391,21 @@ async def test_a_cancelled_run_ends_every_request() -> None:
     gate.open()
 
 
-async def test_the_configured_number_of_threads_holds_in_the_worker() -> None:
+@pytest.mark.parametrize(("n_threads", "expected"), [(3, 3), (None, 1)])
+async def test_the_worker_has_the_configured_threads_and_for_a_small_model_one(
+    n_threads: int | None, expected: int
+) -> None:
     seen = list[int]()
     before = torch.get_num_threads()
     model = FakeModel(before_forward=lambda batch: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
     try:
-        setup = Setup(model, EngineConfig(n_threads=3))
+        setup = Setup(model, EngineConfig(n_threads=n_threads))
         async with running(setup):
             await setup.end(setup.submit((1,), greedy(1)))
     finally:
         torch.set_num_threads(before)
-    assert seen == [3]
+    assert seen == [expected]
 
 
 class InstantEngine(CountingEngine):

@@ -149,7 +149,7 @@ MODEL_FLAGS = (
         field="n_threads",
         kind=int,
         metavar="N",
-        text="threads of the CPU path (default: all cores)",
+        text="threads of the CPU path (default: one for a small model, else all cores)",
     ),
 )
 

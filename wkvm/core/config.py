@@ -31,7 +31,7 @@ class EngineConfig:
         seed: base of the random numbers of requests that bring no seed; None draws one
             from the operating system.
         poison_freed_slots: fill freed slots with NaN. A debugging aid.
-        n_threads: of the CPU path; None takes all cores.
+        n_threads: of the CPU path; None takes one for a small model, else all cores.
     """
 
     n_slots: int = 64

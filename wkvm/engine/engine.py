@@ -18,6 +18,9 @@ from wkvm.state.arena import Arena
 
 logger = logging.getLogger(__name__)
 
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Below this, a second thread slows a CPU's steps down: see ``bench/NOTES.md``."""
+
 FRESH_BRANCH = 2**63
 """Branches from here on belong to requests without a seed; those of a seed are small."""
 
@@ -25,8 +28,8 @@ FRESH_BRANCH = 2**63
 class Engine:
     """Serves requests over one loaded model, as ``EngineLike`` describes it.
 
-    Sets the number of torch's threads, which is one for the whole process, if the
-    configuration names it.
+    On a CPU it sets the number of torch's threads, for the whole process: as configured, or
+    one for a small model, whose products are over before a second thread has started.
     """
 
     def __init__(
@@ -37,8 +40,11 @@ class Engine:
         served_name: str | None = None,
         tokenizer_digest: str = "",
     ) -> None:
-        if config.n_threads is not None:
-            torch.set_num_threads(config.n_threads)
+        n_threads = config.n_threads
+        if n_threads is None and model.info.weight_bytes < SMALL_MODEL_BYTES:
+            n_threads = 1
+        if n_threads is not None and model.info.device == "cpu":
+            torch.set_num_threads(n_threads)
         self._info = EngineInfo(
             model=model.info.name if served_name is None else served_name,
             model_digest=model.info.digest,
