@@ -28,7 +28,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
         raise BenchError("aiohttp, the peer, is not installed")
     from aiohttp import ClientSession, UnixConnector
 
-    n_ids, n_events, n = (3, 50, 1) if smoke else (1000, 40_000, 15)
+    n_ids, n_events, n = (3, 50, 1) if smoke else (4000, 40_000, 15)
     with tempfile.TemporaryDirectory() as folder:
         wkvm_path, events_path = Path(folder) / "wkvm.sock", Path(folder) / "events.sock"
         async with (
