@@ -265,12 +265,14 @@ def test_penalties_follow_the_sign_the_count_and_the_place() -> None:
     assert logits.tolist() == [[2.0, -8.875, 1.0, 1.0, -INF]]
 
 
-def test_a_repetition_penalty_near_zero_keeps_logits_finite() -> None:
-    logits = torch.tensor([[4.0, -4.0]])
-    ones, zeros = torch.ones(2), torch.zeros(2)
-    at = torch.tensor([0, 1])
-    penalize(logits, at * 0, at, zeros, zeros.bool(), ones * 1e-45, zeros, zeros)
-    assert finite_rows(logits).tolist() == [True]
+@pytest.mark.parametrize("repetition", [0.0, 1e-45, 1e-38])  # float32 makes 0 of 1e-46
+def test_a_repetition_penalty_near_zero_makes_no_infinity_and_no_nan(repetition: float) -> None:
+    logits = torch.tensor([[4.0, -4.0, 0.0, -INF]])
+    ones, zeros = torch.ones(4), torch.zeros(4)
+    at = torch.arange(4)
+    penalize(logits, at * 0, at, zeros, zeros.bool(), ones * repetition, zeros, zeros)
+    assert finite_rows(logits[:, :3]).tolist() == [True]
+    assert logits[0, 3] == -INF
 
 
 @pytest.mark.parametrize("n_top", [0, 1, 5, 20])

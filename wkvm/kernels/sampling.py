@@ -69,12 +69,15 @@ def penalize(
         rows, ids: ``[n]`` int64.
         counts: ``[n]`` float32: occurrences in the output, older ones perhaps faded.
         in_output: ``[n]`` bool: whether the id occurs in the output, not just in the prompt.
-        repetition: ``[n]`` float32: divides a positive logit, multiplies a negative one.
+        repetition: ``[n]`` float32: divides a positive logit, multiplies a negative one. Ones
+            too small for float32 act like the smallest.
         presence: ``[n]`` float32: subtracted once from ids in the output.
         frequency: ``[n]`` float32: subtracted ``counts`` times.
     """
     old = logits[rows, ids]
-    # A repetition penalty near 0 must not make an infinity of a finite logit.
+    # A repetition penalty near 0 must make neither an infinity of a finite logit nor, as 0 times
+    # -inf would, NaN of an id that is ruled out.
+    repetition = repetition.clamp(min=SMALLEST)
     new = torch.where(old > 0, (old / repetition).clamp_(max=LARGEST), old * repetition)
     logits[rows, ids] = new - in_output * presence - counts * frequency
 
