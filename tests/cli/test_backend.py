@@ -76,6 +76,17 @@ def test_ctrl_c_cancels_the_request_and_keeps_the_text_up_to_then(server: Runnin
     assert tokenizer.decode(completion.ids).startswith(seen[0])
 
 
+def test_a_stop_text_cancels_the_request(server: RunningServer) -> None:
+    tokenizer, seen = load_tokenizer(BUNDLED), list[str]()
+    with Backend.open(Remote(server.address, KEY)) as backend:
+        answer = backend.generate([5], max_tokens=1_000_000, allowed_ids=[300], ignore_eos=True)
+        stream = TextStream(tokenizer, [tokenizer.decode([300] * 5)])
+        completion, was_interrupted = follow(answer, stream, seen.append)
+    assert seen == []
+    assert not was_interrupted
+    assert completion.reason is wkvm_client.EndReason.CANCELLED
+
+
 def wait_until_idle(server: RunningServer) -> None:
     """Return when no slot is taken; each question takes a turn of the server's loop."""
     with wkvm_client.connect(server.address, api_key=KEY) as client:

@@ -95,6 +95,14 @@ def test_a_stop_text_over_token_borders_ends_the_text_before_it(
     assert report["text"] == whole[: whole.index(stop)]
 
 
+def test_a_stop_text_that_only_begins_at_the_end_is_shown(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = complete_json(capsys, address, PROMPT, *GREEDY)["text"]
+    report = complete_json(capsys, address, PROMPT, *GREEDY, "--stop", f"{whole[-3:]}@@")
+    assert (report["reason"], report["text"]) == ("length", whole)
+
+
 def test_forced_byte_tokens_come_out_as_whole_characters(
     address: str, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
