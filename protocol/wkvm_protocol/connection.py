@@ -26,13 +26,14 @@ On the server::
 """
 
 from wkvm_protocol.client import ClientConnection
-from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState
+from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState, Ignored
 from wkvm_protocol.server import Refused, ServerConnection, ServerEvent, failure
 
 __all__ = [
     "MIN_FRAME_BYTES",
     "ClientConnection",
     "ConnectionState",
+    "Ignored",
     "Refused",
     "ServerConnection",
     "ServerEvent",

@@ -1,5 +1,6 @@
 """What both sides of a connection share: reading, states, who is going away."""
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -12,6 +13,17 @@ MIN_FRAME_BYTES = MAX_HELLO_FRAME_BYTES
 """The smallest ``max_frame_bytes`` that either side may offer."""
 
 ReceivedT = TypeVar("ReceivedT")
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A message that came too late to mean anything: a Cancel or Credit for a closed lane.
+
+    Stands in its place, so that whoever takes a few messages at a time counts it too.
+    """
+
+
+IGNORED = Ignored()
 
 
 class ConnectionState(Enum):
@@ -105,7 +117,8 @@ class Connection(Generic[ReceivedT]):
         self.feed(data)
         messages: list[ReceivedT] = []
         while (message := self.next_message()) is not None:
-            messages.append(message)
+            if not isinstance(message, Ignored):
+                messages.append(message)
         return messages
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -113,30 +126,27 @@ class Connection(Generic[ReceivedT]):
         if self._state is not ConnectionState.CLOSED:
             self._reader.feed(data)
 
-    def next_message(self) -> ReceivedT | None:
-        """Return the next message, or None until more bytes are fed.
+    def next_message(self) -> ReceivedT | Ignored | None:
+        """Return the next message, or None until more bytes are fed. Cost: one message's.
 
         Raises:
             RemoteProtocolError: the peer broke a rule; so does every later call.
         """
         if self._violation is not None:
             raise self._violation
-        while self._state is not ConnectionState.CLOSED:
-            try:
-                payload = self._reader.next_payload()
-                if payload is None:
-                    return None
-                message = self._receive(payload)
-            except RemoteProtocolError as error:
-                self._violation = error
-                self.close()
-                raise
-            if message is not None:
-                return message
-        return None
+        if self._state is ConnectionState.CLOSED:
+            return None
+        try:
+            payload = self._reader.next_payload()
+            message = None if payload is None else self._receive(payload)
+        except RemoteProtocolError as error:
+            self._violation = error
+            self.close()
+            raise
+        return IGNORED if message is None and payload is not None else message
 
     def _receive(self, payload: bytes) -> ReceivedT | None:
-        """Decode a payload and take note of it; None drops it."""
+        """Decode a payload and take note of it; None ignores it."""
         raise NotImplementedError
 
     def _agree(self, max_frame_bytes: int) -> None:

@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from wkvm_protocol.connection import ClientConnection, Refused, ServerConnection
+from wkvm_protocol.connection import ClientConnection, Ignored, Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
@@ -177,6 +177,14 @@ def test_cancel_and_credit_reach_open_lanes_only() -> None:
     answer(pair, end(9))
     assert server.receive_data(cancel + credit) == []
     assert client.send(Cancel(9)) == client.send(Credit(9, 1)) == b""
+
+
+def test_what_is_ignored_is_taken_one_at_a_time_like_all_else() -> None:
+    _, server = open_pair()
+    late = bytes.fromhex("03000000 92 11 09")  # a Cancel of lane 9, which is not open
+    server.feed(late * 2)
+    assert server.next_message() == server.next_message() == Ignored()
+    assert server.next_message() is None
 
 
 @pytest.mark.parametrize("n_open", [1, 2, 3])

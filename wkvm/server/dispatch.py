@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from wkvm_protocol import messages as wire
+from wkvm_protocol.connection import Ignored
 from wkvm_protocol.messages import pack_floats, pack_ids, unpack_floats, unpack_ids
 
 from wkvm.core.request import (
@@ -75,7 +76,7 @@ class Dispatcher:
             for request_id in lane.choices:
                 self._loop.release(request_id)
 
-    def handle(self, client: Client, message: wire.ClientMessage) -> None:
+    def handle(self, client: Client, message: wire.ClientMessage | Ignored) -> None:
         """Carry out one message of an open connection."""
         match message:
             case wire.Generate():
@@ -91,8 +92,8 @@ class Dispatcher:
                     self._credit(lane, n_tokens)
             case wire.Stats(request_id=request_id):
                 client.send([self._stats(request_id)])
-            case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway():
-                # the connection itself has answered these
+            case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway() | Ignored():
+                # the connection itself has answered those that have an answer
                 pass
 
     # --- in -------------------------------------------------------------------------------
