@@ -69,7 +69,10 @@ class _Ours:
 
     def __init__(self, model: Model, batch: int, n_steps: int) -> None:
         self._batch = batch
-        self._engine = Engine(model, EngineConfig(n_slots=batch, request_timeout_s=1e6))
+        config = EngineConfig(
+            n_slots=batch, request_timeout_s=1e6, n_threads=torch.get_num_threads()
+        )
+        self._engine = Engine(model, config)
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=n_steps + 2)
         for _ in range(batch):
             self._engine.submit(RequestSpec(prompt=PROMPT, params=params), 0.0)
@@ -122,7 +125,7 @@ class _Peer:
 
 
 def _first_ids(model: Model) -> list[int]:
-    engine = Engine(model, EngineConfig(n_slots=1))
+    engine = Engine(model, EngineConfig(n_slots=1, n_threads=torch.get_num_threads()))
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=N_CHECKED)
     engine.submit(RequestSpec(prompt=PROMPT, params=params), 0.0)
     events = [event for _ in range(N_CHECKED) for event in engine.step(0.0)]
