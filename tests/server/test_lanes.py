@@ -234,6 +234,19 @@ async def test_small_grants_bring_every_choice_to_its_end() -> None:
         assert n_received == 35
 
 
+def test_grants_of_one_id_go_to_each_choice_in_turn() -> None:
+    pool = CreditPool(1, 3)
+    turns = list[int]()
+    grants = pool.deal()
+    for _ in range(9):
+        ((choice, n_tokens),) = grants
+        assert n_tokens == 1
+        assert pool.used(choice) == []
+        turns.append(choice)
+        grants = pool.add(1)
+    assert turns == [0, 1, 2] * 3
+
+
 @given(
     credit=st.integers(1, 40),
     n_choices=st.integers(2, 6),

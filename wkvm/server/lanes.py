@@ -18,14 +18,14 @@ class CreditPool:
     The sum of what the choices hold and what is left here never exceeds what the client
     granted and has not used. A choice that waits for its slot needs no credit, and what it
     held would be missing elsewhere; so choices are given their first unit one after the
-    other, each when the one before it has started, and those that run are given a few at a time.
-    What a choice leaves unused goes back to the pool.
+    other, each when the one before it has started, and those that run are given a few at a time,
+    in turn. What a choice leaves unused goes back to the pool.
     """
 
     def __init__(self, credit: int, n_choices: int) -> None:
         self._free = credit
         self._waiting = deque(range(n_choices))
-        self._shares: dict[int, int] = {}
+        self._shares: dict[int, int] = {}  # who was given something last comes last
 
     def add(self, n_tokens: int) -> Grants:
         """The client granted more."""
@@ -56,14 +56,14 @@ class CreditPool:
             self._free -= 1
             self._shares[first] = 1
             grants.append((first, 1))
-        for choice, share in self._shares.items():
+        for choice in [choice for choice, share in self._shares.items() if not share]:
             if not self._free:
                 break
-            if not share:
-                n_tokens = min(self._free, MAX_SHARE, self._free // len(self._shares) + 1)
-                self._free -= n_tokens
-                self._shares[choice] = n_tokens
-                grants.append((choice, n_tokens))
+            n_tokens = min(self._free, MAX_SHARE, self._free // len(self._shares) + 1)
+            self._free -= n_tokens
+            del self._shares[choice]
+            self._shares[choice] = n_tokens
+            grants.append((choice, n_tokens))
         return grants
 
 
