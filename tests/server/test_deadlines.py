@@ -1,17 +1,16 @@
-"""Peers that are slow, silent or stuck: rows 5 and 6 of the threat table.
+"""Peers that are slow, silent or stuck, over real sockets.
 
-Limits are those of the defaults divided by a hundred or so; what is compared is the shape.
+Limits are those of the defaults divided by a hundred or so. When exactly each of them strikes
+is tested in ``test_clocks``, without a wait.
 """
 
 import asyncio
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from wkvm_protocol.errors import ErrorCode
-from wkvm_protocol.messages import Ping, Pong, Stats
+from wkvm_protocol.messages import Ping, Stats
 
 from tests.server.fountain import Fountain
 from tests.server.harness import (
@@ -28,106 +27,35 @@ from wkvm.core.config import ServerConfig
 MIB = 2**20
 
 
-async def seconds_to_end(client: RawClient) -> tuple[ErrorCode, float]:
-    start = time.perf_counter()
-    error = await client.error()
-    return ErrorCode(error.code), time.perf_counter() - start
-
-
-@pytest.mark.parametrize("sent", [b"", b"\x40", frame(b"\x97\x01\xa4wkvm", 60)])
-async def test_a_client_that_does_not_say_hello_is_closed(sent: bytes) -> None:
-    async with serving(tcp_config(auth_timeout_s=0.05, frame_timeout_s=5)) as rig:
+async def test_a_client_that_does_not_say_hello_is_closed() -> None:
+    async with serving(tcp_config(auth_timeout_s=0.05)) as rig:
         client = await rig.connect()
-        client.write(sent)
-        code, seconds = await seconds_to_end(client)
-        assert code == ErrorCode.AUTH_TIMEOUT
-        assert 0.03 < seconds < 1.0
+        assert (await client.error()).code == ErrorCode.AUTH_TIMEOUT
         await rig.assert_alive()
 
 
-async def test_a_hello_in_time_ends_that_deadline() -> None:
-    async with serving(tcp_config(auth_timeout_s=0.03)) as rig:
-        client = await rig.client()
-        await asyncio.sleep(0.06)
-        assert (await client.generate()).ends
-
-
-async def test_300_half_frames_are_all_closed_in_time_and_nobody_else_notices() -> None:
+async def test_300_half_frames_are_all_closed_and_nobody_else_notices() -> None:
     async with serving(tcp_config(frame_timeout_s=0.2)) as rig:
         clients = [await rig.client() for _ in range(300)]
-        before, start = rss_bytes(), time.perf_counter()
+        before = rss_bytes()
         for client in clients:
             client.write(frame(b"\x93\x10", 1000))
-        while time.perf_counter() - start < 0.15:
+        while rig.server.n_connections > 1:
             await rig.assert_alive()
         for client in clients:
             assert (await client.error()).code == ErrorCode.FRAME_TIMEOUT
-        assert 0.15 < time.perf_counter() - start < 2.2
         assert rss_bytes() - before < 16 * MIB
         await rig.assert_idle(n_connections=1)
         await rig.assert_alive()
 
 
-async def test_a_frame_that_drips_is_not_given_more_time() -> None:
-    async with serving(tcp_config(frame_timeout_s=0.1)) as rig:
-        client = await rig.client()
-        client.write(frame(b"", 1000))
-
-        async def drip() -> None:
-            while True:
-                client.write(b"\x90")
-                await asyncio.sleep(0.005)
-
-        dripping = asyncio.create_task(drip())
-        code, seconds = await seconds_to_end(client)
-        dripping.cancel()
-        assert code == ErrorCode.FRAME_TIMEOUT
-        assert seconds < 1.0
-
-
-async def test_each_frame_has_a_deadline_of_its_own() -> None:
-    """A peer whose reads always end in mid-frame is served for longer than one deadline."""
-    async with serving(tcp_config(frame_timeout_s=0.08)) as rig:
-        client = await rig.client()
-        ping = client.wire.send(Ping(1))
-        client.write(ping[:2])
-        for _ in range(8):
-            client.write(ping[2:] + ping[:2])
-            assert isinstance(await client.next(), Pong)
-            await asyncio.sleep(0.02)
-        client.write(ping[2:])
-        assert isinstance(await client.next(), Pong)
-
-
-async def test_a_silent_peer_is_pinged_and_given_up_after_two_misses() -> None:
-    config = tcp_config(ping_interval_s=0.03, max_missed_pings=2, idle_timeout_s=5)
+async def test_a_silent_peer_is_pinged_and_given_up() -> None:
+    config = tcp_config(ping_interval_s=0.03, max_missed_pings=2, idle_timeout_s=3600)
     async with serving(config, control_key=None) as rig:
         client = await rig.client()
         assert await client.next() == Ping(1)
         assert await client.next() == Ping(2)
-        code, seconds = await seconds_to_end(client)
-        assert code == ErrorCode.IDLE_TIMEOUT
-        assert seconds < 1.0
-
-
-async def test_a_peer_that_answers_pings_is_kept() -> None:
-    config = tcp_config(ping_interval_s=0.02, max_missed_pings=20, idle_timeout_s=0.4)
-    async with serving(config, control_key=None) as rig:
-        client = await rig.client()
-        for _ in range(25):
-            ping = await client.next()
-            assert isinstance(ping, Ping)
-            client.send(Pong(ping.nonce))
-        assert (await client.generate()).ends
-
-
-async def test_without_pings_silence_has_its_own_limit() -> None:
-    config = tcp_config(ping_interval_s=0, idle_timeout_s=0.05)
-    async with serving(config, control_key=None) as rig:
-        client = await rig.client()
-        code, seconds = await seconds_to_end(client)
-        assert code == ErrorCode.IDLE_TIMEOUT
-        assert 0.03 < seconds < 1.0
+        assert (await client.error()).code == ErrorCode.IDLE_TIMEOUT
 
 
 # --- output that nobody reads -------------------------------------------------------------

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,15 @@ from wkvm_protocol.messages import EndReason, Generate, GoAway, Sampling, Tokens
 
 from tests.fakes import FakeModel
 from tests.server.fountain import Fountain
-from tests.server.harness import VOCAB_SIZE, RawClient, local_config, serving, tcp_config, until
+from tests.server.harness import (
+    TIMEOUT_S,
+    VOCAB_SIZE,
+    RawClient,
+    local_config,
+    serving,
+    tcp_config,
+    until,
+)
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
 from wkvm.engine.engine import Engine
@@ -69,7 +76,7 @@ async def test_what_outlasts_the_grace_is_cancelled_and_told_so() -> None:
 
 async def test_close_ends_every_connection_though_peers_do_not_read(tmp_path: Path) -> None:
     fountain = Fountain()
-    config = local_config(str(tmp_path), max_output_bytes=64 * 1024)
+    config = local_config(str(tmp_path), max_output_bytes=64 * 1024, write_timeout_s=3600)
     async with serving(config, engine=fountain, control_key=None) as rig:
         await rig.client()
         await rig.connect()
@@ -77,9 +84,8 @@ async def test_close_ends_every_connection_though_peers_do_not_read(tmp_path: Pa
         stuck.writer.transport.pause_reading()  # type: ignore[attr-defined]
         stuck.start(n=16, max_tokens=10**6, logprobs=20)
         await until(lambda: fountain.n_holds == 16)
-        start = time.perf_counter()
-        await rig.server.close()
-        assert time.perf_counter() - start < 2
+        async with asyncio.timeout(TIMEOUT_S):
+            await rig.server.close()
         assert rig.server.n_connections == 0
         await rig.assert_idle()
 
@@ -129,6 +135,8 @@ def engine() -> Engine:
 
 @contextmanager
 def process(path: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
+    # what an end should not wait for takes longer than any test waits
+    settings = {"drain_timeout_s": 3600, "write_timeout_s": 3600} | settings
     with subprocess.Popen(
         [sys.executable, "-m", "tests.server.process", str(path), json.dumps(settings)],
         cwd=ROOT,
@@ -151,11 +159,10 @@ async def client_of(path: Path) -> RawClient:
     return client
 
 
-async def end_of(child: subprocess.Popen[str]) -> tuple[int, float, str]:
-    start = time.perf_counter()
-    out, err = await asyncio.to_thread(child.communicate, timeout=10)
+async def end_of(child: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = await asyncio.to_thread(child.communicate, timeout=TIMEOUT_S)
     assert out == "ended False\n"
-    return child.returncode, time.perf_counter() - start, err
+    return child.returncode, err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -167,9 +174,8 @@ async def test_an_idle_server_ends_at_once(tmp_path: Path, number: signal.Signal
         await idle.next_of(GoAway)
         assert await idle.next() is None
         await idle.close()
-        status, seconds, err = await end_of(child)
+        status, err = await end_of(child)
     assert (status, err) == (0, "")
-    assert seconds < 2
     assert not path.exists()
 
 
@@ -185,7 +191,7 @@ async def test_a_signal_lets_streams_end(tmp_path: Path) -> None:
         assert answer.ids[0] == [7] * 99
         assert answer.ends[0].reason == EndReason.LENGTH
         await client.close()
-        status, _, err = await end_of(child)
+        status, err = await end_of(child)
     assert (status, err) == (0, "")
 
 
@@ -199,9 +205,8 @@ async def test_streams_beyond_the_grace_are_cancelled_and_the_server_ends(tmp_pa
         for client, lane in zip(clients, lanes, strict=True):
             assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED
             await client.close()
-        status, seconds, err = await end_of(child)
+        status, err = await end_of(child)
     assert (status, err) == (0, "")
-    assert seconds < 2
 
 
 async def test_a_second_signal_ends_the_wait_in_order(tmp_path: Path) -> None:
@@ -213,11 +218,9 @@ async def test_a_second_signal_ends_the_wait_in_order(tmp_path: Path) -> None:
         child.send_signal(signal.SIGTERM)
         await client.next_of(GoAway)
         child.send_signal(signal.SIGTERM)
-        start = time.perf_counter()
         assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED
         assert await client.next() is None
         await client.close()
-        status, _, err = await end_of(child)
-        assert time.perf_counter() - start < 2
+        status, err = await end_of(child)
     assert (status, err) == (0, "")
     assert not path.exists()

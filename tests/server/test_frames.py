@@ -1,7 +1,6 @@
 """Frames that lie, explode or contradict themselves: rows 2, 3 and 4 of the threat table."""
 
 import gc
-import time
 from typing import Any
 
 import msgspec
@@ -50,27 +49,24 @@ async def test_a_length_is_checked_before_anything_is_stored(is_open: bool, cap:
 
 
 @pytest.mark.parametrize("byte", [b"\x90", b"\x91", b"\xdd", b"\xc1", b"\x00"])
-async def test_a_frame_full_of_one_byte_is_refused_at_once(byte: bytes) -> None:
+async def test_a_frame_full_of_one_byte_is_refused_in_little_memory(byte: bytes) -> None:
     payload = byte * MAX_FRAME_BYTES
     async with serving() as rig:
         client = await rig.client()
-        before, start = rss_bytes(), time.perf_counter()
+        before = rss_bytes()
         client.write(frame(payload))
         assert (await client.error()).code == ErrorCode.PROTOCOL_VIOLATION
-        # mostly the time that a mebibyte takes through the socket
-        assert time.perf_counter() - start < 0.25
         assert rss_bytes() - before < 16 * MIB
         await rig.assert_alive()
 
 
-async def test_16_mib_of_empty_arrays_are_refused_at_once_and_not_stored() -> None:
+async def test_16_mib_of_empty_arrays_are_not_waited_for_and_not_stored() -> None:
     bomb = frame(b"\xdd\x01\x00\x00\x00" + b"\x90" * (16 * MIB - 5))
-    async with serving() as rig:
+    async with serving(tcp_config(frame_timeout_s=3600)) as rig:
         client = await rig.client()
-        before, start = rss_bytes(), time.perf_counter()
+        before = rss_bytes()
         client.write(bomb[:MIB])
         assert (await client.error()).code == ErrorCode.FRAME_TOO_LARGE
-        assert time.perf_counter() - start < 0.25
         assert rss_bytes() - before < 32 * MIB
         await rig.assert_alive()
 
