@@ -1,7 +1,7 @@
 """What is taken and what is refused at the door."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -145,6 +145,50 @@ def test_the_prompt_ids_that_wait_have_a_bound() -> None:
     assert error.limit == 10
     scheduler.cancel(2, 0.0)
     submit(scheduler, 3, 3)
+
+
+def test_allowed_ids_that_wait_count_like_those_of_prompts() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queued_tokens=10)
+    submit(scheduler, 0, 1000)
+    step(scheduler)
+    submit(scheduler, 1, 3, SamplingParams(allowed_ids=(5, 6, 7, 8)))
+    four = SamplingParams(allowed_ids=(5, 6, 7))
+    assert isinstance(refusal(scheduler, prompt=(5,), params=four), QueueFullError)
+    submit(scheduler, 2, (5,), SamplingParams(allowed_ids=(5, 6)))
+
+
+class Counted(list[int]):
+    """Ids that know how often all of them were looked at."""
+
+    n_looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.n_looks += 1
+        return super().__iter__()
+
+
+def test_the_ids_of_several_choices_are_checked_once() -> None:
+    scheduler = make_scheduler()
+    prompt, allowed_ids = Counted([5, 6]), Counted([7, 8])
+    params = SamplingParams(n=64, allowed_ids=allowed_ids, min_tokens=1)
+    looks = list[tuple[int, int]]()
+    for branch in range(64):
+        spec = RequestSpec(prompt=prompt, params=params, branch=branch)
+        scheduler.submit(branch, spec, seed=1, branch=branch, now=0.0)
+        looks.append((prompt.n_looks, allowed_ids.n_looks))
+    assert len(set(looks)) == 1
+    error = refusal(scheduler, prompt=prompt, params=params, branch=64)
+    assert isinstance(error, InvalidParameterError)
+
+
+def test_ids_are_checked_again_once_their_request_has_ended() -> None:
+    scheduler = make_scheduler()
+    prompt, params = [5, 6], SamplingParams()
+    scheduler.submit(0, RequestSpec(prompt=prompt, params=params), seed=1, branch=0, now=0.0)
+    scheduler.cancel(0, 0.0)
+    scheduler.take_events()
+    prompt.append(VOCAB_SIZE)
+    assert isinstance(refusal(scheduler, prompt=prompt, params=params), TokenOutOfRangeError)
 
 
 def test_a_tenant_that_fills_its_queue_leaves_room_to_others() -> None:

@@ -58,11 +58,11 @@ def test_a_line_counts_what_each_tenant_has_waiting() -> None:
     line = WaitingLine()
     for request_id, tenant in enumerate("aab"):
         line.push(make_request(request_id, tenant, priority=request_id))
-    assert (line.n_requests("a"), line.n_tokens("a")) == (2, 2)
+    assert (line.n_requests("a"), line.n_ids("a")) == (2, 2)
     line.pop()
-    assert (line.n_requests("a"), line.n_tokens("a")) == (1, 1)
-    assert (line.n_requests("b"), line.n_tokens("b")) == (1, 1)
-    assert (line.n_requests("c"), line.n_tokens("c")) == (0, 0)
+    assert (line.n_requests("a"), line.n_ids("a")) == (1, 1)
+    assert (line.n_requests("b"), line.n_ids("b")) == (1, 1)
+    assert (line.n_requests("c"), line.n_ids("c")) == (0, 0)
 
 
 def test_an_empty_line_has_nobody() -> None:

@@ -227,6 +227,16 @@ async def test_lists_are_taken_up_to_their_limits_and_no_further(
         await rig.assert_alive()
 
 
+async def test_allowed_ids_that_come_twice_are_kept_once() -> None:
+    config = EngineConfig(n_slots=1, max_queued_tokens=4)
+    async with serving(engine_config=config) as rig:
+        client = await rig.client()
+        client.start(max_tokens=10**9, ignore_eos=True)
+        await client.next_of(Tokens)
+        client.start((1,), allowed_ids=pack_ids([5, 6, 5, 6, 5]))
+        assert (await client.stats())["n_queued"] == 1
+
+
 async def test_empty_allowed_ids_are_refused() -> None:
     async with serving() as rig:
         client = await rig.client()

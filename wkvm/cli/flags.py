@@ -90,7 +90,7 @@ ENGINE_FLAGS = (
         field="max_queued_tokens",
         kind=int,
         metavar="N",
-        text="how many prompt tokens these may have together (default: %(default)s)",
+        text="how many prompt and allowed ids these may have together (default: %(default)s)",
     ),
     Flag(
         names=("--max-completed-requests",),

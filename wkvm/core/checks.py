@@ -7,13 +7,13 @@ from wkvm.core.sampling import check_ids
 MAX_TIMEOUT_S = 2**63
 
 
-def check_spec(
+def check_ids_of(
     spec: RequestSpec, vocab_size: int, eos_ids: tuple[int, ...], *, max_model_len: int | None
 ) -> tuple[int, ...]:
-    """Check a request against the model and the limits. Linear in its ids.
+    """Check prompt and parameters against the model and the limits. Linear in their ids.
 
     Returns:
-        The ids that end it, each once: its own and, unless ignored, the model's.
+        The ids that end the request, each once: its own and, unless ignored, the model's.
 
     Raises:
         RequestError: it cannot be run, for the reason that the leaf says.
@@ -26,15 +26,6 @@ def check_spec(
         raise PromptTooLongError(n_wanted, max_model_len)
     check_ids("prompt", spec.prompt, vocab_size)
     params.check_ids(vocab_size)
-    if type(spec.branch) is not int or not 0 <= spec.branch < params.n:
-        raise InvalidParameterError("branch", f"{spec.branch!r} is not in [0, {params.n})")
-    if type(spec.priority) is not int:
-        raise InvalidParameterError("priority", f"{spec.priority!r} is not an integer")
-    if spec.timeout_s is not None and not _is_positive(spec.timeout_s):
-        why = f"{spec.timeout_s!r} is not a positive number of seconds"
-        raise InvalidParameterError("timeout_s", why)
-    if spec.credit is not None and (type(spec.credit) is not int or spec.credit < 0):
-        raise InvalidParameterError("credit", f"{spec.credit!r} is not a count")
     stops = tuple(dict.fromkeys(params.stop_ids + (() if params.ignore_eos else eos_ids)))
     if params.min_tokens:
         # While stops are banned, something must be left to sample.
@@ -44,6 +35,24 @@ def check_spec(
         if allowed_ids is not None and set(stops).issuperset(allowed_ids):
             raise InvalidParameterError("min_tokens", "all allowed ids are stop ids")
     return stops
+
+
+def check_terms(spec: RequestSpec) -> None:
+    """Check everything else about a request. Constant time.
+
+    Raises:
+        InvalidParameterError: a value is out of range.
+    """
+    params = spec.params
+    if type(spec.branch) is not int or not 0 <= spec.branch < params.n:
+        raise InvalidParameterError("branch", f"{spec.branch!r} is not in [0, {params.n})")
+    if type(spec.priority) is not int:
+        raise InvalidParameterError("priority", f"{spec.priority!r} is not an integer")
+    if spec.timeout_s is not None and not _is_positive(spec.timeout_s):
+        why = f"{spec.timeout_s!r} is not a positive number of seconds"
+        raise InvalidParameterError("timeout_s", why)
+    if spec.credit is not None and (type(spec.credit) is not int or spec.credit < 0):
+        raise InvalidParameterError("credit", f"{spec.credit!r} is not a count")
 
 
 def _is_positive(seconds: float) -> bool:

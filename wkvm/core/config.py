@@ -20,7 +20,7 @@ class EngineConfig:
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
         max_queue: how many requests of a tenant may wait for a slot.
-        max_queued_tokens: how many prompt ids these may have together.
+        max_queued_tokens: how many prompt and allowed ids these may have together.
         max_completed_requests: how many finished requests are remembered.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.

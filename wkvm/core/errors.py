@@ -80,7 +80,7 @@ class OutOfSlotsError(CapacityError):
 
 
 class QueueFullError(CapacityError):
-    """As many requests, or prompt ids, of a tenant wait as may."""
+    """As many requests, or ids of requests, of a tenant wait as may."""
 
     def __init__(self, limit: int, of: str) -> None:
         super().__init__(f"the queue holds at most {limit} {of} of a tenant; retry later")

@@ -70,6 +70,11 @@ class RequestSpec:
     timeout_s: float | None = None
     credit: int | None = None
 
+    @property
+    def n_ids(self) -> int:
+        """How many ids it brings, of those that only the size of a message bounds."""
+        return len(self.prompt) + len(self.params.allowed_ids or ())
+
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:

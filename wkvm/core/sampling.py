@@ -1,7 +1,7 @@
 """How the next id is chosen: the parameters of one request, validated once for every door."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from wkvm.core.errors import InvalidParameterError, TokenOutOfRangeError
@@ -34,7 +34,8 @@ class SamplingParams:
         penalty_decay: each new id multiplies the earlier occurrence counts by this, so
             that old ones fade (RWKV's convention: 0.996). In (0, 1]; 1 is off.
         logit_bias: pairs of id and a number in [-100, 100] added to its logit.
-        allowed_ids: only these may be chosen; None allows all.
+        allowed_ids: only these may be chosen; None allows all. Not copied, so they must not
+            change.
         stop_ids: the request ends when one of these is sampled. It is reported as the
             stop id, not among the output, and it is never fed.
         ignore_eos: end at ``stop_ids`` only, not at the model's own end ids.
@@ -56,7 +57,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     penalty_decay: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_ids: tuple[int, ...] | None = None
+    allowed_ids: Sequence[int] | None = None
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0

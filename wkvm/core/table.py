@@ -19,6 +19,7 @@ class Request:
         submitted_at, admitted_at, first_token_at: of the caller's clock.
         deadline: when it is ended wherever it is.
         slot: where its state lives; None while it waits.
+        n_ids: how many ids the spec brought, what is allowed included.
         n_computed: how many of its ids the state has absorbed.
         n_known: how many ids it has: the prompt and every id produced so far.
         last_id: the last of these ids.
@@ -40,6 +41,7 @@ class Request:
     stop_set: frozenset[int]
     submitted_at: float
     deadline: float
+    n_ids: int
     n_known: int
     last_id: int
     credit: int | None
@@ -78,6 +80,7 @@ class Request:
             stop_set=frozenset(stops),
             submitted_at=now,
             deadline=deadline,
+            n_ids=spec.n_ids,
             n_known=len(spec.prompt),
             last_id=spec.prompt[-1],
             credit=spec.credit,

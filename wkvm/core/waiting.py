@@ -11,7 +11,7 @@ class _TenantLine:
 
     def __init__(self) -> None:
         self.n_requests = 0
-        self.n_tokens = 0
+        self.n_ids = 0
         self._lines = dict[int, OrderedDict[int, Request]]()
         self._priorities = list[int]()
 
@@ -22,7 +22,7 @@ class _TenantLine:
             insort(self._priorities, request.priority)
         line[request.request_id] = request
         self.n_requests += 1
-        self.n_tokens += len(request.prompt)
+        self.n_ids += request.n_ids
 
     def first(self) -> Request:
         return next(iter(self._lines[self._priorities[0]].values()))
@@ -31,7 +31,7 @@ class _TenantLine:
         line = self._lines[request.priority]
         del line[request.request_id]
         self.n_requests -= 1
-        self.n_tokens -= len(request.prompt)
+        self.n_ids -= request.n_ids
         if not line:
             del self._lines[request.priority]
             self._priorities.remove(request.priority)
@@ -59,10 +59,10 @@ class WaitingLine:
         line = self._ring.get(tenant)
         return 0 if line is None else line.n_requests
 
-    def n_tokens(self, tenant: str) -> int:
-        """How many prompt ids a tenant's waiting requests have."""
+    def n_ids(self, tenant: str) -> int:
+        """How many ids a tenant's waiting requests brought."""
         line = self._ring.get(tenant)
-        return 0 if line is None else line.n_tokens
+        return 0 if line is None else line.n_ids
 
     def push(self, request: Request) -> None:
         """Put a request in its tenant's line."""

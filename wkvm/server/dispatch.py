@@ -1,5 +1,6 @@
 """Messages to calls of the engine, and the engine's events to messages. No sockets here."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -279,7 +280,10 @@ def _specs(message: wire.Generate, tenant: str) -> tuple[list[RequestSpec], Cred
 
 def _params(sampling: wire.Sampling) -> SamplingParams:
     bias = zip(unpack_ids(sampling.bias_ids), unpack_floats(sampling.bias_values), strict=True)
-    allowed_ids = sampling.allowed_ids
+    allowed_ids = None
+    if sampling.allowed_ids is not None:
+        # Each once, and packed like the prompt: 4 bytes an id while the request waits.
+        allowed_ids = array("I", dict.fromkeys(unpack_ids(sampling.allowed_ids)))
     return SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -290,7 +294,7 @@ def _params(sampling: wire.Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         penalty_decay=sampling.penalty_decay,
         logit_bias=tuple(bias),
-        allowed_ids=None if allowed_ids is None else tuple(unpack_ids(allowed_ids)),
+        allowed_ids=allowed_ids,
         stop_ids=tuple(unpack_ids(sampling.stop_ids)),
         ignore_eos=sampling.ignore_eos,
         min_tokens=sampling.min_tokens,
