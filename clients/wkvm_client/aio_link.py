@@ -46,7 +46,6 @@ class Link(asyncio.BufferedProtocol):
         self._opened = asyncio.Event()
         self._closed = asyncio.Event()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._deadlines: dict[Lane, asyncio.TimerHandle] = {}
         self.session = Session(self._write)
 
     # --- called by the client -------------------------------------------------------------
@@ -74,10 +73,10 @@ class Link(asyncio.BufferedProtocol):
         """
         lane = self.session.open(draft)
         if draft.timeout_s is not None:
-            self._deadlines[lane] = self._loop.call_later(
+            timer = self._loop.call_later(
                 draft.timeout_s + self._grace_s, self._expire, lane, draft.timeout_s
             )
-            lane.on_over = lambda: self._deadlines.pop(lane).cancel()
+            lane.on_over = timer.cancel
         return lane
 
     async def aclose(self) -> None:

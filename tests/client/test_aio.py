@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 from wkvm_client import EndReason, aio
@@ -216,6 +217,9 @@ async def test_nothing_is_left_running(server: FakeServer) -> None:
     before = asyncio.all_tasks()
     client, peer = await dial(server, ping_interval_ms=10_000)
     stream = await client.generate([1], timeout_s=60)
+    cancel: Any = stream._lane.on_over
+    timer = cancel.__self__
+    assert not timer.cancelled()
     request = await peer.next(Generate)
     peer.tokens([request.request_id], [5])
     async for _ in stream:
@@ -223,9 +227,9 @@ async def test_nothing_is_left_running(server: FakeServer) -> None:
     await peer.next(Cancel)
     peer.end(request.request_id, reason=EndReason.CANCELLED)
     await stream.completion()
+    assert timer.cancelled()
     link = client._link
     assert link is not None
-    assert link._deadlines == {}
     tick_timer = link._tick_timer
     assert tick_timer is not None
     await client.aclose()
