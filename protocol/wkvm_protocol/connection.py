@@ -22,12 +22,14 @@ On the server::
                 transport.write(connection.send_hello_ok(...))
             case Refused():
                 transport.write(connection.send(message.answer))
+            case Ignored():
+                pass
             ...
 """
 
 from wkvm_protocol.client import ClientConnection
-from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState, Ignored
-from wkvm_protocol.server import Refused, ServerConnection, ServerEvent, failure
+from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState
+from wkvm_protocol.server import Ignored, Refused, ServerConnection, ServerEvent, failure
 
 __all__ = [
     "MIN_FRAME_BYTES",

@@ -1,6 +1,5 @@
 """What both sides of a connection share: reading, states, who is going away."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -13,17 +12,6 @@ MIN_FRAME_BYTES = MAX_HELLO_FRAME_BYTES
 """The smallest ``max_frame_bytes`` that either side may offer."""
 
 ReceivedT = TypeVar("ReceivedT")
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A message that came too late to mean anything: a Cancel or Credit for a closed lane.
-
-    Stands in its place, so that whoever takes a few messages at a time counts it too.
-    """
-
-
-IGNORED = Ignored()
 
 
 class ConnectionState(Enum):
@@ -117,8 +105,7 @@ class Connection(Generic[ReceivedT]):
         self.feed(data)
         messages: list[ReceivedT] = []
         while (message := self.next_message()) is not None:
-            if not isinstance(message, Ignored):
-                messages.append(message)
+            messages.append(message)
         return messages
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -126,7 +113,7 @@ class Connection(Generic[ReceivedT]):
         if self._state is not ConnectionState.CLOSED:
             self._reader.feed(data)
 
-    def next_message(self) -> ReceivedT | Ignored | None:
+    def next_message(self) -> ReceivedT | None:
         """Return the next message, or None until more bytes are fed. Cost: one message's.
 
         Raises:
@@ -138,15 +125,14 @@ class Connection(Generic[ReceivedT]):
             return None
         try:
             payload = self._reader.next_payload()
-            message = None if payload is None else self._receive(payload)
+            return None if payload is None else self._receive(payload)
         except RemoteProtocolError as error:
             self._violation = error
             self.close()
             raise
-        return IGNORED if message is None and payload is not None else message
 
-    def _receive(self, payload: bytes) -> ReceivedT | None:
-        """Decode a payload and take note of it; None ignores it."""
+    def _receive(self, payload: bytes) -> ReceivedT:
+        """Decode a payload and take note of it."""
         raise NotImplementedError
 
     def _agree(self, max_frame_bytes: int) -> None:

@@ -58,7 +58,18 @@ class Refused:
     answer: Failed
 
 
-ServerEvent: TypeAlias = ClientMessage | Refused
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A message that came too late to mean anything: a Cancel or Credit for a closed lane.
+
+    Stands in its place, so that whoever takes a few messages at a time counts it too.
+    """
+
+
+IGNORED = Ignored()
+
+
+ServerEvent: TypeAlias = ClientMessage | Refused | Ignored
 
 
 class ServerConnection(Connection[ServerEvent]):
@@ -93,7 +104,7 @@ class ServerConnection(Connection[ServerEvent]):
 
     # --- receiving
 
-    def _receive(self, payload: bytes) -> ServerEvent | None:
+    def _receive(self, payload: bytes) -> ServerEvent:
         if self._state is ConnectionState.NEW:
             return self._receive_hello(payload)
         if self._state is ConnectionState.HANDSHAKE:
@@ -107,7 +118,7 @@ class ServerConnection(Connection[ServerEvent]):
             case Stats():
                 return self._open(message, self._lanes.open_query(message.request_id))
             case Cancel() | Credit():
-                return message if self._is_at_work(message.request_id) else None
+                return message if self._is_at_work(message.request_id) else IGNORED
             case GoAway():
                 self._peer_going_away = True
                 return message

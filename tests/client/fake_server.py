@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
-from wkvm_protocol.connection import Refused, ServerConnection, failure
+from wkvm_protocol.connection import Ignored, Refused, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import (
     End,
@@ -130,7 +130,8 @@ class Peer:
     def _take(self, data: bytes) -> None:
         for message in self.wire.receive_data(data):
             assert not isinstance(message, Refused), message
-            self.unread.append(message)
+            if not isinstance(message, Ignored):
+                self.unread.append(message)
 
 
 class FakeServer:

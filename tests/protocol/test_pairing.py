@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from wkvm_protocol.connection import ClientConnection, Refused, ServerConnection, failure
+from wkvm_protocol.connection import ClientConnection, Ignored, Refused, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
     Cancel,
@@ -64,7 +64,7 @@ class Pairing(RuleBasedStateMachine):
                     assert event.request_id in self.of_server
                 case Ping():
                     self.to_client += self.server.send(Pong(event.nonce))
-                case GoAway() | Pong():
+                case GoAway() | Pong() | Ignored():
                     pass
 
     @rule(n=st.integers(1, 400))
