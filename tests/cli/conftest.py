@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def wkvm_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "wkvm", *arguments]
 
 
-def start_server(folder: Path, *arguments: str) -> RunningServer:
-    """Start the bundled model on a unix socket and wait until it is ready."""
+@contextmanager
+def running_server(folder: Path, *arguments: str) -> Generator[RunningServer]:
+    """The bundled model on a unix socket, ready; it is gone at the end, whatever happens."""
     socket = folder / "wkvm.sock"
     process = subprocess.Popen(
         wkvm_command("serve", "--binary-port", "none", "--binary-uds", str(socket), *arguments),
@@ -42,26 +44,26 @@ def start_server(folder: Path, *arguments: str) -> RunningServer:
         env=environment() | {"WKVM_API_KEY": KEY},
     )
     assert process.stdout is not None
-    return RunningServer(process, process.stdout.readline(), f"unix://{socket}")
+    with process.stdout:
+        try:
+            yield RunningServer(process, process.stdout.readline(), f"unix://{socket}")
+        finally:
+            process.kill()
+            process.wait()
 
 
-def stop_server(server: RunningServer) -> int:
+def end_server(server: RunningServer) -> int:
     """SIGTERM, and the exit status."""
     server.process.send_signal(signal.SIGTERM)
-    try:
-        return server.process.wait(timeout=30)
-    finally:
-        server.process.kill()
-        server.process.wait()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+    return server.process.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("server"), "--slots", "4", "--seed", "1")
-    yield running
-    assert stop_server(running) == 0
+    folder = tmp_path_factory.mktemp("server")
+    with running_server(folder, "--slots", "4", "--seed", "1") as running:
+        yield running
+        assert end_server(running) == 0
 
 
 @pytest.fixture

@@ -177,16 +177,17 @@ def test_nobody_at_the_address_is_one_line(
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_the_request_and_ends_with_130(address: str) -> None:
-    process = subprocess.Popen(
-        wkvm_command(
-            "complete", PROMPT, "--ignore-eos", "--max-tokens=1000000", f"--connect={address}"
-        ),
+    command = wkvm_command("complete", PROMPT, "--ignore-eos", "--max-tokens", "1000000")
+    with subprocess.Popen(
+        [*command, "--connect", address],
         stdout=subprocess.PIPE,
         env=environment() | {"WKVM_API_KEY": KEY},
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.read(8)
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-    assert process.wait(timeout=20) == 130
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(8)
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+            assert process.wait(timeout=20) == 130
+        finally:
+            process.kill()

@@ -8,7 +8,7 @@ import pytest
 import wkvm_client
 from wkvm_client.errors import UnauthenticatedError
 
-from tests.cli.conftest import KEY, RunningServer, start_server, stop_server
+from tests.cli.conftest import KEY, RunningServer, end_server, running_server
 from wkvm.cli import main
 from wkvm.cli.engine import auto_slots, build_engine
 from wkvm.cli.models import BUNDLED
@@ -34,13 +34,13 @@ def test_the_key_from_the_environment_is_needed(server: RunningServer) -> None:
 
 
 def test_sigterm_ends_open_requests_and_the_server_with_status_0(tmp_path: Path) -> None:
-    server = start_server(tmp_path, "--slots", "1", "--drain-timeout-s", "0")
-    with wkvm_client.connect(server.address, api_key=KEY) as client:
-        stream = client.generate([5], max_tokens=100_000, ignore_eos=True)
-        stream.read()
-        assert stop_server(server) == 0
-        assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
-    assert not Path(server.address.removeprefix("unix://")).exists()
+    with running_server(tmp_path, "--slots", "1", "--drain-timeout-s", "0") as server:
+        with wkvm_client.connect(server.address, api_key=KEY) as client:
+            stream = client.generate([5], max_tokens=100_000, ignore_eos=True)
+            stream.read()
+            assert end_server(server) == 0
+            assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
+        assert not Path(server.address.removeprefix("unix://")).exists()
 
 
 def test_a_port_in_use_is_named(

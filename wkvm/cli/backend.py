@@ -204,5 +204,3 @@ class Backend:
         async with connecting as client:
             self._opened.set_result((client, asyncio.get_running_loop()))
             await self._closing.wait()
-            for task in self._answers:
-                task.cancel()
