@@ -38,6 +38,7 @@ from wkvm.core.scheduler import Scheduler
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
 FLOATS = {"bias_values", "logprobs", "top_logprobs"}
+U32S = {"lanes", "choices", "counts", "ranks"}
 
 Row = dict[str, str]
 
@@ -102,7 +103,7 @@ def type_name(field: str, hint: Any) -> str:
         inner = next(a for a in typing.get_args(hint) if a is not type(None))
         return f"{type_name(field, inner)} or nil"
     if hint is bytes:
-        return "floats" if field in FLOATS else "ids"
+        return "floats" if field in FLOATS else "u32s" if field in U32S else "ids"
     if hint in (int, bool, float, Sampling):
         return str(hint.__name__)
     if hint is EndReason:
