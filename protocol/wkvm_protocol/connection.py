@@ -29,7 +29,14 @@ On the server::
 
 from wkvm_protocol.client import ClientConnection
 from wkvm_protocol.endpoint import MIN_FRAME_BYTES, ConnectionState
-from wkvm_protocol.server import Ignored, Refused, ServerConnection, ServerEvent, failure
+from wkvm_protocol.server import (
+    Ignored,
+    Refused,
+    ServerConnection,
+    ServerEvent,
+    failure,
+    packed_tokens,
+)
 
 __all__ = [
     "MIN_FRAME_BYTES",
@@ -40,4 +47,5 @@ __all__ = [
     "ServerConnection",
     "ServerEvent",
     "failure",
+    "packed_tokens",
 ]

@@ -228,26 +228,6 @@ class ServerConnection(Connection[ServerEvent]):
         error = Error(code=code, retryable=code.retryable, message=_cut(message, MAX_TEXT))
         return encode_frame(_SENT.encode(error), MAX_HELLO_FRAME_BYTES)
 
-    def send_tokens(
-        self,
-        lanes: Sequence[int],
-        ids: Sequence[int],
-        choices: Sequence[int] = (),
-        counts: Sequence[int] = (),
-    ) -> bytes:
-        """Send the ids of one step for all lanes: see Tokens.
-
-        No ``choices`` means all 0, no ``counts`` all 1; written out they cost more.
-        """
-        return self.send(
-            Tokens(
-                pack_ids(lanes),
-                pack_ids(ids),
-                pack_ids(choices) if any(choices) else b"",
-                pack_ids(counts),
-            )
-        )
-
     def send(self, message: ServerMessage) -> bytes:
         """Send any message but HelloOk.
 
@@ -296,6 +276,25 @@ def _cut(text: str, n: int) -> str:
     """Make any text one that can be sent."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= n else text[: n - 1] + "…"
+
+
+def packed_tokens(
+    lanes: Sequence[int],
+    ids: Sequence[int],
+    choices: Sequence[int] = (),
+    counts: Sequence[int] = (),
+) -> Tokens:
+    """The ids of one step for all lanes, packed: see Tokens.
+
+    No ``choices`` means all 0, no ``counts`` all 1. Choices that are all 0 are left out: written
+    out they cost more.
+    """
+    return Tokens(
+        pack_ids(lanes),
+        pack_ids(ids),
+        pack_ids(choices) if any(choices) else b"",
+        pack_ids(counts),
+    )
 
 
 def failure(

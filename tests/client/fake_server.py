@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
-from wkvm_protocol.connection import Ignored, Refused, ServerConnection, failure
+from wkvm_protocol.connection import Ignored, Refused, ServerConnection, failure, packed_tokens
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import (
     End,
@@ -90,7 +90,7 @@ class Peer:
         choices: Sequence[int] = (),
         counts: Sequence[int] = (),
     ) -> None:
-        self.raw(self.wire.send_tokens(lanes, ids, choices, counts))
+        self.send(packed_tokens(lanes, ids, choices, counts))
 
     def end(
         self,

@@ -1,5 +1,11 @@
 import pytest
-from wkvm_protocol.connection import ClientConnection, ConnectionState, ServerConnection, failure
+from wkvm_protocol.connection import (
+    ClientConnection,
+    ConnectionState,
+    ServerConnection,
+    failure,
+    packed_tokens,
+)
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
@@ -92,7 +98,7 @@ def test_a_frame_of_the_agreed_limit_is_taken_both_ways(limit: int) -> None:
     (request,) = server.receive_data(client.send(generate(1, prompt=(7,) * n_ids)))
     assert isinstance(request, Generate)
     assert len(request.prompt) == 4 * n_ids
-    (tokens,) = client.receive_data(server.send_tokens([1], [7] * n_ids, counts=[n_ids]))
+    (tokens,) = client.receive_data(server.send(packed_tokens([1], [7] * n_ids, counts=[n_ids])))
     assert isinstance(tokens, Tokens)
     assert len(tokens.ids) == 4 * n_ids
 

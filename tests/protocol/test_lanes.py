@@ -1,6 +1,12 @@
 import msgspec
 import pytest
-from wkvm_protocol.connection import ClientConnection, Ignored, Refused, ServerConnection
+from wkvm_protocol.connection import (
+    ClientConnection,
+    Ignored,
+    Refused,
+    ServerConnection,
+    packed_tokens,
+)
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
@@ -293,9 +299,9 @@ def test_tokens_are_packed_without_what_is_the_default() -> None:
     pair = client, server = open_pair()
     ask(pair, generate(1))
     ask(pair, generate(2, n=2))
-    assert client.receive_data(server.send_tokens([1, 2], [5, 6], [0, 0])) == [
+    assert client.receive_data(server.send(packed_tokens([1, 2], [5, 6], [0, 0]))) == [
         Tokens(pack_ids([1, 2]), pack_ids([5, 6]))
     ]
-    assert client.receive_data(server.send_tokens([1, 2], [5, 6, 7], [0, 1], [1, 2])) == [
+    assert client.receive_data(server.send(packed_tokens([1, 2], [5, 6, 7], [0, 1], [1, 2]))) == [
         Tokens(pack_ids([1, 2]), pack_ids([5, 6, 7]), pack_ids([0, 1]), pack_ids([1, 2]))
     ]

@@ -3,7 +3,14 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from wkvm_protocol.connection import ClientConnection, Ignored, Refused, ServerConnection, failure
+from wkvm_protocol.connection import (
+    ClientConnection,
+    Ignored,
+    Refused,
+    ServerConnection,
+    failure,
+    packed_tokens,
+)
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
     Cancel,
@@ -137,8 +144,8 @@ class Pairing(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         lanes = [(i, c) for i, choices in self.of_server.items() for c in choices or ()]
-        self.to_client += self.server.send_tokens(
-            [i for i, _ in lanes], range(len(lanes)), [c for _, c in lanes]
+        self.to_client += self.server.send(
+            packed_tokens([i for i, _ in lanes], range(len(lanes)), [c for _, c in lanes])
         )
 
     @precondition(lambda self: self.server.is_open and self.of_server)

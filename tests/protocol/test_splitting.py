@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wkvm_protocol.codec import token_entries
+from wkvm_protocol.connection import packed_tokens
 from wkvm_protocol.errors import LocalProtocolError
 from wkvm_protocol.messages import (
     Logprobs,
@@ -79,7 +80,7 @@ def test_a_step_too_long_for_one_frame_arrives_in_several() -> None:
     client, server = open_pair(client_limit=65536)
     server.receive_data(client.send(generate(1)))
     ids = list(range(40_000))
-    received = client.receive_data(server.send_tokens([1], ids, counts=[len(ids)]))
+    received = client.receive_data(server.send(packed_tokens([1], ids, counts=[len(ids)])))
     assert len(received) == 3
     assert [t for m in received if isinstance(m, Tokens) for _, _, t in flat([m])] == ids
 

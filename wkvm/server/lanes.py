@@ -3,7 +3,8 @@
 from collections import deque
 from typing import TypeAlias
 
-from wkvm_protocol.messages import ServerMessage, Tokens, pack_ids
+from wkvm_protocol.connection import packed_tokens
+from wkvm_protocol.messages import ServerMessage
 
 MAX_SHARE = 8
 """Ids that one choice of several may be ahead of the lane's pool."""
@@ -91,8 +92,7 @@ class Outbox:
         """Empty the box: log probabilities first, then ids, then ends and failures."""
         messages = self.logprobs
         if self.ids:
-            choices = pack_ids(self.choices) if any(self.choices) else b""
-            messages.append(Tokens(pack_ids(self.lanes), pack_ids(self.ids), choices))
+            messages.append(packed_tokens(self.lanes, self.ids, self.choices))
         messages += self.ends
         self.is_fresh = True
         self.lanes, self.choices, self.ids = [], [], []
