@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wkvm_protocol.errors import ErrorCode
-from wkvm_protocol.messages import Cancel, Credit, EndReason, GoAway, Ping, Pong, Tokens
+from wkvm_protocol.messages import (
+    Cancel,
+    Credit,
+    EndReason,
+    GoAway,
+    Ping,
+    Pong,
+    Tokens,
+    pack_ids,
+)
 
 from tests.fakes import FakeModel, fake_continuation
 from tests.server.harness import VOCAB_SIZE, RawClient, Rig, serving, tcp_config, until
@@ -213,6 +222,39 @@ async def test_a_lane_never_sends_more_ids_than_were_granted(n: int, n_slots: in
         assert sum(len(ids) for ids in answer.ids.values()) == 100 * n - 30 + kept
         assert all(end.n_output == 100 for end in answer.ends.values())
         assert len(answer.ends) == n
+
+
+async def test_a_stop_id_needs_credit_to_be_looked_for_and_uses_none() -> None:
+    ids = fake_continuation((1, 2), 4, VOCAB_SIZE)
+    assert ids[3] not in ids[:3]
+    async with serving() as rig:
+        client = await rig.client()
+        lane = client.start((1, 2), max_tokens=9, credit=3, stop_ids=pack_ids(ids[3:]))
+        assert await n_ids_until_paused(rig, client) == 3
+        client.send(Credit(lane, 1))
+        answer = await client.answer(lane)
+        assert answer.ids == {}
+        assert answer.ends[0].reason == EndReason.STOP
+
+
+async def test_the_last_id_that_was_asked_for_needs_no_more_credit() -> None:
+    async with serving() as rig:
+        client = await rig.client()
+        answer = await client.generate((1, 2), max_tokens=4, credit=4, ignore_eos=True)
+        assert answer.ends[0].reason == EndReason.LENGTH
+
+
+async def test_ends_add_up_to_the_requests_taken_when_a_lane_stalls() -> None:
+    async with serving(engine_config=EngineConfig(n_slots=2, stall_timeout_s=0.05)) as rig:
+        client = await rig.client()
+        await client.failure((), max_tokens=1)  # not taken: counted nowhere
+        failed = await client.failure(n=3, credit=3, max_tokens=9, ignore_eos=True)
+        assert failed.code == ErrorCode.STALLED
+        stats = await client.stats()
+        assert stats["requests_total"] == 3
+        # those that had a slot can stall, and the others go with them
+        assert 1 <= stats["finished_error_total"] <= 2
+        assert stats["finished_error_total"] + stats["cancelled_total"] == 3
 
 
 async def test_small_grants_bring_every_choice_to_its_end() -> None:
