@@ -4,8 +4,9 @@ import argparse
 import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -26,14 +27,12 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0 for a run, whatever its figures; 1 where it could not be run.
     """
     arguments = _parser().parse_args(argv)
-    compare: Callable[..., Awaitable[list[Comparison]]]
+    compare: Callable[..., Coroutine[Any, Any, list[Comparison]]]
     compare = importlib.import_module(f"wkvm_bench.{arguments.name}").compare
     before = environment()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            comparisons = runner.run(
-                _run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
-            )
+            comparisons = runner.run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
     except BenchError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return 1
@@ -51,10 +50,6 @@ def main(argv: Sequence[str]) -> int:
         ]
         print(f"added to {append(folder, arguments.name, lines)}")
     return 0
-
-
-async def _run(comparisons: Awaitable[list[Comparison]]) -> list[Comparison]:
-    return await comparisons
 
 
 def _parser() -> argparse.ArgumentParser:
