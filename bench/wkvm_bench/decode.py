@@ -27,7 +27,6 @@ from wkvm.models.registry import load_model
 from wkvm_bench.blink import write_pth
 from wkvm_bench.harness import Bar, BenchError, Comparison, alternate
 
-NAME = "decode"
 BARS = {1: Bar(2.0), 16: Bar(8.0)}
 BUNDLED = Path(wkvm.__file__).parent / "bundled" / "rwkv7-tinystories"
 PROMPT = tuple(range(100, 110))

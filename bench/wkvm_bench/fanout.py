@@ -16,7 +16,6 @@ from wkvm_client.aio import Client
 from wkvm_bench.harness import Bar, BenchError, Comparison, alternate
 from wkvm_bench.servers import SSE_EVENTS_HEADER, running
 
-NAME = "fanout"
 BAR = Bar(8.0)
 N_LANES = 256
 

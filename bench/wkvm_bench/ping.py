@@ -16,7 +16,6 @@ from wkvm_protocol.messages import Ping
 from wkvm_bench.harness import Bar, BenchError, Comparison, alternate
 from wkvm_bench.servers import running
 
-NAME = "ping"
 BAR = Bar(2.0, at_least=False)
 
 
