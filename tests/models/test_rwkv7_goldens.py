@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.float64_rwkv7 import Float64Rwkv7
 from tests.models.rwkvcpp_file import read_rwkvcpp
-from tests.models.tiny_rwkv7 import batch_of, run_alone, write_pth
+from tests.models.tiny_rwkv7 import Tiny, batch_of, random_weights, run_alone, write_pth
 from wkvm.models.base import Model
 from wkvm.models.registry import load_model
 from wkvm.state.arena import Arena
@@ -64,23 +65,26 @@ ALL_CUTS = [cuts for n in range(3) for cuts in combinations((1, 2), n)]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cuts", ALL_CUTS)
+@pytest.mark.parametrize("kind", ["FP32", "FP16"])
 def test_rwkvcpp_logits_are_met_however_the_prompt_is_cut(
-    tmp_path: Path, cuts: tuple[int, ...], device: str
+    tmp_path: Path, kind: str, cuts: tuple[int, ...], device: str
 ) -> None:
-    model = reference_model(tmp_path, "FP32", device)
+    model = reference_model(tmp_path, kind, device)
     expected = np.fromfile(reference_dir() / "expected-logits-7v0-834K.bin", "<f4")
     logits, _ = run_alone(model, PROMPT, cuts)
     assert np.abs(logits[-1].cpu().numpy() - expected).max() < 3e-6
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_float16_file_is_as_close_as_its_rounded_weights_allow(
-    tmp_path: Path, device: str
+@pytest.mark.parametrize("length", [1, 17, 65])
+def test_a_float64_recurrence_gives_the_same_logits(
+    tmp_path: Path, length: int, device: str
 ) -> None:
-    model = reference_model(tmp_path, "FP16", device)
-    expected = np.fromfile(reference_dir() / "expected-logits-7v0-834K.bin", "<f4")
-    logits, _ = run_alone(model, PROMPT)
-    error = logits[-1].cpu().numpy() - expected
-    # rwkv.cpp's own bound is on the sum; ours is on each logit.
-    assert abs(error.sum()) < 0.005766 * 1.05
-    assert np.abs(error).max() < 2e-3
+    tiny = Tiny()
+    weights = random_weights(tiny)
+    ids = [(7 * i + 3) % tiny.vocab_size for i in range(length)]
+    expected = Float64Rwkv7(weights).feed(ids)
+    model = load_model(write_pth(tmp_path / "model.pth", weights), device=device, dtype="float32")
+    logits, _ = run_alone(model, ids)
+    error = logits[-1].cpu().double().numpy() - expected
+    assert np.linalg.norm(error) < 1e-5 * np.linalg.norm(expected)
