@@ -86,7 +86,8 @@ class Float64Rwkv7:
         mixed = u + (self._ffn[layer] - u) * self._w[prefix + "x_k"]
         self._ffn[layer] = u
         hidden = np.maximum(self._w[prefix + "key.weight"] @ mixed, 0) ** 2
-        return self._w[prefix + "value.weight"] @ hidden
+        out: Array = self._w[prefix + "value.weight"] @ hidden
+        return out
 
     def _norm(self, x: Array, name: str) -> Array:
         normalized = (x - x.mean()) / np.sqrt(x.var() + LAYER_NORM_EPS)
