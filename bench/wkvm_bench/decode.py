@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import wkvm
+from wkvm.cli.models import BUNDLED
 from wkvm.core.config import EngineConfig
 from wkvm.core.request import Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
@@ -28,7 +28,6 @@ from wkvm_bench.blink import write_pth
 from wkvm_bench.harness import Bar, BenchError, Comparison, alternate
 
 BARS = {1: Bar(2.0), 16: Bar(8.0)}
-BUNDLED = Path(wkvm.__file__).parent / "bundled" / "rwkv7-tinystories"
 PROMPT = tuple(range(100, 110))
 N_CHECKED = 24
 
