@@ -1,13 +1,16 @@
 """Damaged, foreign and absent checkpoints each end in one typed error that says where and why."""
 
 import json
+import os
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.models.tiny_rwkv7 import (
     Tiny,
@@ -24,6 +27,7 @@ from wkvm.core.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from wkvm.models import registry
 from wkvm.models.registry import describe, load_model
 from wkvm.models.rwkv7_params import read_shape
 from wkvm.models.weights import open_checkpoint
@@ -275,6 +279,12 @@ def name_no_model_type(folder: Path) -> str:
     return "model_type"
 
 
+def put_a_pipe_in_place_of_the_config(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    return "config.json: missing"
+
+
 def end_on_an_impossible_id(folder: Path) -> str:
     edit_json(folder / "config.json", eos_token_id=97)
     return "eos_token_id"
@@ -304,6 +314,7 @@ CORRUPTIONS = [
     lose_the_config,
     scramble_the_config,
     name_no_model_type,
+    put_a_pipe_in_place_of_the_config,
     end_on_an_impossible_id,
 ]
 
@@ -340,6 +351,45 @@ def test_a_pth_file_without_a_tensor_is_corrupt(tmp_path: Path) -> None:
     weights = random_weights(TINY)
     del weights["blocks.1.ffn.value.weight"]
     with pytest.raises(CorruptCheckpointError, match=r"blocks\.1\.ffn\.value\.weight is missing"):
+        load_model(write_pth(tmp_path / "model.pth", weights), device="cpu")
+
+
+def rewrite_records(path: Path, *, pickled: bytes | None = None, compression: int = 0) -> Path:
+    """Write the records of a ``.pth`` file again, another way."""
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, record in records.items():
+            is_pickle = name.endswith("data.pkl") and pickled is not None
+            archive.writestr(name, pickled if is_pickle and pickled else record)
+    return path
+
+
+@pytest.mark.parametrize("pickled", [b"\x80\x02.", b"\x80\x02K\x01Q.", b"\x80\x02" + b"(" * 9999])
+def test_a_pickle_of_nonsense_is_corrupt(tmp_path: Path, pickled: bytes) -> None:
+    path = write_pth(tmp_path / "model.pth", random_weights(TINY))
+    with pytest.raises(CorruptCheckpointError, match=r"model\.pth"):
+        load_model(rewrite_records(path, pickled=pickled), device="cpu")
+
+
+def test_a_compressed_pth_file_is_corrupt_since_it_would_be_mapped(tmp_path: Path) -> None:
+    path = write_pth(tmp_path / "model.pth", random_weights(TINY))
+    with pytest.raises(CorruptCheckpointError, match="is compressed"):
+        load_model(rewrite_records(path, compression=zipfile.ZIP_DEFLATED), device="cpu")
+
+
+def test_a_tensor_that_repeats_its_elements_is_corrupt(tmp_path: Path) -> None:
+    weights = random_weights(TINY) | {"emb.weight": torch.zeros(1).expand(2**40, 64)}
+    with pytest.raises(CorruptCheckpointError, match=r"emb\.weight has more elements"):
+        load_model(write_pth(tmp_path / "model.pth", weights), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(97, 64, device="meta"), torch.zeros(97, 64).to_sparse()]
+)
+def test_a_tensor_without_plain_numbers_is_unsupported(tmp_path: Path, tensor: Tensor) -> None:
+    weights = random_weights(TINY) | {"emb.weight": tensor}
+    with pytest.raises(UnsupportedModelError, match=r"emb\.weight is not stored as plain numbers"):
         load_model(write_pth(tmp_path / "model.pth", weights), device="cpu")
 
 
@@ -409,6 +459,20 @@ def test_integer_weights_are_unsupported(folder: Path) -> None:
             call(folder, device="cpu")
 
 
+def test_a_layer_with_an_endless_number_is_unsupported(folder: Path) -> None:
+    name = f"model.layers.{'9' * 5000}.x"
+    edit_weights(folder, lambda w: w.update({name: torch.zeros(1)}))
+    with pytest.raises(UnsupportedModelError, match="tensors that rwkv7 does not have"):
+        load_model(folder, device="cpu")
+
+
+def test_a_pipe_in_place_of_the_weights_is_not_waited_for(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(ModelNotFoundError, match=r"neither model\.safetensors nor"):
+        load_model(folder, device="cpu")
+
+
 def test_nothing_at_the_path_is_not_found(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -438,6 +502,7 @@ def test_a_device_that_is_not_there_is_a_setting_error(folder: Path) -> None:
         ({"eos_token_id": 3}, 5, (3,)),
         ({}, 5, (5,)),
         (None, [7, 8], (7, 8)),
+        (None, [7, 8, 7] * 1000, (7, 8)),
         (None, None, ()),
     ],
 )
@@ -449,6 +514,17 @@ def test_generation_settings_say_which_ids_end_a_turn_else_the_config_does(
         (folder / "generation_config.json").write_text(json.dumps(generation))
     assert load_model(folder, device="cpu").info.eos_ids == expected
     assert describe(folder, device="cpu").eos_ids == expected
+
+
+def test_more_end_ids_than_clients_can_be_told_are_corrupt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAX_EOS_IDS", 3)
+    edit_json(folder / "config.json", eos_token_id=[1, 2, 3])
+    load_model(folder, device="cpu")
+    edit_json(folder / "config.json", eos_token_id=[1, 2, 3, 4])
+    with pytest.raises(CorruptCheckpointError, match="eos_token_id has 4 ids"):
+        load_model(folder, device="cpu")
 
 
 def test_a_description_says_what_loading_gives_without_reading_weights(

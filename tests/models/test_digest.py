@@ -60,5 +60,6 @@ def test_without_a_place_to_remember_it_is_computed_all_the_same(
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert open_checkpoint(folder).digest() == sha256(folder / "model.safetensors")
+    for home in (str(blocked), "~nobody-has-this-name/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+        assert open_checkpoint(folder).digest() == sha256(folder / "model.safetensors")

@@ -15,6 +15,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 BLINK_EOS_IDS = (0,)
 """The end of a document in the vocabulary that ``.pth`` files come with."""
 
+MAX_EOS_IDS = 256
+"""Ids that may end a turn: clients are told all of them when they connect, in a short message."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
@@ -154,4 +157,7 @@ def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
         raise CorruptCheckpointError(
             str(checkpoint.path), f"eos_token_id is {ids!r}, the vocabulary has {vocab_size} ids"
         )
-    return tuple(listed)
+    eos_ids = tuple(dict.fromkeys(listed))
+    if len(eos_ids) > MAX_EOS_IDS:
+        raise CorruptCheckpointError(str(checkpoint.path), f"eos_token_id has {len(eos_ids)} ids")
+    return eos_ids

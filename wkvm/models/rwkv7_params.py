@@ -160,7 +160,7 @@ def _read_sizes(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
         return dims(f"{layer}.{index}.attn.{letter}_lora.lora.0.weight", 2)[0]
 
     vocab_size, width = dims("emb.weight" if blink else "model.embeddings.weight", 2)
-    pattern = re.compile(re.escape(layer) + r"\.(\d+)\.")
+    pattern = re.compile(re.escape(layer) + r"\.(\d{1,9})\.")
     n_layers = 1 + max((int(m[1]) for name in shapes if (m := pattern.match(name))), default=-1)
     if n_layers < 1 or n_layers > len(shapes):
         raise CorruptCheckpointError(path, f"tensors of {n_layers} layers")

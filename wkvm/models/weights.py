@@ -123,7 +123,7 @@ def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
     index = path / INDEX_NAME
     if not index.exists():
         single = path / "model.safetensors"
-        if not single.exists():
+        if not single.is_file():
             raise ModelNotFoundError(str(path), f"has neither {single.name} nor {INDEX_NAME}")
         return (single,), frozenset()
     weight_map = _read_json(index).get("weight_map")
@@ -142,7 +142,8 @@ def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    # Not just whether it exists: a pipe would be waited for without end.
+    if not path.is_file():
         raise CorruptCheckpointError(str(path), "missing")
     try:
         value = json.loads(path.read_bytes())
@@ -159,7 +160,9 @@ def _open_pth(path: Path) -> dict[str, StoredTensor | Tensor]:
         loaded = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         raise UnsupportedModelError(str(path), "holds objects other than tensors") from error
-    except (RuntimeError, ValueError, EOFError, KeyError, AttributeError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # an unpickler that is fed nonsense raises just anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptCheckpointError(str(path), reason) from error
     if not isinstance(loaded, dict) or not loaded:
@@ -169,17 +172,23 @@ def _open_pth(path: Path) -> dict[str, StoredTensor | Tensor]:
             raise UnsupportedModelError(str(path), f"{name!r} is not a named tensor")
         if not tensor.dtype.is_floating_point:
             raise UnsupportedModelError(str(path), f"{name} is of dtype {tensor.dtype}")
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise UnsupportedModelError(str(path), f"{name} is not stored as plain numbers")
+        if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+            raise CorruptCheckpointError(str(path), f"{name} has more elements than are stored")
     return loaded
 
 
 def _check_zip(path: Path) -> None:
-    """Make sure that every record lies within the file, since the file will be mapped."""
+    """Make sure that every record lies within the file as it is, since the file will be mapped."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
             for record in archive.infolist():
                 if record.header_offset + record.compress_size > size:
                     raise CorruptCheckpointError(str(path), f"{record.filename} ends past the file")
+                if record.compress_type != zipfile.ZIP_STORED:
+                    raise CorruptCheckpointError(str(path), f"{record.filename} is compressed")
     except zipfile.BadZipFile as error:
         raise CorruptCheckpointError(
             str(path), "is cut short, or not written by torch.save since version 1.6"
@@ -189,29 +198,36 @@ def _check_zip(path: Path) -> None:
 def _cached_digest(files: tuple[Path, ...]) -> str:
     stats = [(str(file.resolve()), file.stat()) for file in files]
     identity = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    entry = Path(base).expanduser() / "wkvm" / "digests"
-    entry /= hashlib.sha256(identity.encode()).hexdigest()
     # The cache only saves time: whatever is wrong with it, the files themselves have the answer.
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:  # nobody has that home
+        return _digest(files)
+    entry = base / "wkvm" / "digests" / hashlib.sha256(identity.encode()).hexdigest()
     try:
         cached = entry.read_text("ascii")
     except (OSError, ValueError):
         cached = ""
     if len(cached) == 64 and not set(cached) - set("0123456789abcdef"):
         return cached
+    digest = _digest(files)
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may be writing the same entry: each writes its own file, then renames it.
+        draft = entry.with_name(f"{entry.name}.{os.getpid()}")
+        draft.write_text(digest, "ascii")
+        draft.replace(entry)
+    except OSError:
+        pass
+    return digest
+
+
+def _digest(files: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             while block := stream.read(2**20):
                 digest.update(block)
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be writing the same entry: each writes its own file, then renames it.
-        draft = entry.with_name(f"{entry.name}.{os.getpid()}")
-        draft.write_text(digest.hexdigest(), "ascii")
-        draft.replace(entry)
-    except OSError:
-        pass
     return digest.hexdigest()
 
 
