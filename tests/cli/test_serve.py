@@ -1,14 +1,24 @@
 """A server from its command to its end."""
 
+import os
 import re
+import shlex
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 import wkvm_client
 from wkvm_client.errors import UnauthenticatedError
 
-from tests.cli.conftest import KEY, RunningServer, end_server, running_server
+from tests.cli.conftest import (
+    KEY,
+    RunningServer,
+    end_server,
+    environment,
+    running_server,
+    wkvm_command,
+)
 from wkvm.cli import main
 from wkvm.cli.engine import auto_slots, build_engine
 from wkvm.cli.models import BUNDLED
@@ -41,6 +51,39 @@ def test_sigterm_ends_open_requests_and_the_server_with_status_0(tmp_path: Path)
             assert end_server(server) == 0
             assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
         assert not Path(server.address.removeprefix("unix://")).exists()
+
+
+def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
+    # A socket in their place would be what messages are written to, or end the process.
+    command = " ".join(map(shlex.quote, wkvm_command("serve", "--binary-port", "none")))
+    command += f" --binary-uds {shlex.quote(str(tmp_path / 's'))} <&- 2>&-"
+    with subprocess.Popen(
+        "exec " + command, shell=True, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        with wkvm_client.connect(f"unix://{tmp_path / 's'}", api_key=KEY) as client:
+            assert len(list(client.generate([5], max_tokens=2, ignore_eos=True))) == 2
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_ready_line_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
+    command = wkvm_command("serve", "--binary-port", "none", "--binary-uds", str(tmp_path / "s"))
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False
+        )
+    assert ended.returncode == 2
+    assert re.fullmatch(r"wkvm serve: standard output: .*No space left.*\n", ended.stderr)
+
+
+def test_a_name_that_is_not_utf8_is_told_in_part(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, "--served-model-name", os.fsdecode(b"m\xff")) as server,
+        wkvm_client.connect(server.address, api_key=KEY) as client,
+    ):
+        assert client.server.model == "m?"
 
 
 def test_a_port_in_use_is_named(

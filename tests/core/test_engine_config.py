@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from wkvm.core.config import EngineConfig
+from wkvm.core.config import MAX_SLOTS, EngineConfig
 from wkvm.core.errors import ConfigError
 
 
@@ -30,6 +30,23 @@ def test_counts_start_at_their_lowest_value(field: str, setting: str, low: int) 
         make(field, low - 1)
     assert caught.value.setting == setting
     assert setting in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "setting", "high"),
+    [
+        ("n_slots", "slots", MAX_SLOTS),
+        ("n_threads", "threads", 1024),
+        ("max_model_len", "max-model-len", 2**53),
+        ("max_queued_tokens", "max-queued-tokens", 2**53),
+        ("request_timeout_s", "request-timeout-s", 2**31),
+    ],
+)
+def test_settings_end_at_their_highest_value(field: str, setting: str, high: int) -> None:
+    make(field, high)
+    with pytest.raises(ConfigError) as caught:
+        make(field, high + 1)
+    assert caught.value.setting == setting
 
 
 @pytest.mark.parametrize(

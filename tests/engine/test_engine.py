@@ -9,9 +9,10 @@ import torch
 from tests.engine.driver import Driver, Outcome, greedy
 from tests.fakes import FakeModel, fake_continuation, fake_logits
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import NonFiniteError, StepFailedError
+from wkvm.core.errors import ConfigError, NonFiniteError, StepFailedError
 from wkvm.core.request import Status
 from wkvm.core.sampling import SamplingParams
+from wkvm.engine import engine as engine_module
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Batch, Model, StateViews
 
@@ -340,3 +341,14 @@ def test_a_step_without_work_runs_no_forward() -> None:
     model = FakeModel()
     assert Engine(model, EngineConfig()).step(0.0) == []
     assert model.n_forwards == 0
+
+
+def test_more_slots_than_memory_are_a_setting_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(engine_module, "Arena", no_memory)
+    with pytest.raises(ConfigError, match=r"^slots: no memory for \d+ bytes"):
+        Engine(FakeModel(), EngineConfig())

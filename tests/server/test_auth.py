@@ -148,6 +148,17 @@ def test_a_bad_keys_file_is_refused_without_quoting_it(text: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_key_that_no_client_could_send_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        ApiKey.of("k\udcff")
+
+
+def test_one_key_cannot_stand_for_two_tenants() -> None:
+    with pytest.raises(ConfigError, match="same key"):
+        ServerConfig(api_keys=parse_api_keys("blue:one\nred:one\n"))
+    ServerConfig(api_keys=parse_api_keys("blue:one\nred:two\nblue:one\n"))
+
+
 def test_a_key_is_compared_with_every_entry_and_in_constant_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import local_config, serving, tcp_config
-from wkvm.core.config import ApiKey, ServerConfig
+from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server.listen import UnixSocket, bind_tcp, listen
 
@@ -93,8 +93,39 @@ def test_a_file_that_took_the_place_of_ours_is_left_alone(tmp_path: Path) -> Non
 
 
 def test_a_path_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^binary-uds: "):
+    with pytest.raises(ConfigError, match=r"^binary-uds: .*No such file"):
         UnixSocket(str(tmp_path / "no" / "s"))
+
+
+def test_a_relative_path_that_is_too_long_in_full_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^binary-uds: .*path too long"):
+        UnixSocket("x" * 107)
+
+
+async def test_a_path_that_is_not_utf8_serves_like_any_other(tmp_path: Path) -> None:
+    config = ServerConfig(binary_port=None, binary_uds=os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    async with serving(config) as rig:
+        await rig.assert_alive()
+
+
+LARGEST = {
+    "max_output_bytes": 2**31,
+    "max_lanes": 2**53,
+    "max_connections": 2**53,
+    "max_frame_bytes": 2**32 - 1,
+    "ping_interval_s": 2.0**31,
+    "auth_timeout_s": 2.0**31,
+    "idle_timeout_s": 2.0**31,
+}
+
+
+async def test_a_server_with_the_largest_settings_serves(tmp_path: Path) -> None:
+    config = local_config(str(tmp_path), **LARGEST)
+    async with serving(config, engine_config=EngineConfig(max_model_len=2**53)) as rig:
+        await rig.assert_alive()
 
 
 def test_a_port_in_use_is_a_config_error_and_nothing_is_left_open(tmp_path: Path) -> None:
@@ -152,6 +183,11 @@ async def test_a_closed_server_leaves_no_file(tmp_path: Path) -> None:
         ({"max_connections_per_tenant": 0}, "max-connections-per-tenant"),
         ({"max_lanes": 0}, "max-lanes"),
         ({"max_frame_bytes": 65_535}, "max-frame-bytes"),
+        ({"max_frame_bytes": 2**32}, "max-frame-bytes"),
+        ({"max_output_bytes": 2**31 + 1}, "max-output-bytes"),
+        ({"max_lanes": 2**53 + 1}, "max-lanes"),
+        ({"ping_interval_s": 2.0**32}, "ping-interval-s"),
+        ({"auth_timeout_s": 2.0**32}, "auth-timeout-s"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object], named: str) -> None:

@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return bench.run(arguments[1:])
     args = build_parser().parse_args(arguments)
+    _fill_standard_streams()
     _tolerate_any_text()
     try:
         status = _run(args)
@@ -54,6 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"wkvm {args.command}: {error}", file=sys.stderr)
         return failure
+
+
+def _fill_standard_streams() -> None:
+    """Open the null device in place of standard streams that the caller has closed.
+
+    Otherwise the first socket would become one: what libraries write to standard error would go
+    to a client, and libuv ends the process when it is to close such a file.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _tolerate_any_text() -> None:

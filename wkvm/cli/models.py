@@ -68,11 +68,9 @@ def generation_settings(path: Path) -> GenerationSettings:
     """
     folder = path if path.is_dir() else path.parent
     file = folder / "generation_config.json"
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
+    if not file.is_file():
         return GenerationSettings()
     try:
-        return msgspec.json.decode(content, type=GenerationSettings)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(file.read_bytes(), type=GenerationSettings)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise CorruptCheckpointError(str(file), str(error)) from error

@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     if is_auto:
         del engine_values["n_slots"]
     engine_config = EngineConfig(**engine_values)
-    name = args.served_model_name or model_name(path)
+    # A folder's name need not be UTF-8, what clients are told must be.
+    name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
     if len(name) > MAX_NAME:
         raise ConfigError("served-model-name", f"longer than {MAX_NAME} characters")
     require_engine()
@@ -55,7 +56,12 @@ def run(args: argparse.Namespace) -> int:
     engine = build_engine(path, engine_config, served_name=name)
 
     def ready(server: Server) -> None:
-        print("ready", *server.addresses, flush=True)
+        try:
+            print("ready", *server.addresses, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ConfigError("standard output", f"cannot be written: {error}") from error
 
     run_server(engine, server_config, ready=ready)
     return 0

@@ -10,6 +10,10 @@ from wkvm.core.errors import ConfigError
 CUT_MULTIPLE = 64
 """A prompt is cut only after a multiple of this many tokens, counted from its start."""
 
+MAX_THREADS = 1024
+MAX_SLOTS = 2**20
+"""More than any machine has memory for; what fits is found when it is asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -50,6 +54,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _at_least("slots", self.n_slots, 1)
+        _at_most("slots", self.n_slots, MAX_SLOTS)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
@@ -58,6 +63,7 @@ class EngineConfig:
             _at_least("max-model-len", self.max_model_len, 1)
         if self.n_threads is not None:
             _at_least("threads", self.n_threads, 1)
+            _at_most("threads", self.n_threads, MAX_THREADS)
         _positive("request-timeout-s", self.request_timeout_s)
         _positive("stall-timeout-s", self.stall_timeout_s)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -68,6 +74,16 @@ class EngineConfig:
 
 MIN_FRAME_BYTES = 64 * 1024
 """The protocol's lower bound on the largest frame of either side."""
+
+MAX_FRAME_BYTES = 2**32 - 1
+"""What the length of a frame can say."""
+
+MAX_OUTPUT_BYTES = 2**31
+"""A transport counts in 32 bits."""
+
+MAX_COUNT = 2**53
+MAX_SECONDS = 2.0**31
+"""The largest settings: beyond, clients cannot be told, or timers set."""
 
 LOCAL_TENANT = "local"
 """Whose requests those are that come without a key."""
@@ -97,11 +113,13 @@ class ApiKey:
         """Digest a key.
 
         Raises:
-            ConfigError: the key is empty or has white space at an end, or the tenant's
-                name is not allowed.
+            ConfigError: the key is empty, not UTF-8, or has white space at an end, or the
+                tenant's name is not allowed.
         """
         if not key or key != key.strip():
             raise ConfigError("api-key", "a key is empty or has white space at an end")
+        if not is_utf8(key):
+            raise ConfigError("api-key", "a key is not UTF-8: no client could send it")
         return ApiKey(tenant, hashlib.sha256(key.encode()).digest())
 
 
@@ -179,13 +197,19 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.binary_port is not None and not 0 <= self.binary_port < 2**16:
             raise ConfigError("binary-port", f"{self.binary_port} is not in [0, 65535]")
-        if self.binary_uds is not None and not 1 <= len(self.binary_uds.encode()) <= 107:
+        if self.binary_uds is not None and not (
+            1 <= len(self.binary_uds.encode("utf-8", "surrogateescape")) <= 107
+        ):
             raise ConfigError("binary-uds", "a socket's path has 1 to 107 bytes")
         if not self.api_keys and self.binary_port is not None and not is_loopback(self.host):
             raise ConfigError(
                 "host",
                 f"{self.host!r} can be reached from other machines: give a key or bind loopback",
             )
+        owners = dict[bytes, str]()
+        for key in self.api_keys:
+            if owners.setdefault(key.digest, key.tenant) != key.tenant:
+                raise ConfigError("api-key", f"{key.tenant} and another tenant have the same key")
         for setting, seconds in (
             ("auth-timeout-s", self.auth_timeout_s),
             ("frame-timeout-s", self.frame_timeout_s),
@@ -201,10 +225,21 @@ class ServerConfig:
                 _positive(setting, seconds)
         _at_least("max-missed-pings", self.max_missed_pings, 1)
         _at_least("max-output-bytes", self.max_output_bytes, 4096)
+        _at_most("max-output-bytes", self.max_output_bytes, MAX_OUTPUT_BYTES)
         _at_least("max-connections", self.max_connections, 1)
         _at_least("max-connections-per-tenant", self.max_connections_per_tenant, 1)
         _at_least("max-lanes", self.max_lanes, 1)
         _at_least("max-frame-bytes", self.max_frame_bytes, MIN_FRAME_BYTES)
+        _at_most("max-frame-bytes", self.max_frame_bytes, MAX_FRAME_BYTES)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be sent: arguments and file names that are not UTF-8 hold surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -220,11 +255,19 @@ def is_loopback(host: str) -> bool:
 def _at_least(setting: str, value: int, low: int) -> None:
     if value < low:
         raise ConfigError(setting, f"{value} is below {low}")
+    _at_most(setting, value, MAX_COUNT)
+
+
+def _at_most(setting: str, value: int, high: int) -> None:
+    if value > high:
+        raise ConfigError(setting, f"{value} is above {high}")
 
 
 def _positive(setting: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(setting, f"{value} is not a positive number of seconds")
+    if not 0 < value <= MAX_SECONDS:
+        raise ConfigError(
+            setting, f"{value} is not a positive number of seconds, at most {MAX_SECONDS:.0f}"
+        )
 
 
 def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import StepFailedError, WkvmError
+from wkvm.core.errors import ConfigError, StepFailedError, WkvmError
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec
 from wkvm.core.scheduler import Scheduler
@@ -58,7 +58,11 @@ class Engine:
         self._scheduler = Scheduler(
             config, vocab_size=model.info.vocab_size, eos_ids=model.info.eos_ids
         )
-        arena = Arena(model.layout, config.n_slots, model.info.device)
+        try:
+            arena = Arena(model.layout, config.n_slots, model.info.device)
+        except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
+            n_bytes = config.n_slots * model.layout.record_bytes
+            raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
         self._runner = Runner(model, arena, poison_freed=config.poison_freed_slots)
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
         self._n_submitted = 0

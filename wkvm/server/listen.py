@@ -53,7 +53,7 @@ def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise ConfigError("binary-port", f"{address[1]}: {error.strerror}") from error
+        raise ConfigError("binary-port", f"{address[1]}: {error.strerror or error}") from error
     sock.setblocking(False)
     return sock
 
@@ -80,7 +80,7 @@ class UnixSocket:
             self.socket.listen(BACKLOG)
         except OSError as error:
             self.socket.close()
-            raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+            raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
         self.socket.setblocking(False)
         self._identity = _identity(self.path)
 
@@ -106,7 +106,7 @@ def _clear(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+        raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
     if not stat.S_ISSOCK(mode):
         raise ConfigError("binary-uds", f"{path}: there is a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -116,7 +116,7 @@ def _clear(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError as error:
-            raise ConfigError("binary-uds", f"{path}: {error.strerror}") from error
+            raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
         else:
             raise ConfigError("binary-uds", f"{path}: another server listens there")
 
