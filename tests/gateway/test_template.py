@@ -123,6 +123,8 @@ def test_malformed_messages_are_a_typed_error(tmp_path: Path, message: dict[str,
         "{% include '/etc/passwd' %}",
         "{{ 1 / 0 }}",
         "{{ range(10 ** 9) | list }}",
+        "{{ 'a' * 10 ** 15 }}",
+        "{{ cycler() }}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
@@ -137,7 +139,32 @@ def test_a_template_that_does_not_compile_is_a_typed_error() -> None:
     assert isinstance(caught.value.__cause__, jinja2.exceptions.TemplateSyntaxError)
 
 
-@pytest.mark.parametrize("content", ["{", '{"chat_template": 5}'])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "1" * 5000 + " }}",
+        "{% break %}",
+    ],
+    ids=["parentheses", "loops", "digits", "break"],
+)
+def test_what_pythons_compiler_refuses_is_a_typed_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="does not compile"):
+        ChatTemplate(source)
+
+
+def test_a_template_that_writes_what_hides_text_shows_no_text(bundled: Tokenizer) -> None:
+    for number in ("7", "9" * 5000):
+        written = f"\ufdd0{number}\ufdd1"
+        template = ChatTemplate(written + "{{ messages[0].content }}")
+        ids = template.encode([{"role": "user", "content": "\ufdd0"}], bundled)
+        assert bundled.decode(ids) == written + "\ufdd0"
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"chat_template": 5}', '{"x": ' + "[" * 10**5 + "]" * 10**5 + "}"]
+)
 def test_a_damaged_configuration_is_a_typed_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(TemplateError, match="tokenizer_config"):

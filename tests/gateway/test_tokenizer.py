@@ -130,6 +130,45 @@ def test_a_truncated_file_is_a_typed_error(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def write_changed(folder: Path, **changes: object) -> None:
+    """The bundled tokenizer with some of its parts replaced."""
+    whole = json.loads((BUNDLED / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | changes))
+
+
+def test_text_is_neither_cut_nor_padded_whatever_the_file_says(
+    bundled: Tokenizer, tmp_path: Path
+) -> None:
+    write_changed(
+        tmp_path,
+        truncation={"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 100},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "x",
+        },
+    )
+    text = "Once upon a time there was a fox."
+    for special in (False, True):
+        assert load_tokenizer(tmp_path).encode(text, special=special) == bundled.encode(text)
+
+
+def test_a_file_that_makes_the_library_panic_is_a_typed_error(tmp_path: Path) -> None:
+    write_changed(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(CorruptTokenizerError, match="not a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_text_that_a_file_has_no_ids_for_is_a_typed_error(tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+    write_changed(tmp_path, model=model, added_tokens=[])
+    with pytest.raises(CorruptTokenizerError, match="cannot encode this text"):
+        load_tokenizer(tmp_path).encode("b")
+
+
 def test_ids_that_have_no_bytes_are_refused(tmp_path: Path) -> None:
     write_tokenizer(
         tmp_path, {"a": 0}, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}

@@ -43,7 +43,7 @@ WORLD_TEMPLATE = """\
 WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 """Where an answer of such a model ends, if it goes on to write the next turn."""
 
-_MARK = re.compile("\ufdd0(\\d+)\ufdd1")
+_MARK = re.compile("\ufdd0([0-9]{1,9})\ufdd1")
 
 
 class ChatTemplate:
@@ -82,7 +82,7 @@ class ChatTemplate:
         )
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # Jinja leaves much to Python's compiler, and what that raises
             raise TemplateError(f"the chat template does not compile: {error}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -101,14 +101,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template: {error}") from error
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except Exception as error:
             # Python's own errors within expressions: a content that is None, a division by 0.
             raise TemplateError(f"chat template: {type(error).__name__}: {error}") from error
 
@@ -141,12 +134,17 @@ class ChatTemplate:
             return guard.sub(hide, text)
 
         hidden = cast("list[Message]", _map_strings(messages, hide_all))
+
+        def show(mark: re.Match[str]) -> str:
+            number = int(mark[1])
+            return plain[number] if number < len(plain) else mark.group()  # the template's own
+
         text = self.render(hidden, add_generation_prompt=add_generation_prompt)
         if not plain:
             return tokenizer.encode(text, special=True)
         return tokenizer.encode_runs(
             [
-                run if isinstance(run, int) else _MARK.sub(lambda mark: plain[int(mark[1])], run)
+                run if isinstance(run, int) else _MARK.sub(show, run)
                 for run in tokenizer.split_specials(text)
             ]
         )
@@ -222,7 +220,7 @@ def _read_config(file: Path) -> _TokenizerConfig:
     text = _read(file)
     try:
         return msgspec.json.decode(text or "{}", type=_TokenizerConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise TemplateError(f"{file}: {error}") from error
 
 

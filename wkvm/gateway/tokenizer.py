@@ -7,7 +7,8 @@ Turning a stream of ids into text is the business of ``wkvm.gateway.text``.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -196,9 +197,14 @@ class HuggingFaceTokenizer(Tokenizer):
         return _parse(self._text, self._path)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Turn text into ids. Cost: some MB a second."""
+        """Turn text into ids. Cost: some MB a second.
+
+        Raises:
+            CorruptTokenizerError: the file leaves open what to do with a part of the text.
+        """
         library = self._with_specials if special else self._plain
-        return library.encode(_utf8(text).decode(), add_special_tokens=False).ids
+        with _as_corrupt(self._path, "cannot encode this text"):
+            return library.encode(_utf8(text).decode(), add_special_tokens=False).ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id; the vocabulary may have holes."""
@@ -298,16 +304,32 @@ class _TokenizerFile(msgspec.Struct):
 def _declares_bytes(config: Path) -> bool:
     try:
         content = msgspec.json.decode(config.read_bytes(), type=_TokenizerConfig)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return False
     return content.tokenizer_class == BYTE_TOKENIZER_CLASS
 
 
 def _parse(text: str, path: str) -> tokenizers.Tokenizer:
+    with _as_corrupt(path, "not a tokenizer"):
+        library = tokenizers.Tokenizer.from_str(text)
+        # Made for training: they would cut what the user wrote, or add to it.
+        library.no_truncation()
+        library.no_padding()
+        return library
+
+
+@contextmanager
+def _as_corrupt(path: str, what: str) -> Generator[None]:
+    """Turn whatever the library raises into an error about the file.
+
+    It raises nothing more exact than Exception, and where it panics a BaseException.
+    """
     try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more exact
-        raise CorruptTokenizerError(path, f"not a tokenizer: {error}") from error
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CorruptTokenizerError(path, f"{what}: {error}") from error
 
 
 def _bytes_of_pieces(file: _TokenizerFile, path: str) -> Callable[[str], bytes]:
