@@ -24,6 +24,9 @@ MAX_FRAME_BYTES = 1024 * 1024
 MAX_LANES = 1024
 """Open lanes of one connection."""
 MAX_REQUEST_ID = 2**32 - 1
+MAX_SHORT_TEXT = 256
+MAX_LONG_TEXT = 4096
+"""Characters in the texts of messages: names are short; keys and explanations are long."""
 
 RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
 """Chosen by the client; names a lane of the connection until its last End or Failed."""
@@ -31,8 +34,8 @@ PackedIds: TypeAlias = bytes
 """Token ids, or counts, as packed little-endian uint32."""
 PackedFloats: TypeAlias = bytes
 """Numbers as packed little-endian float32."""
-ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
-LongText: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT)]
+LongText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_LONG_TEXT)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 

@@ -13,6 +13,8 @@ from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
     MAX_LANES,
+    MAX_LONG_TEXT,
+    MAX_SHORT_TEXT,
     PROTOCOL_VERSION,
     Cancel,
     ClientMessage,
@@ -41,11 +43,6 @@ _SENT_FIRST = Codec(HelloOk)
 _SENT: Codec[ServerMessage] = Codec(
     Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
 )
-
-MAX_TEXT = 4096
-"""Characters in the text of an Error or a Failed."""
-MAX_FIELD = 256
-"""Characters in the field's name of a Failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +222,7 @@ class ServerConnection(Connection[ServerEvent]):
             return b""
         self._error_sent = True
         self.close()
-        error = Error(code=code, retryable=code.retryable, message=_cut(message, MAX_TEXT))
+        error = Error(code=code, retryable=code.retryable, message=_cut(message, MAX_LONG_TEXT))
         return encode_frame(_SENT.encode(error), MAX_HELLO_FRAME_BYTES)
 
     def send(self, message: ServerMessage) -> bytes:
@@ -305,7 +302,7 @@ def failure(
         request_id=request_id,
         code=code,
         retryable=code.retryable,
-        message=_cut(message, MAX_TEXT),
-        field=_cut(field, MAX_FIELD),
+        message=_cut(message, MAX_LONG_TEXT),
+        field=_cut(field, MAX_SHORT_TEXT),
         retry_after_ms=retry_after_ms,
     )

@@ -6,6 +6,8 @@ import logging
 import os
 from pathlib import Path
 
+from wkvm_protocol.messages import MAX_SHORT_TEXT
+
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
     API_KEY_VARIABLE,
@@ -17,9 +19,6 @@ from wkvm.cli.flags import (
 from wkvm.cli.models import find_model, model_name, require_engine
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
-
-MAX_NAME = 256
-"""Characters that the protocol has for a model's name."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     engine_config = EngineConfig(**engine_values)
     # A folder's name need not be UTF-8, what clients are told must be.
     name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
-    if len(name) > MAX_NAME:
-        raise ConfigError("served-model-name", f"longer than {MAX_NAME} characters")
+    if len(name) > MAX_SHORT_TEXT:
+        raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
     require_engine()
 
     from wkvm.cli.engine import auto_slots, build_engine
