@@ -27,6 +27,26 @@ async def test_a_turn_carries_out_few_messages_and_writes_once() -> None:
     assert bench.transport.written == []
 
 
+async def test_requests_of_many_choices_use_up_a_turn_sooner() -> None:
+    bench = Bench()
+    many = Sampling(n=MESSAGES_PER_TURN, max_tokens=10**9)
+    bench.connection.data_received(bench.requests(3, many))
+    counts = [bench.server.n_requests]
+    while not bench.transport.reads:
+        await asyncio.sleep(0)
+        counts.append(bench.server.n_requests)
+    assert counts == [MESSAGES_PER_TURN, 2 * MESSAGES_PER_TURN, 3 * MESSAGES_PER_TURN]
+
+
+async def test_late_cancels_use_up_a_turn_too() -> None:
+    bench = Bench()
+    late = frame(bytes.fromhex("92 11 09"))  # of lane 9, which is not open
+    bench.connection.data_received(late * (MESSAGES_PER_TURN + 1))
+    assert not bench.transport.reads
+    await asyncio.sleep(0)
+    assert bench.transport.reads
+
+
 async def test_full_output_stops_requests_reading_and_messages_until_it_is_read() -> None:
     bench = Bench()
     assert bench.transport.high == 1024

@@ -10,9 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from wkvm_protocol.connection import Refused, ServerConnection
+from wkvm_protocol.connection import Ignored, Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
-from wkvm_protocol.messages import GoAway, Hello, Ping, Pong, ServerMessage
+from wkvm_protocol.messages import (
+    Cancel,
+    ClientMessage,
+    Credit,
+    Generate,
+    GoAway,
+    Hello,
+    Ping,
+    Pong,
+    ServerMessage,
+)
 
 from wkvm.core.config import LOCAL_TENANT, ServerConfig
 from wkvm.engine.interface import EngineInfo
@@ -24,7 +34,9 @@ from wkvm.server.lanes import Lane, Outbox
 logger = logging.getLogger("wkvm.server")
 
 MESSAGES_PER_TURN = 64
-"""Messages of one connection that are carried out before other connections have their turn."""
+"""Messages of one connection that are carried out before other connections have their turn.
+
+One that concerns several choices counts as so many: it is as much work."""
 LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
 
@@ -235,7 +247,9 @@ class Connection(asyncio.Protocol):
     def _carry_out(self) -> bool:
         """Carry out messages. False if there may be more."""
         next_message = self._wire.next_message
-        for _ in range(MESSAGES_PER_TURN):
+        n_left = MESSAGES_PER_TURN
+        while n_left > 0:
+            n_left -= 1
             message = next_message()
             if message is None:
                 self._note_frame()
@@ -252,10 +266,22 @@ class Connection(asyncio.Protocol):
                     if self._wire.is_drained:
                         self.close()
                 case _:
+                    n_left -= self._n_more(message)
                     self._shared.dispatcher.handle(self, message)
             if self._is_closing or not self._wire.mid_frame:
                 return True
         return False
+
+    def _n_more(self, message: ClientMessage | Ignored) -> int:
+        """As how many more messages this one counts: one for each choice but the first."""
+        match message:
+            case Generate():
+                return max(message.sampling.n - 1, 0)
+            case Cancel() | Credit():
+                lane = self.lanes.get(message.request_id)
+                return 0 if lane is None else max(len(lane.choices) - 1, 0)
+            case _:
+                return 0
 
     def _note_frame(self) -> None:
         """Start the clock of a frame that has begun."""
