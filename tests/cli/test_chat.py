@@ -112,7 +112,8 @@ def test_help_lists_the_commands(chat: Chat) -> None:
     [
         ("/dance", "there is no command /dance"),
         ("/temperature hot", "'hot' is no value for temperature"),
-        ("/temperature nan", "'nan' is no value for temperature"),
+        ("/temperature nan", "temperature: nan is not a finite number"),
+        ("/top_p 7", "top_p: 7.0 is not in (0, 1]"),
         ("/save", "save to which file?"),
         ("/save /no/such/folder/file", "No such file"),
         ("/retry", "there is nothing to answer yet"),
@@ -134,7 +135,8 @@ def test_a_wrong_command_says_so_and_the_chat_goes_on(
 
 
 def test_a_refused_message_is_forgotten_and_the_chat_goes_on(chat: Chat, tmp_path: Path) -> None:
-    chat("/temperature -1", "Hello!", "/temperature 0", "Hi!", f"/save {tmp_path}/c.json")
+    too_long = "word " * 300_000
+    chat(too_long, "Hi!", f"/save {tmp_path}/c.json")
     assert [text for role, text in saved(tmp_path / "c.json") if role == "user"] == ["Hi!"]
 
 

@@ -4,11 +4,12 @@ import io
 import json
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import KEY, environment, wkvm_command
+from tests.cli.conftest import KEY, end_server, environment, running_server, wkvm_command
 from wkvm.cli import main
 from wkvm.cli.models import BUNDLED
 from wkvm.gateway.text import Tokenizer, load_tokenizer
@@ -145,7 +146,10 @@ def test_special_tokens_in_the_prompt_are_plain_text_unless_asked_for(
         ((""), 1, "prompt: at least one token id is needed"),
         (("x", "--tokenizer", "bytes"), 2, "tokenizer: it is not that of rwkv7-tinystories"),
         (("x", "--tokenizer", "/no/such"), 2, "/no/such: no such path"),
-        (("x", "--temperature", "nan"), 1, "temperature: "),
+        (("x", "--temperature", "nan"), 2, "temperature: "),
+        (("x", "--top-p", "2"), 2, "top-p: 2.0 is not in (0, 1]"),
+        (("x", "--seed", str(2**64)), 2, "seed: "),
+        (("x", "--timeout-s", "0"), 2, "timeout-s: "),
         (("x", "--allowed-ids", "5000"), 1, "allowed_ids: "),
         (("x", "--local"), 2, "local: cannot be together with --connect"),
         (("x", "--logprobs", "1"), 2, "logprobs: "),
@@ -173,6 +177,45 @@ def test_nobody_at_the_address_is_one_line(
 ) -> None:
     assert main(["complete", "x", "--connect", f"unix://{tmp_path}/none"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_server_that_asks_for_a_key_is_said_to_do_so(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WKVM_API_KEY")
+    assert main(["complete", "x", "--connect", address]) == 1
+    assert f"{address} asks for a key: --api-key or $WKVM_API_KEY" in capsys.readouterr().err
+
+
+def test_a_key_for_another_machine_is_kept_back(capsys: pytest.CaptureFixture[str]) -> None:
+    there = ("--connect", "tcp://192.0.2.1:8001", "--api-key", "x")
+    assert main(["complete", "x", *there]) == 2
+    error = capsys.readouterr().err
+    assert "the key would be readable on the way to tcp://192.0.2.1:8001: use a tunnel" in error
+
+
+def test_an_answer_that_the_server_cuts_short_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WKVM_API_KEY", KEY)
+    command = wkvm_command("complete", PROMPT, "--ignore-eos", "--max-tokens", "1000000")
+    with (
+        running_server(tmp_path, "--drain-timeout-s", "0") as server,
+        subprocess.Popen(
+            [*command, "--connect", server.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(8)
+            assert end_server(server) == 0
+            _, error = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, error) == (1, b"wkvm: the server ended the answer early\n")
 
 
 @pytest.mark.usefixtures("interruptible")

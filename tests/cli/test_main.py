@@ -94,6 +94,7 @@ def test_a_truncated_safetensors_file_is_named(
     ("arguments", "setting"),
     [
         (["--slots", "0"], "slots"),
+        (["--slots", "1000000000"], "slots"),
         (["--seed", "-1"], "seed"),
         (["--request-timeout-s", "nan"], "request-timeout-s"),
         (["--host", "0.0.0.0"], "host"),
@@ -120,7 +121,16 @@ def test_a_value_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as caught:
         main(["serve", "--slots", "many"])
     assert caught.value.code == 2
-    assert "--slots" in capsys.readouterr().err
+    assert "--slots" in one_line(capsys)
+
+
+def test_an_unknown_flag_is_named_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", "--jsn"])
+    assert caught.value.code == 2
+    assert one_line(capsys) == (
+        "wkvm inspect: unrecognized arguments: --jsn (see wkvm inspect --help)"
+    )
 
 
 def test_bench_hands_its_arguments_on_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from wkvm import __version__
-from wkvm.cli.parser import build_parser
+from wkvm.cli.parser import parse
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from wkvm.cli import bench
 
         return bench.run(arguments[1:])
-    args = build_parser().parse_args(arguments)
+    args = parse(arguments)
     _fill_standard_streams()
     _tolerate_any_text()
     try:

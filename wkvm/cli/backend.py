@@ -133,6 +133,15 @@ class Backend:
         """What the server says of itself."""
         return self._client.server
 
+    @property
+    def where(self) -> str:
+        """Where the model runs, for people."""
+        match self._place:
+            case Remote(address):
+                return f"at {address}"
+            case Local():
+                return "in this process"
+
     def close(self) -> None:
         """Close the connection, and end the engine if it is in this process."""
         self._loop.call_soon_threadsafe(self._closing.set)

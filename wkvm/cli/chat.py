@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 from wkvm_client.errors import ClientError
 
-from wkvm.cli.complete import follow
+from wkvm.cli.complete import cut_short, follow
 from wkvm.cli.flags import SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
+from wkvm.core.errors import InvalidParameterError
 from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import TextError, TextStream
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             # Line editing and history, where Python has them.
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")
-            print(f"{setting.server.model}. /help lists the commands.")
+            print(f"{setting.server.model} {setting.backend.where}. /help lists the commands.")
         for line in _lines("> " if is_terminal else ""):
             if not chat.take(line):
                 break
@@ -113,12 +113,15 @@ class Chat:
                 shown.append(text)
                 print(text, end="", flush=True)
 
+        stream = TextStream(setting.tokenizer, template.stops)
         try:
-            _, was_interrupted = follow(answer, TextStream(setting.tokenizer, template.stops), put)
+            completion, was_interrupted = follow(answer, stream, put)
         finally:
             print()
         if was_interrupted:
             note("cancelled")
+        elif stream.stop is None and (why := cut_short(completion)) is not None:
+            note(why)
         self._n_answers += 1
         self._messages.append({"role": "assistant", "content": "".join(shown)})
 
@@ -185,11 +188,14 @@ class Chat:
             value = read(rest)
         except ValueError:
             raise ChatError(f"{rest!r} is no value for {field}") from None
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ChatError(f"{rest!r} is no value for {field}")
+        options = self._options | {field: value}
+        try:
+            SamplingParams(**{name: options[name] for name in DEFAULTS if name in options})
+        except InvalidParameterError as error:
+            raise ChatError(str(error)) from error
         if field == "seed":
             self._n_answers = 0
-        self._options = self._options | {field: value}
+        self._options = options
 
     def save(self, rest: str) -> None:
         """Write the conversation to a file."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, TokenLogprobs
 from wkvm_protocol.messages import EndReason
 
@@ -14,7 +15,7 @@ from wkvm.cli.flags import EXACT_FLAGS, SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
 from wkvm.core.errors import ConfigError
-from wkvm.gateway.text import TextStream, Tokenizer
+from wkvm.gateway.text import TextError, TextStream, Tokenizer
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,17 +41,33 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 print(text, end="", flush=True)
 
-        completion, was_interrupted = follow(answer, stream, put)
+        try:
+            completion, was_interrupted = follow(answer, stream, put)
+        except (ClientError, TextError):
+            if shown and not args.json:
+                print(flush=True)  # the error gets a line of its own
+            raise
         if args.json:
             print(json.dumps(_report(setting, prompt, "".join(shown), stream.stop, completion)))
         else:
             print()
     if was_interrupted:
         return EXIT_INTERRUPTED
-    if completion.reason is EndReason.TIMED_OUT:
-        note("the answer was not complete in time")
+    if stream.stop is None and (why := cut_short(completion)) is not None:
+        note(why)
         return EXIT_FAILURE
     return 0
+
+
+def cut_short(completion: Completion) -> str | None:
+    """Why the server ended an answer that nobody here cancelled, if it did."""
+    match completion.reason:
+        case EndReason.TIMED_OUT:
+            return "the answer was not complete in time"
+        case EndReason.CANCELLED:
+            return "the server ended the answer early"
+        case _:
+            return None
 
 
 def follow(

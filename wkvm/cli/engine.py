@@ -5,6 +5,7 @@ from pathlib import Path
 
 from wkvm.cli.memory import slots_that_fit
 from wkvm.core.config import EngineConfig
+from wkvm.core.errors import ConfigError
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -28,6 +29,25 @@ def auto_slots(path: Path, *, device: str, dtype: str) -> int:
     description = describe(path, device=device, dtype=dtype)
     fitting = slots_that_fit(description, device=device, dtype=dtype)
     return min(max(fitting.n_slots // 2, 1), MAX_AUTO_SLOTS)
+
+
+def check_slots(path: Path, config: EngineConfig) -> None:
+    """Check that all slots fit in memory that is free now, beside the weights.
+
+    A CPU would hand the memory out page by page, and run out of it while it serves.
+
+    Raises:
+        CheckpointError: as ``describe``.
+        ConfigError: they do not fit, or as ``describe``.
+    """
+    description = describe(path, device=config.device, dtype=config.dtype)
+    fitting = slots_that_fit(description, device=config.device, dtype=config.dtype)
+    if config.n_slots > fitting.n_slots:
+        raise ConfigError(
+            "slots",
+            f"{config.n_slots:,} states of {description.layout.record_bytes:,} bytes do not fit in "
+            f"the free memory of this {fitting.device} beside the weights; {fitting.n_slots:,} do",
+        )
 
 
 def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engine:

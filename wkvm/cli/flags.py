@@ -42,17 +42,26 @@ class Flag:
 
 def slots(text: str) -> int | None:
     """A number of slots; None for ``auto``."""
-    return None if text == "auto" else int(text)
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'") from None
 
 
 def port(text: str) -> int | None:
     """A TCP port; None for ``none``."""
-    return None if text == "none" else int(text)
+    try:
+        return None if text == "none" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a port nor 'none'") from None
 
 
 def id_list(text: str) -> tuple[int, ...]:
     """Ids with commas between them."""
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ids like 1,2,3") from None
 
 
 ENGINE_FLAGS = (

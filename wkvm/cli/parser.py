@@ -1,6 +1,8 @@
 """The tree of commands and flags. ``docs/cli.md`` has a row for each of them."""
 
 import argparse
+from collections.abc import Sequence
+from typing import NoReturn
 
 from wkvm import __version__
 from wkvm.cli.flags import (
@@ -15,6 +17,7 @@ from wkvm.cli.flags import (
     SAMPLING_FLAGS,
     add_flags,
 )
+from wkvm.cli.status import EXIT_USAGE
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 
@@ -23,9 +26,32 @@ MODEL_HELP = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the list of all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and end with status 2."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        SystemExit: it cannot be read (2), or help was asked for (0).
+    """
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # Said by the command that does not know them, not by ``wkvm``.
+        parser.prog = f"{parser.prog} {args.command}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line. ``command`` holds which command was given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="wkvm",
         description="An inference engine for recurrent language models.",
         allow_abbrev=False,

@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wkvm_client.errors import BadPeerError, ConnectFailedError, ConnectTimeoutError
+from wkvm_client.errors import (
+    BadPeerError,
+    ConnectFailedError,
+    ConnectTimeoutError,
+    PlaintextKeyError,
+    UnauthenticatedError,
+)
 from wkvm_protocol.messages import HelloOk
 
 from wkvm.cli.backend import Backend, Local, Remote
 from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
 from wkvm.cli.models import find_model, generation_settings, model_name, require_engine
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import ConfigError
+from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import (
     ByteTokenizer,
     ChatTemplate,
@@ -73,11 +80,22 @@ def open_setting(args: argparse.Namespace) -> Generator[Setting]:
 def sampling_options(
     args: argparse.Namespace, flags: tuple[Flag, ...], suggested: dict[str, float | int]
 ) -> dict[str, Any]:
-    """What to ask for: flags that were given, then what the model suggests, then defaults."""
+    """What to ask for: flags that were given, then what the model suggests, then defaults.
+
+    Raises:
+        ConfigError: a value is out of range. Ids are left to the server, which has the model.
+    """
     given = {name: value for name, value in values_of(args, flags).items() if value is not None}
+    options = suggested | given
+    try:
+        SamplingParams(**options)
+    except InvalidParameterError as error:
+        raise ConfigError(error.field.replace("_", "-"), error.why) from error
     if args.timeout_s is not None:
-        given["timeout_s"] = args.timeout_s
-    return suggested | given
+        if not args.timeout_s > 0:
+            raise ConfigError("timeout-s", f"{args.timeout_s:g} is not a positive time")
+        options["timeout_s"] = args.timeout_s
+    return options
 
 
 def note(text: str) -> None:
@@ -88,10 +106,10 @@ def note(text: str) -> None:
 def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     if args.connect is not None:
-        return Backend.open(Remote(args.connect, api_key))
+        return _open_remote(Remote(args.connect, api_key))
     if not args.local and args.model is None:
         try:
-            return Backend.open(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
+            return _open_remote(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
         except (ConnectFailedError, ConnectTimeoutError, BadPeerError):
             note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
     config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
@@ -99,6 +117,20 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     from wkvm.cli.engine import build_engine
 
     return Backend.open(Local(build_engine(path, config, served_name=model_name(path))))
+
+
+def _open_remote(server: Remote) -> Backend:
+    """Connect. What a key has to do with a failure is said in terms of the command line."""
+    try:
+        return Backend.open(server)
+    except UnauthenticatedError as error:
+        if server.api_key is not None:
+            raise
+        why = f"{server.address} asks for a key: --api-key or ${API_KEY_VARIABLE}"
+        raise UnauthenticatedError(why) from error
+    except PlaintextKeyError as error:
+        why = f"the key would be readable on the way to {server.address}: use a tunnel"
+        raise PlaintextKeyError(f"{why} or a unix socket") from error
 
 
 def _tokenizer(argument: str | None, model: Path) -> Tokenizer:

@@ -45,13 +45,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
     require_engine()
 
-    from wkvm.cli.engine import auto_slots, build_engine
+    from wkvm.cli.engine import auto_slots, build_engine, check_slots
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
 
     if is_auto:
         n_slots = auto_slots(path, device=engine_config.device, dtype=engine_config.dtype)
         engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
+    else:
+        check_slots(path, engine_config)
     engine = build_engine(path, engine_config, served_name=name)
 
     def ready(server: Server) -> None:
@@ -91,6 +93,8 @@ def api_keys(given: list[str] | None, file: str | None) -> tuple[ApiKey, ...]:
     if file is not None:
         try:
             keys += parse_api_keys(Path(file).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("api-keys-file", f"cannot be read: {error}") from error
+        except OSError as error:
+            raise ConfigError("api-keys-file", f"{file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError("api-keys-file", f"{file}: not UTF-8") from error
     return tuple(keys)
