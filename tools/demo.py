@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-PROMPT = "Once upon a time, there was a small fox who"
+PROMPT = "Once upon a time, there was a clever fox named Mia. Mia lived"
 
 
 def wkvm(*arguments: str) -> list[str]:
@@ -45,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first_line[:1] == ["ready"]:
         addresses = first_line[1:]
         named = ["--model", options.model] if options.model else []
-        show = wkvm("complete", PROMPT, "--connect", addresses[0], *named, "--max-tokens", "80")
+        show = wkvm("complete", PROMPT, "--connect", addresses[0], *named)
         print(
             f"ready. One completion, streamed:\n\n$ wkvm {shlex.join(show[3:])}\n{PROMPT}", end=""
         )
         sys.stdout.flush()
         subprocess.run(show, check=False)
         print("\nserving at", *addresses, "- Ctrl-C stops. Try, in another terminal:")
-        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0]))}", flush=True)
+        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}", flush=True)
     status = server.wait()
     if first_line[:1] != ["ready"]:
         print("There is no server. If its port is taken: make run PORT=8002", file=sys.stderr)
