@@ -1,7 +1,7 @@
 """Complete a text on a running server, with asyncio.
 
     wkvm serve
-    python examples/complete_text.py "Once upon a time" [ADDRESS]
+    python examples/complete_text.py [PROMPT [ADDRESS]]
 
 The server deals in token ids; the text layer turns text into ids and back.
 """
@@ -15,7 +15,7 @@ from wkvm.cli.models import BUNDLED
 from wkvm.gateway.text import IncrementalDecoder, load_tokenizer
 
 
-async def main(prompt: str, address: str = "tcp://127.0.0.1:8001") -> None:
+async def main(prompt: str = "Once upon a time", address: str = "tcp://127.0.0.1:8001") -> None:
     """Stream one completion to standard output."""
     tokenizer = load_tokenizer(BUNDLED)
     async with wkvm_client.aio.connect(address) as client:
