@@ -86,7 +86,7 @@ def sampling_options(
         ConfigError: a value is out of range. Ids are left to the server, which has the model.
     """
     given = {name: value for name, value in values_of(args, flags).items() if value is not None}
-    options = suggested | given
+    options: dict[str, Any] = suggested | given
     try:
         SamplingParams(**options)
     except InvalidParameterError as error:
