@@ -1,8 +1,10 @@
 """Addresses and socket files."""
 
+import fcntl
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.server.harness import local_config, serving, tcp_config
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError
+from wkvm.server import listen as listen_module
 from wkvm.server.listen import UnixSocket, bind_tcp, listen
 
 
@@ -90,6 +93,52 @@ def test_a_file_that_took_the_place_of_ours_is_left_alone(tmp_path: Path) -> Non
     made.remove()
     made.socket.close()
     assert path.read_text() == "precious"
+
+
+def test_of_two_servers_that_start_at_once_one_gets_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "s")
+    made = list[UnixSocket]()
+    refused = list[str]()
+
+    def start() -> None:
+        try:
+            made.append(UnixSocket(path))
+        except ConfigError as error:
+            refused.append(str(error))
+
+    second = threading.Thread(target=start)
+    umask = os.umask
+
+    def bind_meanwhile(mask: int) -> int:
+        # it is called before and after the bind: now the first is bound and does not listen
+        if mask != 0o177 and not second.ident:
+            second.start()
+            second.join(0.2)
+        return umask(mask)
+
+    monkeypatch.setattr(os, "umask", bind_meanwhile)
+    start()
+    second.join()
+    assert len(made) == 1
+    assert refused == [f"binary-uds: {path}: another server listens there"]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+    made[0].remove()
+    made[0].socket.close()
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen_module, "LOCK_PATIENCE_S", 0.05)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    made = UnixSocket(str(tmp_path / "s"))
+    made.remove()
+    made.socket.close()
+    os.close(fd)
 
 
 def test_a_path_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:

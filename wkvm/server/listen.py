@@ -1,8 +1,12 @@
 """Sockets to listen on: bound, or a ConfigError that says which setting is at fault."""
 
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from wkvm.core.config import ServerConfig, is_loopback
@@ -10,6 +14,8 @@ from wkvm.core.errors import ConfigError
 
 BACKLOG = 1024
 """Connections that the kernel takes before the server does."""
+LOCK_PATIENCE_S = 2.0
+"""How long another server may take to make its socket in the same folder."""
 
 
 def bind_tcp(host: str, port: int, *, loopback_only: bool) -> list[socket.socket]:
@@ -68,6 +74,11 @@ class UnixSocket:
 
     def __init__(self, path: str) -> None:
         self.path = str(Path(path).absolute())
+        # Bound and not yet listening, a socket looks like one that was left behind.
+        with _alone_in(os.path.dirname(self.path)):
+            self._listen(path)
+
+    def _listen(self, path: str) -> None:
         _clear(self.path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -89,6 +100,31 @@ class UnixSocket:
         if self._identity is not None and _identity(self.path) == self._identity:
             os.unlink(self.path)
         self._identity = None
+
+
+@contextmanager
+def _alone_in(folder: str) -> Generator[None]:
+    """Keep other servers from making sockets in a folder meanwhile.
+
+    It is a courtesy among servers: whoever holds the lock for too long is not waited for, and
+    where there is no folder to lock, making the socket says so.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        patience = time.monotonic() + LOCK_PATIENCE_S
+        while time.monotonic() < patience:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
