@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from wkvm.core.checks import check_ids_of, check_terms
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
+from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
 from wkvm.core.errors import (
     DrainingError,
@@ -21,7 +22,6 @@ from wkvm.core.errors import (
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import (
-    EndEvent,
     Event,
     Logprobs,
     PromptLogprobsEvent,
@@ -70,11 +70,7 @@ class Scheduler:
         self._events = list[Event]()
         self._turn = 0
         self._draining = False
-        self._n_requests = 0
-        self._n_prompt_tokens = 0
-        self._n_output_tokens = 0
-        self._n_steps = 0
-        self._n_ended = {status: 0 for status in Status if status.is_final}
+        self._counters = Counters()
 
     # --- requests in ----------------------------------------------------------------------
 
@@ -116,7 +112,7 @@ class Scheduler:
         self._table.add(request)
         self._waiting.push(request)
         self._deadlines.set(request_id, request.deadline)
-        self._n_requests += 1
+        self._counters.n_requests += 1
         self._last = request
 
     def _stops_of(self, spec: RequestSpec) -> tuple[int, ...]:
@@ -280,7 +276,7 @@ class Scheduler:
         ended = list[tuple[Request, Status, int | None, WkvmError | None]]()
         for index, row in enumerate(plan.rows):
             if row.position < row.n_prompt:
-                self._n_prompt_tokens += len(row.ids)
+                self._counters.n_prompt_tokens += len(row.ids)
             request = running.get(row.request_id)
             if request is None:
                 continue
@@ -319,7 +315,7 @@ class Scheduler:
                 request.credit -= 1
                 self._note_pause(request, now)
         if request_ids:
-            self._n_output_tokens += len(request_ids)
+            self._counters.n_output_tokens += len(request_ids)
             self._events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
         for request, status, stop_id, error in ended:
             self._end(request, status, now, stop_id=stop_id, error=error)
@@ -340,7 +336,7 @@ class Scheduler:
         if plan is not self._in_flight:
             raise ValueError("the plan is not in flight")
         self._in_flight = None
-        self._n_steps += 1
+        self._counters.n_steps += 1
 
     def _end(
         self,
@@ -360,22 +356,8 @@ class Scheduler:
             self._freed[request.slot] = None
         self._deadlines.forget(request.request_id)
         self._table.move(request, status)
-        self._n_ended[status] += 1
-        since = request.submitted_at
-        admitted_at, first_token_at = request.admitted_at, request.first_token_at
-        self._events.append(
-            EndEvent(
-                request_id=request.request_id,
-                status=status,
-                stop_id=stop_id,
-                error=error,
-                n_prompt=len(request.prompt),
-                n_output=request.n_output,
-                queue_s=None if admitted_at is None else admitted_at - since,
-                first_token_s=None if first_token_at is None else first_token_at - since,
-                total_s=now - since,
-            )
-        )
+        self._counters.n_ended[status] += 1
+        self._events.append(request.end_event(status, now, stop_id=stop_id, error=error))
 
     # --- times ----------------------------------------------------------------------------
 
@@ -423,9 +405,5 @@ class Scheduler:
             "n_paused": sum(r.paused_since is not None for r in self._running.values()),
             "n_completed_remembered": self._table.n_completed,
             "draining": int(self._draining),
-            "requests_total": self._n_requests,
-            **{f"{status}_total": n for status, n in self._n_ended.items()},
-            "prompt_tokens_total": self._n_prompt_tokens,
-            "output_tokens_total": self._n_output_tokens,
-            "steps_total": self._n_steps,
+            **self._counters.by_name(),
         }

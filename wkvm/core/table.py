@@ -4,7 +4,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from wkvm.core.request import TRANSITIONS, RequestSpec, Status
+from wkvm.core.errors import WkvmError
+from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 
 
@@ -90,6 +91,24 @@ class Request:
     def may_produce(self) -> bool:
         """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
         return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
+
+    def end_event(
+        self, status: Status, now: float, *, stop_id: int | None, error: WkvmError | None
+    ) -> EndEvent:
+        """What is told of its end."""
+        since = self.submitted_at
+        admitted_at, first_token_at = self.admitted_at, self.first_token_at
+        return EndEvent(
+            request_id=self.request_id,
+            status=status,
+            stop_id=stop_id,
+            error=error,
+            n_prompt=len(self.prompt),
+            n_output=self.n_output,
+            queue_s=None if admitted_at is None else admitted_at - since,
+            first_token_s=None if first_token_at is None else first_token_at - since,
+            total_s=now - since,
+        )
 
 
 def slot_of(request: Request) -> int:
