@@ -192,7 +192,7 @@ async def test_credit_and_release_wake_a_sleeping_loop() -> None:
 
 
 async def test_credit_alone_wakes_a_sleeping_loop_even_if_the_deadline_is_never() -> None:
-    setup = Setup(config=EngineConfig(stall_timeout_s=2.0**63))
+    setup = Setup(config=EngineConfig(stall_timeout_s=2.0**31))
     async with running(setup):
         spec = RequestSpec(prompt=(1,), params=greedy(3), credit=1, timeout_s=2.0**63)
         request_id = setup.loop.submit(spec)
