@@ -245,6 +245,12 @@ class Session:
             n_bytes = 0
         if n_bytes > limit:
             return RequestTooLargeError(n_bytes, limit)
+        for part in (message.sampling, message):
+            for name in part.__struct_fields__:
+                value = getattr(part, name)
+                # The encoder does not say which number it has no form for.
+                if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                    return InvalidParameterError(f"{name}: {value} is out of range", field=name)
         match = _FIELD.match(str(error))
         return InvalidParameterError(str(error), field=match[1] if match else "")
 

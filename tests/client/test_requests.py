@@ -358,8 +358,8 @@ async def test_stats_can_be_refused(driver: Driver, server: FakeServer) -> None:
     ("options", "field", "kind"),
     [
         ({"temperature": "hot"}, "temperature", InvalidParameterError),
-        ({"temperature": 2**70}, "", InvalidParameterError),
-        ({"seed": 2**64}, "", InvalidParameterError),
+        ({"temperature": 2**70}, "temperature", InvalidParameterError),
+        ({"seed": 2**64}, "seed", InvalidParameterError),
         ({"max_tokens": 1.5}, "max_tokens", InvalidParameterError),
         ({"n": 10**9}, "n", InvalidParameterError),
         ({"stop_ids": [-1]}, "stop_ids", TokenOutOfRangeError),
@@ -370,6 +370,7 @@ async def test_stats_can_be_refused(driver: Driver, server: FakeServer) -> None:
         ({"timeout_s": 0}, "timeout_s", InvalidParameterError),
         ({"timeout_s": math.nan}, "timeout_s", InvalidParameterError),
         ({"priority": "high"}, "priority", InvalidParameterError),
+        ({"priority": 2**64}, "priority", InvalidParameterError),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_and_the_next_request_is_unaffected(
