@@ -78,7 +78,8 @@ def to_text(bench: str, comparison: Comparison) -> str:
 
 
 def append(folder: Path, bench: str, lines: Sequence[str]) -> Path:
-    """Add lines to the benchmark's file in ``folder``, and return its path."""
+    """Add lines to the benchmark's file in ``folder``, made if missing, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{bench}.jsonl"
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)

@@ -15,8 +15,9 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
         settings={"threads": 1},
         environment=environment(),
     )
-    path = append(tmp_path, "decode", [line])
-    assert append(tmp_path, "decode", [line]) == path
+    folder = tmp_path / "new"
+    path = append(folder, "decode", [line])
+    assert append(folder, "decode", [line]) == path
     first, second = path.read_text().splitlines()
     assert first == second
     record = json.loads(first)
