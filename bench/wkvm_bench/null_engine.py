@@ -63,22 +63,25 @@ class NullEngine:
         """There is nothing to wait for."""
         return False
 
-    def submit(self, spec: RequestSpec, now: float) -> int:
-        """Take a request. There is no queue.
+    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+        """Take a request for each choice. There is no queue.
 
         Raises:
-            QueueFullError: as many run as there are slots.
+            QueueFullError: there are fewer free slots than choices; none was taken.
         """
-        if len(self._rows) >= self._info.n_slots:
-            raise QueueFullError(0, "requests")
-        self._n_submitted = request_id = self._n_submitted + 1
         params = spec.params
-        row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
-        self._rows[request_id] = row
-        self._sort(request_id, row)
-        if not params.max_tokens:
-            self._end(request_id, row, Status.LENGTH, now, None)
-        return request_id
+        if len(self._rows) + params.n > self._info.n_slots:
+            raise QueueFullError(0, "requests")
+        first = self._n_submitted + 1
+        self._n_submitted += params.n
+        request_ids = tuple(range(first, first + params.n))
+        for request_id in request_ids:
+            row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
+            self._rows[request_id] = row
+            self._sort(request_id, row)
+            if not params.max_tokens:
+                self._end(request_id, row, Status.LENGTH, now, None)
+        return request_ids
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request."""

@@ -10,7 +10,9 @@ def submit(
     engine: NullEngine, *, last_id: int = 5, max_tokens: int = 10, credit: int | None = None
 ) -> int:
     params = SamplingParams(max_tokens=max_tokens)
-    return engine.submit(RequestSpec(prompt=(1, last_id), params=params, credit=credit), 0.0)
+    spec = RequestSpec(prompt=(1, last_id), params=params, credit=credit)
+    (request_id,) = engine.submit(spec, 0.0)
+    return request_id
 
 
 def run(engine: NullEngine, n_steps: int) -> list[tuple[int, int]]:
@@ -83,3 +85,13 @@ def test_slots_are_counted() -> None:
     with pytest.raises(QueueFullError):
         submit(engine)
     assert engine.stats() == {"n_slots": 1, "n_running": 1}
+
+
+def test_choices_are_taken_all_or_none_and_have_ids_of_their_own() -> None:
+    engine = NullEngine(n_slots=3)
+    with pytest.raises(QueueFullError):
+        engine.submit(RequestSpec(prompt=(5,), params=SamplingParams(n=4)), 0.0)
+    assert engine.stats()["n_running"] == 0
+    ids = engine.submit(RequestSpec(prompt=(5,), params=SamplingParams(n=3)), 0.0)
+    assert run(engine, 1) == [(request_id, 6) for request_id in ids]
+    assert len(set(ids)) == 3

@@ -98,11 +98,11 @@ async def outcome(driver: Driver, stream: Any) -> Any:
     return completion
 
 
-def alone(prompt: tuple[int, ...], options: dict[str, Any], branch: int = 0) -> list[int]:
+def alone(prompt: tuple[int, ...], options: dict[str, Any], choice: int = 0) -> list[int]:
     """The ids of a choice from an engine that has nothing else to do, without a server."""
     of_sampling = {k: v for k, v in options.items() if k not in ("priority", "timeout_s")}
     engine = EngineDriver(FakeModel(vocab_size=VOCAB_SIZE, eos_ids=(0,)))
-    return engine.run(prompt, SamplingParams(**of_sampling), branch).ids
+    return engine.run(prompt, SamplingParams(**of_sampling), choice).ids
 
 
 def expected_ids(row: Row) -> list[int]:

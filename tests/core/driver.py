@@ -46,17 +46,26 @@ def submit(
     timeout_s: float | None = None,
     credit: int | None = None,
 ) -> None:
-    """Submit a request; a number as ``prompt`` is its length."""
+    """Submit a request, whose choices get the ids from here on; a number is a prompt's length."""
     ids = prompt if isinstance(prompt, tuple) else prompt_of(prompt)
+    params = params or SamplingParams()
     spec = RequestSpec(
         prompt=ids,
-        params=params or SamplingParams(),
+        params=params,
         tenant=tenant,
         priority=priority,
         timeout_s=timeout_s,
         credit=credit,
     )
-    scheduler.submit(request_id, spec, seed=7, branch=0, now=now)
+    submit_spec(scheduler, request_id, spec, now=now)
+
+
+def submit_spec(
+    scheduler: Scheduler, request_id: int, spec: RequestSpec, *, now: float = 0.0
+) -> None:
+    n = spec.params.n
+    request_ids = range(request_id, request_id + n)
+    scheduler.submit(request_ids, spec, seed=7, branches=range(n), now=now)
 
 
 def prompt_of(length: int) -> tuple[int, ...]:

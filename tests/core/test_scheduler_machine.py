@@ -108,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         timeout_s=st.none() | st.sampled_from([1.0, 5.0, 50.0]),
         credit=st.none() | st.integers(0, 3),
+        n=st.integers(1, 3),
     )
     def submit(
         self,
@@ -122,16 +123,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         timeout_s: float | None,
         credit: int | None,
+        n: int,
     ) -> None:
-        request_id = len(self.requests)
+        first = len(self.requests)
+        request_ids = range(first, first + n)
         spec = RequestSpec(
-            prompt=tuple((request_id + 7 * i) % VOCAB_SIZE for i in range(length)),
+            prompt=tuple((first + 7 * i) % VOCAB_SIZE for i in range(length)),
             params=SamplingParams(
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens),
                 stop_ids=stop_ids,
                 ignore_eos=ignore_eos,
                 prompt_logprobs=0 if scored else None,
+                n=n,
             ),
             tenant=tenant,
             priority=priority,
@@ -143,13 +147,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         queued = [
             r for r in self.live() if self.status(r) == Status.QUEUED and r.spec.tenant == tenant
         ]
-        n_tokens = len(spec.prompt) + sum(len(r.spec.prompt) for r in queued)
-        has_room = len(queued) < n_free or (
-            len(queued) < n_free + self.config.max_queue
+        specs = {id(r.spec): r.spec for r in queued}
+        n_tokens = len(spec.prompt) + sum(len(one.prompt) for one in specs.values())
+        has_room = len(queued) + n <= n_free or (
+            len(queued) + n <= n_free + self.config.max_queue
             and n_tokens <= self.config.max_queued_tokens
         )
         try:
-            self.scheduler.submit(request_id, spec, seed=request_id, branch=0, now=self.now)
+            self.scheduler.submit(request_ids, spec, seed=first, branches=range(n), now=self.now)
         except DrainingError:
             assert self.draining
             assert self.scheduler.stats() == before
@@ -160,9 +165,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not self.draining
             assert has_room
             wait_s = self.config.request_timeout_s if timeout_s is None else timeout_s
-            self.requests[request_id] = Expected(
-                request_id, spec, self.now + wait_s, credit, list(spec.prompt)
-            )
+            for request_id in request_ids:
+                self.requests[request_id] = Expected(
+                    request_id, spec, self.now + wait_s, credit, list(spec.prompt)
+                )
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -248,6 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert row.fresh == (r.fed == 0)
         assert row.n_output == len(r.outputs)
         assert row.n_prompt == len(r.spec.prompt)
+        assert row.seed + row.branch == row.request_id
         params = r.spec.params
         assert row.samples == (end == len(r.known) and params.max_tokens > 0)
         assert end == len(r.known) or end % CUT_MULTIPLE == 0

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.core.driver import EOS_IDS, VOCAB_SIZE, make_scheduler, prompt_of, shape, step, submit
+from tests.core.driver import (
+    EOS_IDS,
+    VOCAB_SIZE,
+    make_scheduler,
+    prompt_of,
+    shape,
+    step,
+    submit,
+    submit_spec,
+)
 from wkvm.core.errors import (
     DrainingError,
     EmptyPromptError,
@@ -27,7 +36,7 @@ def refusal(scheduler: Scheduler, **fields: object) -> WkvmError:
     """The error that a request with these fields raises, which must leave no trace."""
     before = trace(scheduler)
     with pytest.raises(WkvmError) as caught:
-        scheduler.submit(99, RequestSpec(**{**GOOD, **fields}), seed=1, branch=0, now=0.0)
+        submit_spec(scheduler, 99, RequestSpec(**{**GOOD, **fields}))
     assert trace(scheduler) == before
     assert scheduler.status(99) is None
     return caught.value
@@ -85,7 +94,6 @@ BAD_FIELDS: list[tuple[str, object]] = [
         for value in (0, 0.0, -1.0, math.nan, math.inf, True, "1", 10**400, 2**63 + 1)
     ),
     *(("credit", value) for value in (-1, True, 1.0)),
-    *(("branch", value) for value in (-1, 1, True, 0.0)),
     *(("priority", value) for value in (math.nan, 1.0, True)),
 ]
 
@@ -101,8 +109,7 @@ def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
     ("field", "value"), [("timeout_s", 0.001), ("timeout_s", 5), ("credit", 0), ("priority", -3)]
 )
 def test_values_at_the_limit_are_taken(field: str, value: object) -> None:
-    spec = RequestSpec(**{**GOOD, field: value})
-    make_scheduler().submit(0, spec, seed=1, branch=0, now=0.0)
+    submit_spec(make_scheduler(), 0, RequestSpec(**{**GOOD, field: value}))
 
 
 def test_min_tokens_must_leave_something_to_sample() -> None:
@@ -168,27 +175,84 @@ class Counted(list[int]):
 
 
 def test_the_ids_of_several_choices_are_checked_once() -> None:
-    scheduler = make_scheduler()
-    prompt, allowed_ids = Counted([5, 6]), Counted([7, 8])
-    params = SamplingParams(n=64, allowed_ids=allowed_ids, min_tokens=1)
     looks = list[tuple[int, int]]()
-    for branch in range(64):
-        spec = RequestSpec(prompt=prompt, params=params, branch=branch)
-        scheduler.submit(branch, spec, seed=1, branch=branch, now=0.0)
+    for n in (1, 64):
+        prompt, allowed_ids = Counted([5, 6]), Counted([7, 8])
+        params = SamplingParams(n=n, allowed_ids=allowed_ids, min_tokens=1)
+        submit_spec(make_scheduler(), 0, RequestSpec(prompt=prompt, params=params))
         looks.append((prompt.n_looks, allowed_ids.n_looks))
-    assert len(set(looks)) == 1
-    error = refusal(scheduler, prompt=prompt, params=params, branch=64)
-    assert isinstance(error, InvalidParameterError)
+    assert looks[0] == looks[1]
+    assert all(looks[0])
 
 
-def test_ids_are_checked_again_once_their_request_has_ended() -> None:
+def test_choices_are_requests_of_their_own_with_branches_in_order() -> None:
+    scheduler = make_scheduler(n_slots=3)
+    spec = RequestSpec(prompt=(5, 6), params=SamplingParams(n=3))
+    scheduler.submit((4, 2, 9), spec, seed=1, branches=range(30, 33), now=0.0)
+    assert scheduler.stats()["requests_total"] == 3
+    plan = step(scheduler)
+    assert [(row.request_id, row.seed, row.branch) for row in plan.rows] == [
+        (4, 1, 30),
+        (2, 1, 31),
+        (9, 1, 32),
+    ]
+    assert len({row.slot for row in plan.rows}) == 3
+
+
+def test_choices_are_taken_all_or_none() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue=2)
+    submit(scheduler, 0)
+    error = refusal(scheduler, params=SamplingParams(n=3))
+    assert isinstance(error, QueueFullError)
+    assert error.limit == 2
+    submit(scheduler, 1, 1, SamplingParams(n=2))
+    assert scheduler.stats()["n_queued"] == 3
+    assert isinstance(refusal(scheduler), QueueFullError)
+
+
+def test_free_slots_and_the_queue_hold_choices_together() -> None:
+    scheduler = make_scheduler(n_slots=2, max_queue=3)
+    assert isinstance(refusal(scheduler, params=SamplingParams(n=6)), QueueFullError)
+    submit(scheduler, 0, 1, SamplingParams(n=5))
+
+
+def test_choices_that_wait_count_the_ids_they_share_once() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queued_tokens=10)
+    submit(scheduler, 0)
+    step(scheduler)
+    submit(scheduler, 1, 5, SamplingParams(n=64, allowed_ids=(5, 6)))
+    assert isinstance(refusal(scheduler, prompt=prompt_of(4)), QueueFullError)
+    submit(scheduler, 100, 3)
+
+
+def test_the_ids_of_choices_count_until_the_last_has_left_the_queue() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queued_tokens=10)
+    submit(scheduler, 0)
+    step(scheduler)
+    submit(scheduler, 1, 10, SamplingParams(n=3))
+    for request_id in (2, 0):  # one goes, and one gets the slot
+        scheduler.cancel(request_id, 0.0)
+        step(scheduler)
+        assert isinstance(refusal(scheduler), QueueFullError)
+    scheduler.cancel(3, 0.0)
+    submit(scheduler, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("request_ids", "branches"),
+    [((1, 2, 0), (0, 1, 2)), ((1, 2, 2), (0, 1, 2)), ((1, 2), (0, 1)), ((1, 2, 3), (0, 1))],
+)
+def test_choices_without_an_id_or_a_branch_of_their_own_are_a_bug(
+    request_ids: tuple[int, ...], branches: tuple[int, ...]
+) -> None:
     scheduler = make_scheduler()
-    prompt, params = [5, 6], SamplingParams()
-    scheduler.submit(0, RequestSpec(prompt=prompt, params=params), seed=1, branch=0, now=0.0)
-    scheduler.cancel(0, 0.0)
-    scheduler.take_events()
-    prompt.append(VOCAB_SIZE)
-    assert isinstance(refusal(scheduler, prompt=prompt, params=params), TokenOutOfRangeError)
+    submit(scheduler, 0)
+    before = trace(scheduler)
+    spec = RequestSpec(prompt=(5,), params=SamplingParams(n=3))
+    with pytest.raises(ValueError):  # noqa: PT011
+        scheduler.submit(request_ids, spec, seed=1, branches=branches, now=0.0)
+    assert trace(scheduler) == before
+    assert scheduler.status(1) is None
 
 
 def test_a_tenant_that_fills_its_queue_leaves_room_to_others() -> None:

@@ -1,12 +1,15 @@
 import pytest
 
 from wkvm.core.request import TRANSITIONS, RequestSpec, Status
-from wkvm.core.table import Request, RequestTable
+from wkvm.core.table import Request, RequestTable, choices_of
 
 
 def make_request(request_id: int) -> Request:
     spec = RequestSpec(prompt=(5,))
-    return Request.from_spec(request_id, spec, seed=0, branch=0, stops=(), now=0.0, deadline=1.0)
+    (request,) = choices_of(
+        [request_id], spec, seed=0, branches=[0], stops=(), now=0.0, deadline=1.0
+    )
+    return request
 
 
 @pytest.mark.parametrize("source", Status)

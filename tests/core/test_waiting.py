@@ -3,13 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wkvm.core.request import RequestSpec
-from wkvm.core.table import Request
+from wkvm.core.sampling import SamplingParams
+from wkvm.core.table import Request, choices_of
 from wkvm.core.waiting import WaitingLine
 
 
 def make_request(request_id: int, tenant: str = "a", priority: int = 0) -> Request:
     spec = RequestSpec(prompt=(5,), tenant=tenant, priority=priority)
-    return Request.from_spec(request_id, spec, seed=0, branch=0, stops=(), now=0.0, deadline=1.0)
+    (request,) = choices_of(
+        [request_id], spec, seed=0, branches=[0], stops=(), now=0.0, deadline=1.0
+    )
+    return request
 
 
 def drain(line: WaitingLine) -> list[int]:
@@ -63,6 +67,20 @@ def test_a_line_counts_what_each_tenant_has_waiting() -> None:
     assert (line.n_requests("a"), line.n_ids("a")) == (1, 1)
     assert (line.n_requests("b"), line.n_ids("b")) == (1, 1)
     assert (line.n_requests("c"), line.n_ids("c")) == (0, 0)
+
+
+def test_ids_that_requests_share_count_once_while_one_of_them_waits() -> None:
+    spec = RequestSpec(prompt=(5, 6, 7), tenant="a", params=SamplingParams(n=2))
+    line = WaitingLine()
+    for request in choices_of(
+        [0, 1], spec, seed=0, branches=[0, 1], stops=(), now=0.0, deadline=1.0
+    ):
+        line.push(request)
+    counts = [(line.n_requests("a"), line.n_ids("a"))]
+    while line:
+        line.pop()
+        counts.append((line.n_requests("a"), line.n_ids("a")))
+    assert counts == [(2, 3), (1, 3), (0, 0)]
 
 
 def test_an_empty_line_has_nobody() -> None:

@@ -40,11 +40,11 @@ class Driver:
         self.now = 0.0
         self.outcomes = dict[int, Outcome]()
 
-    def submit(self, prompt: tuple[int, ...], params: SamplingParams, branch: int = 0) -> int:
-        spec = RequestSpec(prompt=prompt, params=params, branch=branch)
-        request_id = self.engine.submit(spec, self.now)
-        self.outcomes[request_id] = Outcome()
-        return request_id
+    def submit(self, prompt: tuple[int, ...], params: SamplingParams, choice: int = 0) -> int:
+        """Submit all choices; the id of one of them."""
+        request_ids = self.engine.submit(RequestSpec(prompt=prompt, params=params), self.now)
+        self.outcomes.update((request_id, Outcome()) for request_id in request_ids)
+        return request_ids[choice]
 
     def cancel(self, request_id: int) -> None:
         self.engine.cancel(request_id, self.now)
@@ -77,9 +77,9 @@ class Driver:
         while not self.is_idle:
             self.step()
 
-    def run(self, prompt: tuple[int, ...], params: SamplingParams, branch: int = 0) -> Outcome:
+    def run(self, prompt: tuple[int, ...], params: SamplingParams, choice: int = 0) -> Outcome:
         """One request from its beginning to its end."""
-        request_id = self.submit(prompt, params, branch)
+        request_id = self.submit(prompt, params, choice)
         self.finish()
         return self.outcomes[request_id]
 

@@ -10,7 +10,7 @@ from tests.engine.driver import Driver, Outcome, greedy
 from tests.fakes import FakeModel, fake_continuation, fake_logits
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, NonFiniteError, StepFailedError
-from wkvm.core.request import Status
+from wkvm.core.request import RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine import engine as engine_module
 from wkvm.engine.engine import Engine
@@ -21,9 +21,9 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, seed=41)
 
 
 def ids_of(
-    params: SamplingParams, branch: int = 0, config: EngineConfig | None = None
+    params: SamplingParams, choice: int = 0, config: EngineConfig | None = None
 ) -> list[int]:
-    return Driver(FakeModel(), config).run(PROMPT, params, branch).ids
+    return Driver(FakeModel(), config).run(PROMPT, params, choice).ids
 
 
 # --- random numbers -----------------------------------------------------------------------
@@ -71,6 +71,26 @@ def test_branches_of_a_seed_differ_and_are_not_those_of_the_next_seed() -> None:
     assert len(set(answers)) == len(answers)
     assert ids_of(wide, 1) != ids_of(replace(wide, seed=42), 0)
     assert ids_of(wide, 3) == list(answers[8 + 3])
+
+
+def test_choices_without_a_seed_draw_numbers_of_their_own() -> None:
+    driver = Driver(FakeModel(), EngineConfig(seed=9))
+    spec = RequestSpec(prompt=PROMPT, params=replace(SAMPLED, seed=None, n=3))
+    request_ids = [*driver.engine.submit(spec, 0.0), *driver.engine.submit(spec, 0.0)]
+    assert len(set(request_ids)) == 6
+    plan = driver.engine.plan(0.0)
+    assert plan is not None
+    assert [row.request_id for row in plan.rows] == request_ids
+    assert len({(row.seed, row.branch) for row in plan.rows}) == 6
+
+
+def test_the_choice_is_the_branch_of_a_seed() -> None:
+    engine = Driver(FakeModel()).engine
+    request_ids = engine.submit(RequestSpec(prompt=PROMPT, params=replace(SAMPLED, n=5)), 0.0)
+    plan = engine.plan(0.0)
+    assert plan is not None
+    keys = [(row.request_id, row.seed, row.branch) for row in plan.rows]
+    assert keys == [(i, SAMPLED.seed, branch) for branch, i in enumerate(request_ids)]
 
 
 def test_many_rows_draw_as_one_does_with_keys_of_all_64_bits() -> None:

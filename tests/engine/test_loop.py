@@ -94,7 +94,11 @@ class Setup:
         self._changed.set()
 
     def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
-        return self.loop.submit(RequestSpec(prompt=prompt, params=params))
+        return self.submit_spec(RequestSpec(prompt=prompt, params=params))
+
+    def submit_spec(self, spec: RequestSpec) -> int:
+        (request_id,) = self.loop.submit(spec)
+        return request_id
 
     def ids(self, request_id: int) -> list[int]:
         return [
@@ -168,7 +172,7 @@ async def test_an_idle_loop_wakes_at_the_next_deadline() -> None:
     setup = Setup(config=EngineConfig(stall_timeout_s=0.02))
     async with running(setup):
         spec = RequestSpec(prompt=(1,), params=greedy(5), credit=1)
-        request_id = setup.loop.submit(spec)
+        request_id = setup.submit_spec(spec)
         end = await setup.end(request_id)
         assert end.status is Status.FINISHED_ERROR
         assert setup.ids(request_id) == fake_continuation((1,), 1)
@@ -180,7 +184,7 @@ async def test_credit_and_release_wake_a_sleeping_loop() -> None:
     setup = Setup()
     async with running(setup):
         spec = RequestSpec(prompt=(1,), params=greedy(3), credit=1)
-        request_id = setup.loop.submit(spec)
+        request_id = setup.submit_spec(spec)
         await setup.until(lambda: len(setup.ids(request_id)) == 1)
         await turns()
         setup.loop.hold(request_id)
@@ -195,7 +199,7 @@ async def test_credit_alone_wakes_a_sleeping_loop_even_if_the_deadline_is_never(
     setup = Setup(config=EngineConfig(stall_timeout_s=2.0**31))
     async with running(setup):
         spec = RequestSpec(prompt=(1,), params=greedy(3), credit=1, timeout_s=2.0**63)
-        request_id = setup.loop.submit(spec)
+        request_id = setup.submit_spec(spec)
         await setup.until(lambda: len(setup.ids(request_id)) == 1)
         await turns()
         setup.loop.grant(request_id, 2)
@@ -237,7 +241,7 @@ async def test_a_cancel_is_answered_when_the_loop_is_idle_or_has_not_started() -
     assert (await setup.end(early)).status is Status.CANCELLED
     async with running(setup):
         spec = RequestSpec(prompt=(1,), params=greedy(5), credit=0)
-        late = setup.loop.submit(spec)
+        late = setup.submit_spec(spec)
         await turns(20)
         setup.loop.cancel(late)
         assert (await setup.end(late)).status is Status.CANCELLED

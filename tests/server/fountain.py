@@ -51,15 +51,18 @@ class Fountain:
         self._n_submitted = 0
         self._draining = False
 
-    def submit(self, spec: RequestSpec, now: float) -> int:
+    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
         del now
         if self._draining:
             raise DrainingError
-        self._n_submitted += 1
-        self._requests[self._n_submitted] = _Request(spec.params.max_tokens)
+        first = self._n_submitted + 1
+        self._n_submitted += spec.params.n
+        request_ids = tuple(range(first, first + spec.params.n))
+        for request_id in request_ids:
+            self._requests[request_id] = _Request(spec.params.max_tokens)
         if spec.params.logprobs is not None:
-            self._wants_logprobs.add(self._n_submitted)
-        return self._n_submitted
+            self._wants_logprobs.update(request_ids)
+        return request_ids
 
     def cancel(self, request_id: int, now: float) -> None:
         del now

@@ -265,14 +265,16 @@ async def test_bad_requests_among_good_ones_change_nothing_for_the_good() -> Non
             assert answers[lane].ids == {0: fake_continuation(prompt, 9, VOCAB_SIZE)}
 
 
-async def test_one_refused_choice_refuses_the_lane_with_one_answer() -> None:
+async def test_choices_the_queue_has_no_room_for_refuse_the_lane_and_count_nowhere() -> None:
     async with serving(engine_config=EngineConfig(n_slots=2, max_queue=1)) as rig:
         client = await rig.client()
         failed = await client.failure(n=4, max_tokens=10**6)
         assert failed.code == ErrorCode.QUEUE_FULL
         assert failed.retryable
         assert failed.retry_after_ms > 0
-        # nothing else came for that lane, and nothing of it is left
+        # nothing else came for that lane, and nothing of it was taken
+        stats = await client.stats()
+        assert (stats["requests_total"], stats["cancelled_total"]) == (0, 0)
         await rig.assert_idle()
         assert (await client.generate(n=3)).ends.keys() == {0, 1, 2}
         await rig.assert_alive()

@@ -7,13 +7,13 @@ from wkvm.core.sampling import check_ids
 MAX_TIMEOUT_S = 2**63
 
 
-def check_ids_of(
+def check_spec(
     spec: RequestSpec, vocab_size: int, eos_ids: tuple[int, ...], *, max_model_len: int | None
 ) -> tuple[int, ...]:
-    """Check prompt and parameters against the model and the limits. Linear in their ids.
+    """Check a request against the model and the limits. Linear in its ids.
 
     Returns:
-        The ids that end the request, each once: its own and, unless ignored, the model's.
+        The ids that end it, each once: its own and, unless ignored, the model's.
 
     Raises:
         RequestError: it cannot be run, for the reason that the leaf says.
@@ -34,18 +34,11 @@ def check_ids_of(
             raise InvalidParameterError("min_tokens", "all ids are stop ids")
         if allowed_ids is not None and set(stops).issuperset(allowed_ids):
             raise InvalidParameterError("min_tokens", "all allowed ids are stop ids")
+    _check_terms(spec)
     return stops
 
 
-def check_terms(spec: RequestSpec) -> None:
-    """Check everything else about a request. Constant time.
-
-    Raises:
-        InvalidParameterError: a value is out of range.
-    """
-    params = spec.params
-    if type(spec.branch) is not int or not 0 <= spec.branch < params.n:
-        raise InvalidParameterError("branch", f"{spec.branch!r} is not in [0, {params.n})")
+def _check_terms(spec: RequestSpec) -> None:
     if type(spec.priority) is not int:
         raise InvalidParameterError("priority", f"{spec.priority!r} is not an integer")
     if spec.timeout_s is not None and not _is_positive(spec.timeout_s):

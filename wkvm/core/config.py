@@ -23,8 +23,9 @@ class EngineConfig:
         n_slots: how many states can be live at once.
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
-        max_queue: how many requests of a tenant may wait for a slot.
-        max_queued_tokens: how many prompt and allowed ids these may have together.
+        max_queue: how many requests of a tenant may wait for a slot; each choice is one.
+        max_queued_tokens: how many prompt and allowed ids these may have together. Choices of
+            one spec share theirs, which count once while any of the choices waits.
         max_completed_requests: how many finished requests are remembered.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.

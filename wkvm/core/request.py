@@ -48,23 +48,20 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """What a client asks for: one completion of one prompt.
+    """What a client asks for: ``params.n`` completions of one prompt, each a request.
 
     Attributes:
         prompt: token ids, at least one; not copied, so it must not change.
-        params: sampling parameters; ``params.n`` is for the caller, who submits n specs.
-        branch: which completion of the prompt this is, ``0 <= branch < n``. With a
-            seed it keys the random numbers; without one they are fresh anyway.
+        params: sampling parameters, and how many completions.
         tenant: on whose behalf; tenants take turns.
         priority: lower runs first, among the requests of the tenant.
         timeout_s: from submission to the end, or None for the engine's default.
-        credit: how many ids may be produced before more credit is granted; None is
-            unlimited.
+        credit: how many ids each completion may have before more credit is granted to it;
+            None is unlimited.
     """
 
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    branch: int = 0
     tenant: str = "local"
     priority: int = 0
     timeout_s: float | None = None

@@ -6,9 +6,9 @@ knows no phases. A request has ids, known so far, and a state that has absorbed
 next one is sampled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from wkvm.core.checks import check_ids_of, check_terms
+from wkvm.core.checks import check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
@@ -30,7 +30,7 @@ from wkvm.core.request import (
     TokensEvent,
 )
 from wkvm.core.slots import SlotAllocator
-from wkvm.core.table import Request, RequestTable, slot_of
+from wkvm.core.table import Request, RequestTable, choices_of, slot_of
 from wkvm.core.waiting import WaitingLine
 
 
@@ -62,7 +62,6 @@ class Scheduler:
         self._slots = SlotAllocator(config.n_slots)
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
-        self._last: Request | None = None
         self._running = dict[int, Request]()
         self._deadlines = Deadlines(self._due)
         self._in_flight: StepPlan | None = None
@@ -75,67 +74,55 @@ class Scheduler:
     # --- requests in ----------------------------------------------------------------------
 
     def submit(
-        self, request_id: int, spec: RequestSpec, *, seed: int, branch: int, now: float
+        self,
+        request_ids: Sequence[int],
+        spec: RequestSpec,
+        *,
+        seed: int,
+        branches: Sequence[int],
+        now: float,
     ) -> None:
-        """Queue a request. If it raises, nothing has changed.
+        """Queue a request for each choice, ``n`` in all. If it raises, nothing has changed.
 
-        Linear in its ids; but where prompt and parameters are those, the very same objects, of
-        the request that was queued last and is still there, constant: a hundred choices of a
-        long prompt must not keep the sockets waiting a hundred times.
+        Linear in the ids that the spec brings, whatever ``n``.
 
         Args:
-            request_id: never used before.
-            seed, branch: with a position, the key of its random numbers.
+            request_ids: ``n`` of them, never used before.
+            spec: what the choices have in common.
+            seed, branches: with a position, the keys of their random numbers; ``n`` branches.
 
         Raises:
             RequestError: the request is wrong.
             DrainingError: nothing new is taken.
-            QueueFullError: no slot is free for it, and its tenant has ``max_queue`` requests
-                waiting already, or with it more than ``max_queued_tokens`` ids.
-            ValueError: ``request_id`` is in use.
+            QueueFullError: the free slots do not suffice for what its tenant has waiting and
+                these, and beyond them there would be more than ``max_queue`` requests, or in
+                all more than ``max_queued_tokens`` ids.
+            ValueError: an id is in use, or there are not ``n`` ids and branches.
         """
-        stops = self._stops_of(spec)
-        check_terms(spec)
+        config = self._config
+        stops = check_spec(
+            spec, self._vocab_size, self._eos_ids, max_model_len=config.max_model_len
+        )
         if self._draining:
             raise DrainingError
         self._check_room(spec)
-        timeout_s = self._config.request_timeout_s if spec.timeout_s is None else spec.timeout_s
-        request = Request.from_spec(
-            request_id,
-            spec,
-            seed=seed,
-            branch=branch,
-            stops=stops,
-            now=now,
-            deadline=now + timeout_s,
+        deadline = now + (config.request_timeout_s if spec.timeout_s is None else spec.timeout_s)
+        requests = choices_of(
+            request_ids, spec, seed=seed, branches=branches, stops=stops, now=now, deadline=deadline
         )
-        self._table.add(request)
-        self._waiting.push(request)
-        self._deadlines.set(request_id, request.deadline)
-        self._counters.n_requests += 1
-        self._last = request
-
-    def _stops_of(self, spec: RequestSpec) -> tuple[int, ...]:
-        """The ids that end a request, once its ids are checked."""
-        last = self._last
-        if (
-            last is not None
-            and last.prompt is spec.prompt
-            and last.params is spec.params
-            and not last.status.is_final
-        ):
-            return last.stops
-        return check_ids_of(
-            spec, self._vocab_size, self._eos_ids, max_model_len=self._config.max_model_len
-        )
+        self._table.add(*requests)
+        for request in requests:
+            self._waiting.push(request)
+            self._deadlines.set(request.request_id, deadline)
+        self._counters.n_requests += len(requests)
 
     def _check_room(self, spec: RequestSpec) -> None:
         config, tenant = self._config, spec.tenant
-        n_waiting = self._waiting.n_requests(tenant)
         # Those that the next plan admits do not count as waiting.
-        if n_waiting < self._slots.n_free:
+        n_waiting = self._waiting.n_requests(tenant) + spec.params.n - self._slots.n_free
+        if n_waiting <= 0:
             return
-        if n_waiting >= self._slots.n_free + config.max_queue:
+        if n_waiting > config.max_queue:
             raise QueueFullError(config.max_queue, "requests")
         if self._waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
             raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")

@@ -9,6 +9,19 @@ from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 
 
+@dataclass(slots=True, eq=False)
+class SharedIds:
+    """The ids that the choices of one spec have in common: one object, however many wait.
+
+    Attributes:
+        n_ids: as in the spec.
+        n_waiting: how many of the choices are in the waiting line.
+    """
+
+    n_ids: int
+    n_waiting: int = 0
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """A live request. Mutable, and nobody's but the scheduler's.
@@ -20,7 +33,7 @@ class Request:
         submitted_at, admitted_at, first_token_at: of the caller's clock.
         deadline: when it is ended wherever it is.
         slot: where its state lives; None while it waits.
-        n_ids: how many ids the spec brought, what is allowed included.
+        shared: what it shares with the other choices of its spec.
         n_computed: how many of its ids the state has absorbed.
         n_known: how many ids it has: the prompt and every id produced so far.
         last_id: the last of these ids.
@@ -42,7 +55,7 @@ class Request:
     stop_set: frozenset[int]
     submitted_at: float
     deadline: float
-    n_ids: int
+    shared: SharedIds
     n_known: int
     last_id: int
     credit: int | None
@@ -55,37 +68,6 @@ class Request:
     held: bool = False
     paused_since: float | None = None
     turn: int = 0
-
-    @classmethod
-    def from_spec(
-        cls,
-        request_id: int,
-        spec: RequestSpec,
-        *,
-        seed: int,
-        branch: int,
-        stops: tuple[int, ...],
-        now: float,
-        deadline: float,
-    ) -> "Request":
-        """A queued request that has absorbed nothing."""
-        return cls(
-            request_id=request_id,
-            prompt=spec.prompt,
-            params=spec.params,
-            tenant=spec.tenant,
-            priority=spec.priority,
-            seed=seed,
-            branch=branch,
-            stops=stops,
-            stop_set=frozenset(stops),
-            submitted_at=now,
-            deadline=deadline,
-            n_ids=spec.n_ids,
-            n_known=len(spec.prompt),
-            last_id=spec.prompt[-1],
-            credit=spec.credit,
-        )
 
     @property
     def may_produce(self) -> bool:
@@ -109,6 +91,46 @@ class Request:
             first_token_s=None if first_token_at is None else first_token_at - since,
             total_s=now - since,
         )
+
+
+def choices_of(
+    request_ids: Sequence[int],
+    spec: RequestSpec,
+    *,
+    seed: int,
+    branches: Sequence[int],
+    stops: tuple[int, ...],
+    now: float,
+    deadline: float,
+) -> list[Request]:
+    """The choices of a spec: queued requests that have absorbed nothing.
+
+    Raises:
+        ValueError: there are not ``n`` ids and ``n`` branches.
+    """
+    if len(request_ids) != spec.params.n:
+        raise ValueError(f"{len(request_ids)} ids for {spec.params.n} choices")
+    stop_set, shared = frozenset(stops), SharedIds(spec.n_ids)
+    return [
+        Request(
+            request_id=request_id,
+            prompt=spec.prompt,
+            params=spec.params,
+            tenant=spec.tenant,
+            priority=spec.priority,
+            seed=seed,
+            branch=branch,
+            stops=stops,
+            stop_set=stop_set,
+            submitted_at=now,
+            deadline=deadline,
+            shared=shared,
+            n_known=len(spec.prompt),
+            last_id=spec.prompt[-1],
+            credit=spec.credit,
+        )
+        for request_id, branch in zip(request_ids, branches, strict=True)
+    ]
 
 
 def slot_of(request: Request) -> int:
@@ -143,15 +165,19 @@ class RequestTable:
         """How many finished requests are remembered."""
         return len(self._completed)
 
-    def add(self, request: Request) -> None:
-        """Enter a request.
+    def add(self, *requests: Request) -> None:
+        """Enter requests, all of them or none.
 
         Raises:
-            ValueError: its id is taken.
+            ValueError: an id is taken.
         """
-        if self.status(request.request_id) is not None:
-            raise ValueError(f"request {request.request_id} exists already")
-        self._live[request.request_id] = request
+        added = dict[int, Request]()
+        for request in requests:
+            request_id = request.request_id
+            if request_id in added or self.status(request_id) is not None:
+                raise ValueError(f"request {request_id} exists already")
+            added[request_id] = request
+        self._live.update(added)
 
     def get(self, request_id: int) -> Request | None:
         """The live request of that id."""

@@ -22,7 +22,9 @@ class _TenantLine:
             insort(self._priorities, request.priority)
         line[request.request_id] = request
         self.n_requests += 1
-        self.n_ids += request.n_ids
+        if not request.shared.n_waiting:
+            self.n_ids += request.shared.n_ids
+        request.shared.n_waiting += 1
 
     def first(self) -> Request:
         return next(iter(self._lines[self._priorities[0]].values()))
@@ -31,7 +33,9 @@ class _TenantLine:
         line = self._lines[request.priority]
         del line[request.request_id]
         self.n_requests -= 1
-        self.n_ids -= request.n_ids
+        request.shared.n_waiting -= 1
+        if not request.shared.n_waiting:
+            self.n_ids -= request.shared.n_ids
         if not line:
             del self._lines[request.priority]
             self._priorities.remove(request.priority)
@@ -60,7 +64,7 @@ class WaitingLine:
         return 0 if line is None else line.n_requests
 
     def n_ids(self, tenant: str) -> int:
-        """How many ids a tenant's waiting requests brought."""
+        """How many ids a tenant's waiting requests brought, those that they share once."""
         line = self._ring.get(tenant)
         return 0 if line is None else line.n_ids
 

@@ -77,27 +77,28 @@ class Engine:
         """A forward pass takes milliseconds."""
         return True
 
-    def submit(self, spec: RequestSpec, now: float) -> int:
-        """Queue a request.
+    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+        """Queue a request for each of ``params.n`` choices: all of them or none.
 
-        An explicit seed and the branch key the random numbers. Without a seed the key is one
-        that no other request of this engine has; it repeats only where the configuration
-        fixes the seed and requests come in the same order.
+        An explicit seed and the number of the choice, as its branch, key the random numbers.
+        Without a seed the key is one that no other request of this engine has; it repeats only
+        where the configuration fixes the seed and requests come in the same order.
 
         Returns:
-            Its id, never used before by this engine.
+            Their ids in the order of the choices, never used before by this engine.
 
         Raises:
             RequestError: the request is wrong.
-            CapacityError: the queue is full, or the engine is draining.
+            CapacityError: the queue has no room for all, or the engine is draining.
         """
-        request_id = self._n_submitted + 1
-        seed, branch = spec.params.seed, spec.branch
+        first, n = self._n_submitted + 1, spec.params.n
+        request_ids = tuple(range(first, first + n))
+        seed, branches = spec.params.seed, range(n)
         if seed is None:
-            seed, branch = self._seed, FRESH_BRANCH + request_id
-        self._scheduler.submit(request_id, spec, seed=seed, branch=branch, now=now)
-        self._n_submitted = request_id
-        return request_id
+            seed, branches = self._seed, range(FRESH_BRANCH + first, FRESH_BRANCH + first + n)
+        self._scheduler.submit(request_ids, spec, seed=seed, branches=branches, now=now)
+        self._n_submitted += n
+        return request_ids
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request. Its EndEvent follows; unknown and ended requests are ignored."""

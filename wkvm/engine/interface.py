@@ -54,15 +54,15 @@ class EngineLike(Protocol):
         """Whether ``run`` takes so long that the loop's thread must not wait for it."""
         ...
 
-    def submit(self, spec: RequestSpec, now: float) -> int:
-        """Queue a request.
+    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+        """Queue a request for each of ``params.n`` choices: all of them or none.
 
         Returns:
-            Its id, never used before by this engine.
+            Their ids in the order of the choices, never used before by this engine.
 
         Raises:
             RequestError: the request is wrong.
-            CapacityError: the queue is full, or the engine is draining.
+            CapacityError: the queue has no room for all, or the engine is draining.
         """
         ...
 

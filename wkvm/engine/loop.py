@@ -78,24 +78,25 @@ class EngineLoop:
             return math.inf
         return 0.0 if self._busy_since is None else self._clock() - self._busy_since
 
-    def submit(self, spec: RequestSpec) -> int:
-        """Queue a request.
+    def submit(self, spec: RequestSpec) -> tuple[int, ...]:
+        """Queue a request for each of ``params.n`` choices: all of them or none.
 
         Returns:
-            Its id, never used before by this engine.
+            Their ids in the order of the choices, never used before by this engine.
 
         Raises:
             RequestError: the request is wrong.
-            CapacityError: the queue is full, or no new requests are taken.
+            CapacityError: the queue has no room for all, or no new requests are taken.
         """
         if not self._accepts:
             raise DrainingError
         now = self._clock()
-        request_id = self._engine.submit(spec, now)
-        self._live[request_id] = _Live(len(spec.prompt), now)
+        request_ids = self._engine.submit(spec, now)
+        for request_id in request_ids:
+            self._live[request_id] = _Live(len(spec.prompt), now)
         self._none_live.clear()
         self._turn_soon()
-        return request_id
+        return request_ids
 
     def cancel(self, request_id: int) -> None:
         """End a request. Its EndEvent follows; unknown and ended requests are ignored."""

@@ -100,24 +100,24 @@ class Dispatcher:
     # --- in -------------------------------------------------------------------------------
 
     def _generate(self, client: Client, message: wire.Generate) -> None:
-        lane_id = message.request_id
-        submitted = list[int]()
+        lane_id, n = message.request_id, message.sampling.n
+        shares_credit = message.credit > 0 and n > 1
         try:
-            specs, pool = _specs(message, client.tenant)
-            for spec in specs:
-                submitted.append(self._loop.submit(spec))
+            spec = _spec(message, client.tenant, shares_credit=shares_credit)
+            engine_ids = self._loop.submit(spec)
         except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
-            for engine_id in submitted:
-                self._loop.cancel(engine_id)
             client.send([failed(lane_id, error)])
             return
-        lane = Lane(lane_id, pool)
+        pool = CreditPool(message.credit, n) if shares_credit else None
+        lane = Lane(lane_id, engine_ids, pool)
         client.lanes[lane_id] = lane
         is_plain = pool is None and message.sampling.logprobs is None
-        for index, engine_id in enumerate(submitted):
+        for index, engine_id in enumerate(engine_ids):
             choice = Choice(lane, index, client.box, is_plain=is_plain)
             lane.choices[engine_id] = choice
             self._choices[engine_id] = choice
+        if pool is not None:
+            self._grant(lane, pool.deal())
 
     def _credit(self, lane: Lane, n_tokens: int) -> None:
         if lane.pool is not None:
@@ -127,11 +127,8 @@ class Dispatcher:
             self._loop.grant(engine_id, n_tokens)
 
     def _grant(self, lane: Lane, grants: Sequence[tuple[int, int]]) -> None:
-        if not grants:
-            return
-        engine_ids = {choice.index: engine_id for engine_id, choice in lane.choices.items()}
         for index, n_tokens in grants:
-            self._loop.grant(engine_ids[index], n_tokens)
+            self._loop.grant(lane.engine_ids[index], n_tokens)
 
     def _stats(self, request_id: int) -> wire.StatsReply:
         values = dict(self._loop.stats())
@@ -247,35 +244,20 @@ def _us(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * 1e6)
 
 
-def _specs(message: wire.Generate, tenant: str) -> tuple[list[RequestSpec], CreditPool | None]:
-    """What a Generate asks of the engine: one request for each choice.
+def _spec(message: wire.Generate, tenant: str, *, shares_credit: bool) -> RequestSpec:
+    """What a Generate asks of the engine. Where choices share credit, they start without.
 
     Raises:
         RequestError: a value is out of range. Ids are not checked against the vocabulary.
     """
-    params = _params(message.sampling)
-    shares: list[int | None] = [message.credit or None] * params.n
-    pool = None
-    if message.credit and params.n > 1:
-        pool = CreditPool(message.credit, params.n)
-        shares = [0] * params.n
-        for index, n_tokens in pool.deal():
-            shares[index] = n_tokens
-    prompt = unpack_ids(message.prompt)  # stays packed: a long prompt that waits is 4 bytes an id
-    timeout_s = message.timeout_ms / 1000 if message.timeout_ms else None
-    specs = [
-        RequestSpec(
-            prompt=prompt,
-            params=params,
-            branch=branch,
-            tenant=tenant,
-            priority=message.priority,
-            timeout_s=timeout_s,
-            credit=credit,
-        )
-        for branch, credit in enumerate(shares)
-    ]
-    return specs, pool
+    return RequestSpec(
+        prompt=unpack_ids(message.prompt),  # stays packed: while it waits it is 4 bytes an id
+        params=_params(message.sampling),
+        tenant=tenant,
+        priority=message.priority,
+        timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
+        credit=0 if shares_credit else message.credit or None,
+    )
 
 
 def _params(sampling: wire.Sampling) -> SamplingParams:

@@ -18,8 +18,8 @@ class Loop(Protocol):
         """What is served."""
         ...
 
-    def submit(self, spec: RequestSpec) -> int:
-        """Queue a request; its id. Raises RequestError or CapacityError."""
+    def submit(self, spec: RequestSpec) -> tuple[int, ...]:
+        """Queue all choices of a spec or none; their ids. Raises RequestError or CapacityError."""
         ...
 
     def cancel(self, request_id: int) -> None:

@@ -101,12 +101,19 @@ class Outbox:
 
 
 class Lane:
-    """One Generate: its choices that have not ended, by engine request id."""
+    """One Generate.
 
-    __slots__ = ("choices", "pool", "request_id")
+    ``engine_ids`` are the engine's requests by the index of their choice, ``choices`` those
+    that have not ended, by engine request id.
+    """
 
-    def __init__(self, request_id: int, pool: CreditPool | None) -> None:
+    __slots__ = ("choices", "engine_ids", "pool", "request_id")
+
+    def __init__(
+        self, request_id: int, engine_ids: tuple[int, ...], pool: CreditPool | None
+    ) -> None:
         self.request_id = request_id
+        self.engine_ids = engine_ids
         self.pool = pool
         self.choices: dict[int, Choice] = {}
 
