@@ -177,6 +177,11 @@ async def test_a_server_with_the_largest_settings_serves(tmp_path: Path) -> None
         await rig.assert_alive()
 
 
+def test_an_address_of_another_machine_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"^host: 192\.0\.2\.1 is no address of this machine"):
+        bind_tcp("192.0.2.1", 0, loopback_only=False)
+
+
 def test_a_port_in_use_is_a_config_error_and_nothing_is_left_open(tmp_path: Path) -> None:
     (first,) = bind_tcp("127.0.0.1", 0, loopback_only=True)
     port = first.getsockname()[1]

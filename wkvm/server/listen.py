@@ -1,5 +1,6 @@
 """Sockets to listen on: bound, or a ConfigError that says which setting is at fault."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -59,6 +60,8 @@ def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("host", f"{address[0]} is no address of this machine") from error
         raise ConfigError("binary-port", f"{address[1]}: {error.strerror or error}") from error
     sock.setblocking(False)
     return sock
