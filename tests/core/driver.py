@@ -18,6 +18,7 @@ def make_scheduler(
     max_queued_tokens: int = 1_000_000,
     max_completed_requests: int = 100,
     max_model_len: int | None = None,
+    max_slots_per_tenant: int | None = None,
     request_timeout_s: float = 600.0,
     stall_timeout_s: float = 60.0,
 ) -> Scheduler:
@@ -28,6 +29,7 @@ def make_scheduler(
         max_queued_tokens=max_queued_tokens,
         max_completed_requests=max_completed_requests,
         max_model_len=max_model_len,
+        max_slots_per_tenant=max_slots_per_tenant,
         request_timeout_s=request_timeout_s,
         stall_timeout_s=stall_timeout_s,
     )

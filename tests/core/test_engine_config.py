@@ -20,6 +20,7 @@ def make(field: str, value: object) -> EngineConfig:
         ("max_queue", "max-queue", 0),
         ("max_completed_requests", "max-completed-requests", 0),
         ("max_model_len", "max-model-len", 1),
+        ("max_slots_per_tenant", "max-slots-per-tenant", 1),
         ("n_threads", "threads", 1),
         ("seed", "seed", 0),
     ],

@@ -4,6 +4,7 @@ import pytest
 
 from tests.core.driver import EOS_IDS, answer, make_scheduler, prompt_of, shape, step, submit
 from wkvm.core.config import CUT_MULTIPLE
+from wkvm.core.errors import QueueFullError
 from wkvm.core.request import Status
 from wkvm.core.sampling import SamplingParams
 
@@ -24,6 +25,18 @@ def test_a_row_says_all_that_the_runner_needs() -> None:
     assert (row.seed, row.branch, row.next_id, row.banned_ids) == (7, 0, None, (30, 0, 1))
     (later,) = step(scheduler).rows
     assert later == row._replace(ids=(333,), position=70, fresh=False, n_output=1, banned_ids=())
+
+
+def test_a_tenant_holds_no_more_slots_than_it_may() -> None:
+    scheduler = make_scheduler(n_slots=4, max_slots_per_tenant=2, max_queue=1)
+    for request_id in range(3):
+        submit(scheduler, request_id, 1, LONG, tenant="a")
+    with pytest.raises(QueueFullError):
+        submit(scheduler, 99, 1, LONG, tenant="a")
+    submit(scheduler, 3, 1, LONG, tenant="b")
+    assert set(shape(step(scheduler))) == {0, 1, 3}
+    scheduler.cancel(0, 0.0)
+    assert set(shape(step(scheduler))) == {1, 2, 3}
 
 
 def test_the_lower_priority_gets_the_slot() -> None:

@@ -16,8 +16,14 @@ def make_request(request_id: int, tenant: str = "a", priority: int = 0) -> Reque
     return request
 
 
+def pop(line: WaitingLine) -> Request:
+    request = line.pop(lambda tenant: True)
+    assert request is not None
+    return request
+
+
 def drain(line: WaitingLine) -> list[int]:
-    return [line.pop().request_id for _ in range(len(line))]
+    return [pop(line).request_id for _ in range(len(line))]
 
 
 def test_one_tenant_goes_by_arrival() -> None:
@@ -45,8 +51,8 @@ def test_a_tenant_that_comes_back_stands_last() -> None:
     line = WaitingLine()
     for request_id, tenant in enumerate("aab"):
         line.push(make_request(request_id, tenant))
-    assert line.pop().request_id == 0
-    assert line.pop().request_id == 2
+    assert pop(line).request_id == 0
+    assert pop(line).request_id == 2
     line.push(make_request(3, "b"))
     assert drain(line) == [1, 3]
 
@@ -63,7 +69,7 @@ def test_a_line_counts_what_each_tenant_has_waiting() -> None:
     for request_id, tenant in enumerate("aab"):
         line.push(make_request(request_id, tenant, priority=request_id))
     assert (line.n_requests("a"), line.n_ids("a")) == (2, 2)
-    line.pop()
+    pop(line)
     assert (line.n_requests("a"), line.n_ids("a")) == (1, 1)
     assert (line.n_requests("b"), line.n_ids("b")) == (1, 1)
     assert (line.n_requests("c"), line.n_ids("c")) == (0, 0)
@@ -78,14 +84,24 @@ def test_ids_that_requests_share_count_once_while_one_of_them_waits() -> None:
         line.push(request)
     counts = [(line.n_requests("a"), line.n_ids("a"))]
     while line:
-        line.pop()
+        pop(line)
         counts.append((line.n_requests("a"), line.n_ids("a")))
     assert counts == [(2, 3), (1, 3), (0, 0)]
 
 
 def test_an_empty_line_has_nobody() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        WaitingLine().pop()
+    assert WaitingLine().pop(lambda tenant: True) is None
+
+
+def test_a_tenant_that_may_not_go_is_passed_over_and_keeps_its_turn() -> None:
+    line = WaitingLine()
+    for request_id, tenant in enumerate("aabb"):
+        line.push(make_request(request_id, tenant))
+    first = line.pop(lambda tenant: tenant != "a")
+    assert first is not None
+    assert first.request_id == 2
+    assert line.pop(lambda tenant: False) is None
+    assert drain(line) == [0, 3, 1]
 
 
 @given(
@@ -103,7 +119,7 @@ def test_removal_leaves_the_order_of_the_others(
     for request in requests:
         if request.request_id in gone:
             line.remove(request)
-    left = [line.pop() for _ in range(len(line))]
+    left = [pop(line) for _ in range(len(line))]
     assert {r.request_id for r in left} == {r.request_id for r in requests} - gone
     for tenant in "abc":
         of_one = [(r.priority, r.request_id) for r in left if r.tenant == tenant]

@@ -74,6 +74,13 @@ ENGINE_FLAGS = (
         "memory, at most 1024 (default: %(default)s)",
     ),
     Flag(
+        names=("--max-slots-per-tenant",),
+        field="max_slots_per_tenant",
+        kind=int,
+        metavar="N",
+        text="how many slots one tenant may hold, so that others find some (default: no limit)",
+    ),
+    Flag(
         names=("--max-num-batched-tokens",),
         field="max_num_batched_tokens",
         kind=int,

@@ -21,6 +21,8 @@ class EngineConfig:
 
     Attributes:
         n_slots: how many states can be live at once.
+        max_slots_per_tenant: how many of them one tenant may hold, so that some are left
+            for others; None for no limit.
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
         max_queue: how many requests of a tenant may wait for a slot; each choice is one.
@@ -40,6 +42,7 @@ class EngineConfig:
     """
 
     n_slots: int = 64
+    max_slots_per_tenant: int | None = None
     max_num_batched_tokens: int = 2048
     max_queue: int = 1024
     max_queued_tokens: int = 16 * 1024 * 1024
@@ -56,6 +59,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _at_least("slots", self.n_slots, 1)
         _at_most("slots", self.n_slots, MAX_SLOTS)
+        if self.max_slots_per_tenant is not None:
+            _at_least("max-slots-per-tenant", self.max_slots_per_tenant, 1)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)

@@ -6,6 +6,7 @@ knows no phases. A request has ids, known so far, and a state that has absorbed
 next one is sampled.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from wkvm.core.checks import check_spec
@@ -37,9 +38,10 @@ from wkvm.core.waiting import WaitingLine
 class Scheduler:
     """Requests in, plans out; results in, events out.
 
-    Admission: in ``plan``, a waiting request gets a slot iff one is free. Tenants take
-    turns; among a tenant's own requests the lower priority goes first, then arrival. The
-    bounds of the queue hold for each tenant, so that one cannot keep another out.
+    Admission: in ``plan``, a waiting request gets a slot iff one is free and its tenant
+    holds less than it may. Tenants take turns; among a tenant's own requests the lower
+    priority goes first, then arrival. The bounds of the queue hold for each tenant, so that
+    one cannot keep another out.
 
     Budget: a running request that lacks one id (each of those that decode) always gets it;
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
@@ -63,6 +65,7 @@ class Scheduler:
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
         self._running = dict[int, Request]()
+        self._n_slots_of = Counter[str]()
         self._deadlines = Deadlines(self._due)
         self._in_flight: StepPlan | None = None
         self._freed = dict[int, None]()
@@ -119,13 +122,22 @@ class Scheduler:
     def _check_room(self, spec: RequestSpec) -> None:
         config, tenant = self._config, spec.tenant
         # Those that the next plan admits do not count as waiting.
-        n_waiting = self._waiting.n_requests(tenant) + spec.params.n - self._slots.n_free
+        n_free = min(self._slots.n_free, self._n_slots_left(tenant))
+        n_waiting = self._waiting.n_requests(tenant) + spec.params.n - n_free
         if n_waiting <= 0:
             return
         if n_waiting > config.max_queue:
             raise QueueFullError(config.max_queue, "requests")
         if self._waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
             raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")
+
+    def _n_slots_left(self, tenant: str) -> int:
+        """How many more slots a tenant may have, free or not."""
+        limit = self._config.max_slots_per_tenant
+        return (self._slots.n_slots if limit is None else limit) - self._n_slots_of[tenant]
+
+    def _may_have_slot(self, tenant: str) -> bool:
+        return self._n_slots_left(tenant) > 0
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request, whatever it does. Unknown and ended ones are ignored."""
@@ -226,9 +238,12 @@ class Scheduler:
                 self._end(request, Status.FINISHED_ERROR, now, error=stalled)
 
     def _admit(self, now: float) -> None:
-        while self._waiting and self._slots.n_free:
-            request = self._waiting.pop()
+        while self._slots.n_free:
+            request = self._waiting.pop(self._may_have_slot)
+            if request is None:
+                return
             (request.slot,) = self._slots.alloc()
+            self._n_slots_of[request.tenant] += 1
             request.admitted_at = now
             self._table.move(request, Status.RUNNING)
             self._running[request.request_id] = request
@@ -340,6 +355,9 @@ class Scheduler:
         else:
             del self._running[request.request_id]
             self._slots.free(request.slot)
+            self._n_slots_of[request.tenant] -= 1
+            if not self._n_slots_of[request.tenant]:
+                del self._n_slots_of[request.tenant]
             self._freed[request.slot] = None
         self._deadlines.forget(request.request_id)
         self._table.move(request, status)

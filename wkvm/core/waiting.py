@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Callable
 
 from wkvm.core.table import Request
 
@@ -76,19 +77,19 @@ class WaitingLine:
         line.push(request)
         self._n += 1
 
-    def pop(self) -> Request:
-        """Take the request whose turn it is.
+    def pop(self, may_go: Callable[[str], bool]) -> Request | None:
+        """Take the request whose turn it is, passing over tenants that may not go now.
 
-        Raises:
-            ValueError: nothing waits.
+        Returns:
+            None if nobody waits who may go. Linear in the tenants that are passed over.
         """
-        if not self._n:
-            raise ValueError("the waiting line is empty")
-        tenant, line = next(iter(self._ring.items()))
-        request = line.first()
-        self._ring.move_to_end(tenant)
-        self.remove(request)
-        return request
+        for tenant, line in self._ring.items():
+            if may_go(tenant):
+                request = line.first()
+                self._ring.move_to_end(tenant)
+                self.remove(request)
+                return request
+        return None
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands.
