@@ -2,7 +2,7 @@
 
     python -m tools.readme_figures
 
-For each benchmark and case the last line counts. A test holds README.md to what this writes.
+For each case of a command the last line counts. A test holds README.md to what this writes.
 """
 
 import json
@@ -14,13 +14,13 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
 def comparisons(folder: Path) -> list[dict[str, Any]]:
-    """The last line of each benchmark and case that compares two things, in order."""
-    latest = dict[tuple[str, str], dict[str, Any]]()
+    """The last line of each case of a command that compares two things, in order."""
+    latest = dict[tuple[str, str, str], dict[str, Any]]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             if "ratio" in record:
-                latest[record["bench"], record["case"]] = record
+                latest[record["bench"], record["case"], record["command"]] = record
     return [latest[key] for key in sorted(latest)]
 
 
