@@ -1,5 +1,6 @@
 """The Triton kernels compile for the GPUs they are meant for, on a machine that has none."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
 
-
+# Found, not imported: it prints at the end of each process that imported it.
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_every_kernel_compiles_for_sm_90() -> None:
     # In a process of its own: where TRITON_INTERPRET is set, nothing can be compiled.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
