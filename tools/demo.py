@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}", flush=True)
     status = server.wait()
     if first_line[:1] != ["ready"]:
-        print("There is no server. If its port is taken: make run PORT=8002", file=sys.stderr)
+        print("There is no server. Another port is chosen by: make run PORT=N", file=sys.stderr)
     return status
 
 

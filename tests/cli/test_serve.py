@@ -5,8 +5,10 @@ import re
 import shlex
 import socket
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import wkvm_client
 from wkvm_client.errors import UnauthenticatedError
@@ -51,6 +53,22 @@ def test_sigterm_ends_open_requests_and_the_server_with_status_0(tmp_path: Path)
             assert end_server(server) == 0
             assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
         assert not Path(server.address.removeprefix("unix://")).exists()
+
+
+def test_a_server_of_64_slots_is_small_and_does_nothing_when_idle(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--slots", "64") as server:
+        with wkvm_client.connect(server.address, api_key=KEY) as client:
+            assert client.server.n_slots == 64
+            streams = [client.generate([5, i], max_tokens=4, ignore_eos=True) for i in range(64)]
+            assert all(len(stream.completion().ids) == 4 for stream in streams)
+        process = psutil.Process(server.process.pid)
+        assert process.memory_info().rss < 800 * 2**20
+        before = process.cpu_times()
+        # Of the process's own time, however busy the machine is: under 1% of a core.
+        time.sleep(2)
+        after = process.cpu_times()
+        assert after.user + after.system - before.user - before.system < 0.02 + 1e-6
+        assert end_server(server) == 0
 
 
 def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
