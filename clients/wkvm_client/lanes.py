@@ -241,7 +241,7 @@ class Lane:
             logprobs=track.logprobs if sampling.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs if sampling.prompt_logprobs is not None else None,
             timings=Timings(
-                message.queue_us * 1e-6, message.first_token_us * 1e-6, message.total_us * 1e-6
+                message.queue_us / 1e6, message.first_token_us / 1e6, message.total_us / 1e6
             ),
         )
         self._over(track)

@@ -47,6 +47,10 @@ class EndReason(IntEnum):
     CANCELLED = 3
     TIMED_OUT = 4
 
+    def __str__(self) -> str:
+        """Its name in lower case, such as ``timed_out``."""
+        return self.name.lower()
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """Base of all messages. ``gc=False`` is safe: no message can hold a cycle."""

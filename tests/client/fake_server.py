@@ -111,7 +111,7 @@ class Peer:
                 n_output=n_output,
                 queue_us=1_000,
                 first_token_us=2_000,
-                total_us=3_000,
+                total_us=15_329,
             )
         )
 

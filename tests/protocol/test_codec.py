@@ -13,6 +13,8 @@ from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
     Cancel,
     Credit,
+    End,
+    EndReason,
     Generate,
     GoAway,
     Hello,
@@ -34,6 +36,13 @@ def refusal(payload: bytes, receiver: ClientConnection | ServerConnection) -> st
     with pytest.raises(RemoteProtocolError) as raised:
         receiver.receive_data(encode_frame(payload, 1 << 20))
     return str(raised.value)
+
+
+def test_an_end_reason_reads_as_a_word_and_travels_as_a_number() -> None:
+    assert f"{EndReason.TIMED_OUT} {EndReason.STOP}" == "timed_out stop"
+    end = End(7, 0, EndReason.TIMED_OUT, None, 1, 1, 0, 0, 0)
+    as_number = End(7, 0, 4, None, 1, 1, 0, 0, 0)  # type: ignore[arg-type]
+    assert encode(end) == encode(as_number)
 
 
 @pytest.mark.parametrize(
