@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from wkvm import __version__
 from wkvm.cli.parser import parse
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
+from wkvm.cli.terminal import harmless
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = status_of(error)
         if failure is None:
             raise
-        print(f"wkvm {args.command}: {error}", file=sys.stderr)
+        print(harmless(f"wkvm {args.command}: {error}", sys.stderr), file=sys.stderr)
         return failure
 
 

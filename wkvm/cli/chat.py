@@ -18,6 +18,7 @@ from wkvm_client.errors import ClientError
 from wkvm.cli.complete import cut_short, follow
 from wkvm.cli.flags import SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
+from wkvm.cli.terminal import harmless
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import TextError, TextStream
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
             # Line editing and history, where Python has them.
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")
-            print(f"{setting.server.model} {setting.backend.where}. /help lists the commands.")
+            greeting = f"{setting.server.model} {setting.backend.where}. /help lists the commands."
+            print(harmless(greeting, sys.stdout))
         for line in _lines("> " if is_terminal else ""):
             if not chat.take(line):
                 break
@@ -111,7 +113,7 @@ class Chat:
             text = text if shown else text.lstrip()
             if text:
                 shown.append(text)
-                print(text, end="", flush=True)
+                print(harmless(text, sys.stdout), end="", flush=True)
 
         stream = TextStream(setting.tokenizer, template.stops)
         try:

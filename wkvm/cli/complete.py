@@ -14,6 +14,7 @@ from wkvm.cli.backend import Answer
 from wkvm.cli.flags import EXACT_FLAGS, SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
+from wkvm.cli.terminal import harmless
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.text import TextError, TextStream, Tokenizer
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         def put(text: str) -> None:
             shown.append(text)
             if not args.json:
-                print(text, end="", flush=True)
+                print(harmless(text, sys.stdout), end="", flush=True)
 
         try:
             completion, was_interrupted = follow(answer, stream, put)
@@ -108,7 +109,7 @@ def _report(
         "model": setting.server.model,
         "text": text,
         "ids": completion.ids,
-        "reason": "stop" if stop is not None else completion.reason.name.lower(),
+        "reason": "stop" if stop is not None else str(completion.reason),
         "stop": stop,
         "stop_id": completion.stop_id,
         "prompt_ids": prompt,

@@ -21,6 +21,7 @@ from wkvm_protocol.messages import HelloOk
 from wkvm.cli.backend import Backend, Local, Remote
 from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
 from wkvm.cli.models import find_model, generation_settings, model_name, require_engine
+from wkvm.cli.terminal import harmless
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError
 from wkvm.core.sampling import SamplingParams
@@ -100,7 +101,7 @@ def sampling_options(
 
 def note(text: str) -> None:
     """Say something that is no output."""
-    print(f"wkvm: {text}", file=sys.stderr)
+    print(harmless(f"wkvm: {text}", sys.stderr), file=sys.stderr)
 
 
 def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
