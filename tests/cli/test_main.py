@@ -69,6 +69,30 @@ def test_without_torch_the_extra_is_named(
     )
 
 
+def test_without_a_server_and_torch_both_ways_out_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"unix://{tmp_path}/none"
+    monkeypatch.setattr("wkvm.cli.place.DEFAULT_ADDRESS", address)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["complete", "x"]) == 2
+    assert one_line(capsys) == (
+        f"wkvm complete: connect: there is no server at {address}, and torch is not installed; "
+        "install it with: pip install 'wkvm[engine]'; or name a server with --connect"
+    )
+
+
+@pytest.mark.parametrize("host", ["no.such.host", "0.0.0.0"])
+def test_a_host_that_needs_a_key_is_said_to_be_no_loopback_address(
+    host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WKVM_API_KEY", raising=False)
+    assert main(["serve", "--host", host]) == 2
+    assert one_line(capsys) == (
+        f"wkvm serve: host: {host!r} is not a loopback address: bind one, or give a key"
+    )
+
+
 @pytest.mark.parametrize("command", ["serve", "inspect"])
 def test_an_unknown_model_path_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "/no/such/model"]) == 2

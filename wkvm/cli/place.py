@@ -23,7 +23,7 @@ from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag,
 from wkvm.cli.models import find_model, generation_settings, model_name, require_engine
 from wkvm.cli.terminal import harmless
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.core.errors import ConfigError, InvalidParameterError, MissingExtraError
 from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import (
     ByteTokenizer,
@@ -112,12 +112,24 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
         try:
             return _open_remote(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
         except (ConnectFailedError, ConnectTimeoutError, BadPeerError):
+            _check_fallback()
             note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
     config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
     require_engine()
     from wkvm.cli.engine import build_engine
 
     return Backend.open(Local(build_engine(path, config, served_name=model_name(path))))
+
+
+def _check_fallback() -> None:
+    """Check that what no server does can be done in this process."""
+    try:
+        require_engine()
+    except MissingExtraError as error:
+        why = (
+            f"there is no server at {DEFAULT_ADDRESS}, and {error}; or name a server with --connect"
+        )
+        raise ConfigError("connect", why) from error
 
 
 def _open_remote(server: Remote) -> Backend:

@@ -210,7 +210,7 @@ class ServerConfig:
         if not self.api_keys and self.binary_port is not None and not is_loopback(self.host):
             raise ConfigError(
                 "host",
-                f"{self.host!r} can be reached from other machines: give a key or bind loopback",
+                f"{self.host!r} is not a loopback address: bind one, or give a key",
             )
         owners = dict[bytes, str]()
         for key in self.api_keys:
