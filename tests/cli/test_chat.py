@@ -99,6 +99,35 @@ def test_set_parameters_are_used(chat: Chat) -> None:
     assert long.startswith(short)
 
 
+def test_commands_say_what_they_have_done_beside_the_answers(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = (
+        "Hello!",
+        "/system Be kind.",
+        f"/save {tmp_path}/c",
+        "/undo",
+        "/seed 7",
+        "/reset",
+        "/system",
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    assert main(["chat", "--connect", address, "--max-tokens", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    assert captured.err.splitlines() == [
+        "wkvm: the system message is set",
+        f"wkvm: 3 messages written to {tmp_path}/c",
+        "wkvm: forgotten; 0 messages left",
+        "wkvm: seed is now 7",
+        "wkvm: the conversation is forgotten",
+        "wkvm: there is no system message now",
+    ]
+
+
 def test_quit_ends_the_chat(chat: Chat) -> None:
     assert chat("/quit", "Hello!") == ""
 
@@ -158,6 +187,6 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
 
     monkeypatch.setattr("wkvm.cli.chat.print", write_and_interrupt, raising=False)
     assert main(["chat", "--connect", address, "--temperature", "0"]) == 0
-    assert capsys.readouterr().err == "wkvm: cancelled\n"
+    assert capsys.readouterr().err.startswith("wkvm: cancelled\n")
     assert saved(tmp_path / "1")[-1] == ("assistant", written[0])
     assert "star" in saved(tmp_path / "2")[-1][1]

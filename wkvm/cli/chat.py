@@ -158,10 +158,12 @@ class Chat:
     def set_system(self, rest: str) -> None:
         """Set the system message."""
         self._system = rest or None
+        note("the system message is set" if rest else "there is no system message now")
 
     def reset(self, rest: str) -> None:
         """Forget the conversation."""
         self._messages.clear()
+        note("the conversation is forgotten")
 
     def retry(self, rest: str) -> None:
         """Answer the last message again."""
@@ -179,6 +181,7 @@ class Chat:
         if not self._messages:
             raise ChatError("there is nothing to undo")
         del self._messages[-2:]
+        note(f"forgotten; {_n_messages(self._messages)} left")
 
     def set_option(self, field: str, read: Callable[[str], Any], rest: str) -> None:
         """Set a sampling parameter, or say what it is."""
@@ -198,16 +201,23 @@ class Chat:
         if field == "seed":
             self._n_answers = 0
         self._options = options
+        note(f"{field} is now {value}")
 
     def save(self, rest: str) -> None:
         """Write the conversation to a file."""
         if not rest:
             raise ChatError("save to which file?")
-        content = json.dumps({"messages": self._history()}, ensure_ascii=False, indent=1)
+        history = self._history()
+        content = json.dumps({"messages": history}, ensure_ascii=False, indent=1)
         try:
             Path(rest).expanduser().write_text(content + "\n", encoding="utf-8")
         except OSError as error:
             raise ChatError(f"{rest}: {error.strerror}") from error
+        note(f"{_n_messages(history)} written to {rest}")
+
+
+def _n_messages(messages: list[dict[str, str]]) -> str:
+    return f"{len(messages)} message{'s' if len(messages) != 1 else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
