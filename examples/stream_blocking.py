@@ -11,6 +11,7 @@ tokenizer = load_tokenizer(BUNDLED)
 question = [{"role": "user", "content": "What is the sun?"}]
 prompt = load_chat_template(BUNDLED).encode(question, tokenizer)
 decoder = IncrementalDecoder(tokenizer)
+print("Assistant:", end="")  # the prompt ends so, and the answer goes on with a space
 with wkvm_client.connect(*sys.argv[1:] or ["tcp://127.0.0.1:8001"]) as client:
     for token_id in client.generate(prompt, max_tokens=64, temperature=0):
         print(decoder.feed([token_id]), end="", flush=True)

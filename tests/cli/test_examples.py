@@ -1,6 +1,7 @@
 """The programs in examples/ run as they stand."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -66,7 +67,9 @@ def test_complete_text(open_address: str) -> None:
 
 
 def test_stream_blocking(open_address: str) -> None:
-    assert "star" in output_of("stream_blocking.py", open_address)
+    answer = output_of("stream_blocking.py", open_address)
+    assert re.match(r"Assistant: \w", answer)
+    assert "star" in answer
 
 
 def test_there_are_no_examples_without_a_test() -> None:
