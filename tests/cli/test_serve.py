@@ -104,16 +104,27 @@ def test_a_name_that_is_not_utf8_is_told_in_part(tmp_path: Path) -> None:
         assert client.server.model == "m?"
 
 
-def test_a_port_in_use_is_named(
+def test_a_port_in_use_is_named_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("WKVM_API_KEY", raising=False)
+    monkeypatch.setattr("wkvm.cli.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--device", "cpu", "--binary-port", str(port)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(rf"wkvm serve: binary-port: {port}: Address already in use\n", captured.err)
+
+
+def test_a_socket_in_use_is_named_before_the_model_is_loaded(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("wkvm.cli.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
+    path = server.address.removeprefix("unix://")
+    assert main(["serve", "--binary-port", "none", "--binary-uds", path]) == 2
+    why = f"binary-uds: {path}: another server listens there"
+    assert capsys.readouterr().err == f"wkvm serve: {why}\n"
 
 
 def test_the_warm_up_leaves_no_trace_in_the_engine() -> None:

@@ -13,7 +13,7 @@ from tests.server.harness import local_config, serving, tcp_config
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server import listen as listen_module
-from wkvm.server.listen import UnixSocket, bind_tcp, listen
+from wkvm.server.listen import UnixSocket, bind_tcp, check_addresses, listen
 
 
 async def test_both_doors_serve_and_are_named(tmp_path: Path) -> None:
@@ -199,6 +199,18 @@ def test_a_bad_socket_file_closes_the_port_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a socket"):
         listen(ServerConfig(binary_port=0, binary_uds=str(tmp_path / "s")))
     assert len(os.listdir("/proc/self/fd")) == n_files
+
+
+def test_a_check_of_addresses_leaves_nothing_behind(tmp_path: Path) -> None:
+    (taken,) = bind_tcp("127.0.0.1", 0, loopback_only=True)
+    config = ServerConfig(binary_port=taken.getsockname()[1], binary_uds=str(tmp_path / "s"))
+    with pytest.raises(ConfigError, match=r"^binary-port: \d+: Address already in use"):
+        check_addresses(config)
+    taken.close()
+    n_files = len(os.listdir("/proc/self/fd"))
+    check_addresses(config)
+    assert len(os.listdir("/proc/self/fd")) == n_files
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_host_is_a_config_error() -> None:

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     require_engine()
 
     from wkvm.cli.engine import auto_slots, build_engine, check_slots
+    from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
 
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
     else:
         check_slots(path, engine_config)
+    check_addresses(server_config)
     engine = build_engine(path, engine_config, served_name=name)
 
     def ready(server: Server) -> None:

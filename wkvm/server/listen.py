@@ -176,3 +176,20 @@ def listen(config: ServerConfig) -> tuple[list[socket.socket], UnixSocket | None
             one.close()
         raise
     return tcp, unix
+
+
+def check_addresses(config: ServerConfig) -> None:
+    """Bind what the settings name and let go of it: what takes long need not be done in vain.
+
+    Nothing is kept meanwhile, so that clients are refused and not left waiting.
+
+    Raises:
+        ConfigError: as ``listen``, now.
+    """
+    tcp, unix = listen(config)
+    if unix is not None:
+        # Removed first: the path of a closed socket may be another server's already.
+        unix.remove()
+        unix.socket.close()
+    for one in tcp:
+        one.close()
