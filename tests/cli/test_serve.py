@@ -1,5 +1,6 @@
 """A server from its command to its end."""
 
+import logging
 import os
 import re
 import shlex
@@ -125,6 +126,16 @@ def test_a_socket_in_use_is_named_before_the_model_is_loaded(
     assert main(["serve", "--binary-port", "none", "--binary-uds", path]) == 2
     why = f"binary-uds: {path}: another server listens there"
     assert capsys.readouterr().err == f"wkvm serve: {why}\n"
+
+
+def test_at_info_it_is_logged_what_was_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="wkvm"):
+        engine = build_engine(BUNDLED, EngineConfig(n_slots=3, device="cpu"), served_name="tiny")
+    assert engine.info.model == "tiny"
+    mib = 3 * describe(BUNDLED, device="cpu").layout.record_bytes / 2**20
+    (message,) = caplog.messages
+    line = rf"tiny: rwkv7, float32 on cpu, 3 slots, {mib:.1f} MiB of states, loaded in \d+\.\d s"
+    assert re.fullmatch(line, message)
 
 
 def test_the_warm_up_leaves_no_trace_in_the_engine() -> None:

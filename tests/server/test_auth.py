@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import hmac
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,23 @@ def test_without_a_key_loopback_can_be_bound(host: str) -> None:
 
 def test_the_table_of_requests_holds_every_message_of_a_client() -> None:
     assert {type(request) for request in REQUESTS} | {Hello} == set(ClientMessage.__args__)
+
+
+async def test_the_log_tells_of_connections_and_not_whose_they_are_or_what_they_ask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="wkvm"):
+        async with serving(tcp_config(api_keys=KEYS), control_key="blue-key") as rig:
+            client = await rig.client("red-key")
+            await client.generate((41, 42, 43), max_tokens=2)
+            client.abort()
+            await rig.assert_idle(n_connections=1)
+    assert caplog.messages == [
+        "connection opened, 1 open",
+        "connection opened, 2 open",
+        "connection ended, 1 open",
+        "connection ended, 0 open",
+    ]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)

@@ -1,5 +1,6 @@
 """From a model's path to an engine that has run once. Imports torch, so import this late."""
 
+import logging
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from wkvm.engine.engine import Engine
 from wkvm.gateway.text import tokenizer_digest
 from wkvm.models.base import Model
 from wkvm.models.registry import describe, load_model
+
+logger = logging.getLogger("wkvm.cli")
 
 MAX_AUTO_SLOTS = 1024
 """What ``--slots auto`` takes at most: more rows in a step hardly raise the throughput."""
@@ -56,9 +59,21 @@ def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engin
     Raises:
         CheckpointError, ConfigError: as ``load_model``.
     """
+    began = time.monotonic()
     model = load_model(path, device=config.device, dtype=config.dtype)
     warm_up(model, config)
-    return Engine(model, config, served_name=served_name, tokenizer_digest=tokenizer_digest(path))
+    engine = Engine(model, config, served_name=served_name, tokenizer_digest=tokenizer_digest(path))
+    logger.info(
+        "%s: %s, %s on %s, %d slots, %.1f MiB of states, loaded in %.1f s",
+        served_name,
+        model.info.name,
+        model.info.dtype,
+        model.info.device,
+        config.n_slots,
+        config.n_slots * model.layout.record_bytes / 2**20,
+        time.monotonic() - began,
+    )
+    return engine
 
 
 def warm_up(model: Model, config: EngineConfig) -> None:

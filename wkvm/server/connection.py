@@ -119,7 +119,9 @@ class Connection(asyncio.Protocol):
         if self._is_trusted:
             return
         self._is_counted = self._shared.counts.open()
-        if not self._is_counted:
+        if self._is_counted:
+            logger.info("connection opened, %d open", self._shared.counts.total)
+        else:
             self._refuse(ErrorCode.TOO_MANY_CONNECTIONS, "the server has too many connections")
 
     def data_received(self, data: bytes) -> None:
@@ -149,6 +151,7 @@ class Connection(asyncio.Protocol):
             self._shared.none_left.set()
         if self._is_counted:
             self._shared.counts.close(self.tenant if self._is_tenant_counted else None)
+            logger.info("connection ended, %d open", self._shared.counts.total)
         self._transport = None
 
     def pause_writing(self) -> None:
