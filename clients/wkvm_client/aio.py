@@ -240,13 +240,17 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        link = await self._ready_link()
-        start = time.perf_counter()
-        reply = link.session.ping()
         try:
-            await self._reply(reply, timeout_s)
-        finally:
-            link.session.forget(reply)
+            async with asyncio.timeout(timeout_s):
+                link = await self._ready_link()
+                start = time.perf_counter()
+                reply = link.session.ping()
+                try:
+                    await self._reply(reply)
+                finally:
+                    link.session.forget(reply)
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
         return time.perf_counter() - start
 
     async def stats(self, *, timeout_s: float | None = 10.0) -> dict[str, int]:
@@ -256,8 +260,12 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        link = await self._ready_link()
-        return await self._reply(link.session.query_stats(), timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self._ready_link()
+                return await self._reply(link.session.query_stats())
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
 
     async def aclose(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
@@ -344,16 +352,12 @@ class Client:
     def _going_away(self, link: Link) -> None:
         self._not_before_s = time.monotonic() + link.session.gone().retry_after_ms / 1000
 
-    async def _reply(self, reply: Reply, timeout_s: float | None) -> dict[str, int]:
+    async def _reply(self, reply: Reply) -> dict[str, int]:
         over = asyncio.Event()
         reply.on_over = over.set
         if reply.is_over:
             over.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await over.wait()
-        except TimeoutError as error:
-            raise ReplyTimeoutError(timeout_s or 0.0) from error
+        await over.wait()
         if reply.error is not None:
             raise reply.error.again()
         return reply.values

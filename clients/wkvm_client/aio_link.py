@@ -46,7 +46,7 @@ class Link(asyncio.BufferedProtocol):
         self._opened = asyncio.Event()
         self._closed = asyncio.Event()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self.session = Session(self._write)
+        self.session = Session(self._write, self._is_behind)
 
     # --- called by the client -------------------------------------------------------------
 
@@ -63,7 +63,9 @@ class Link(asyncio.BufferedProtocol):
 
     async def writable(self) -> None:
         """Wait until the peer has read enough of what was written."""
-        await self._may_write.wait()
+        # of many who wait, the first to go on may write enough to hold the others back
+        while not self._may_write.is_set():
+            await self._may_write.wait()
 
     def open(self, draft: Draft) -> Lane:
         """Send a request, and watch its deadline.
@@ -147,6 +149,9 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
+    def _is_behind(self) -> bool:
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def _after(self) -> None:
         """Follow up on what the session was told."""
         session = self.session
@@ -201,26 +206,37 @@ async def open_link(
         ConnectTimeoutError: not all of it was done within ``timeout_s``.
         ClientError: as ``Link.handshake``.
     """
-    loop = asyncio.get_running_loop()
     link = Link(on_going_away=on_going_away, grace_s=grace_s)
     try:
         async with asyncio.timeout(timeout_s):
-            match where:
-                case socket.socket(family=socket.AF_UNIX):
-                    await loop.create_unix_connection(lambda: link, sock=where)
-                case socket.socket():
-                    await loop.create_connection(lambda: link, sock=where)
-                case TcpAddress(host, port):
-                    await loop.create_connection(lambda: link, host, port)
-                case _:
-                    await loop.create_unix_connection(lambda: link, where.path)
-            await link.handshake(api_key)
+            await _connect(link, where)
+            try:
+                await link.handshake(api_key)
+            except BaseException:
+                await link.abort()
+                raise
     except TimeoutError as error:
-        await link.abort()
         raise ConnectTimeoutError(timeout_s) from error
     except OSError as error:
         raise ConnectFailedError(f"{where}: {error.strerror or error}") from error
-    except BaseException:
-        await link.abort()
-        raise
     return link
+
+
+async def _connect(link: Link, where: Address | socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        match where:
+            case socket.socket(family=socket.AF_UNIX):
+                await loop.create_unix_connection(lambda: link, sock=where)
+            case socket.socket():
+                await loop.create_connection(lambda: link, sock=where)
+            case TcpAddress(host, port):
+                await loop.create_connection(lambda: link, host, port)
+            case _:
+                await loop.create_unix_connection(lambda: link, where.path)
+    except BaseException:
+        # The loop closes what it did not hand over. Of that close there may be no word, so
+        # nobody can wait for it. A socket that was given is closed by nobody else.
+        if isinstance(where, socket.socket):
+            where.close()
+        raise

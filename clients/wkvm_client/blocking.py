@@ -191,9 +191,16 @@ class Client:
             timeout_s=timeout_s,
             priority=priority,
         )
-        link = self._ready_link(timeout_s)
+        deadline_s = _deadline_s(timeout_s)
+        try:
+            link = self._ready_link(deadline_s)
+        except TimeoutError as error:
+            raise RequestTimeoutError(timeout_s or 0.0) from error
         lane = link.session.open(request)
-        link.flush()
+        if not link.flush(deadline_s):
+            late = RequestTimeoutError(timeout_s or 0.0)
+            link.session.give_up(lane, late)
+            raise late
         return Stream(link, lane, None if timeout_s is None else timeout_s + self._grace_s)
 
     def ping(self, *, timeout_s: float | None = 10.0) -> float:
@@ -206,13 +213,17 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        link = self._ready_link(None)
-        start = time.perf_counter()
-        reply = link.session.ping()
+        deadline_s = _deadline_s(timeout_s)
         try:
-            self._reply(link, reply, timeout_s)
-        finally:
-            link.session.forget(reply)
+            link = self._ready_link(deadline_s)
+            start = time.perf_counter()
+            reply = link.session.ping()
+            try:
+                self._reply(link, reply, deadline_s)
+            finally:
+                link.session.forget(reply)
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
         return time.perf_counter() - start
 
     def stats(self, *, timeout_s: float | None = 10.0) -> dict[str, int]:
@@ -222,8 +233,12 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        link = self._ready_link(None)
-        return self._reply(link, link.session.query_stats(), timeout_s)
+        deadline_s = _deadline_s(timeout_s)
+        try:
+            link = self._ready_link(deadline_s)
+            return self._reply(link, link.session.query_stats(), deadline_s)
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
 
     def close(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
@@ -248,27 +263,29 @@ class Client:
     def _open_link(self, timeout_s: float) -> Link:
         return open_link(self._where, api_key=self._api_key, timeout_s=timeout_s)
 
-    def _ready_link(self, timeout_s: float | None) -> Link:
+    def _ready_link(self, deadline_s: float | None) -> Link:
         """The connection for a new request: the one there is, or a new one.
 
         Raises:
-            RequestTimeoutError: a new one took longer than ``timeout_s``.
+            TimeoutError: it could not be had, or takes nothing more, until ``deadline_s``.
         """
         if self._closed:
             raise ClientClosedError("the client was closed")
         # a server may have gone, or pinged, while nobody read
         self._link.receive_pending()
+        # what is left of earlier requests goes first, or it would grow without bound
+        if not self._link.flush(deadline_s):
+            raise TimeoutError
         if self._link.session.takes_lanes:
             return self._link
-        return self._reconnect(timeout_s)
+        return self._reconnect(math.inf if deadline_s is None else deadline_s)
 
-    def _reconnect(self, timeout_s: float | None) -> Link:
+    def _reconnect(self, deadline_s: float) -> Link:
         session = self._link.session
         why = session.error or session.gone()
         if self._reconnect_timeout_s is None:
             raise why.again()
         now_s = time.monotonic()
-        deadline_s = math.inf if timeout_s is None else now_s + timeout_s
         backoff = Backoff(
             now_s=now_s,
             timeout_s=self._reconnect_timeout_s,
@@ -277,7 +294,7 @@ class Client:
         )
         while (pause_s := backoff.next_pause_s(now_s)) is not None:
             if now_s + pause_s >= deadline_s:
-                raise RequestTimeoutError(timeout_s or 0.0) from why
+                raise TimeoutError from why
             time.sleep(pause_s)
             left_s = max(deadline_s - time.monotonic(), SHORTEST_WAIT_S)
             try:
@@ -295,12 +312,16 @@ class Client:
             return link
         raise why.again()
 
-    def _reply(self, link: Link, reply: Reply, timeout_s: float | None) -> dict[str, int]:
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        link.flush()
+    def _reply(self, link: Link, reply: Reply, deadline_s: float | None) -> dict[str, int]:
+        if not link.flush(deadline_s):
+            raise TimeoutError
         while not reply.is_over:
             if not link.receive(deadline_s):
-                raise ReplyTimeoutError(timeout_s or 0.0)
+                raise TimeoutError
         if reply.error is not None:
             raise reply.error.again()
         return reply.values
+
+
+def _deadline_s(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s

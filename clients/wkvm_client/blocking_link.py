@@ -5,6 +5,7 @@ every read, which would double the system calls.
 """
 
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -13,17 +14,22 @@ import time
 from wkvm_protocol.address import Address, TcpAddress
 
 from wkvm_client.errors import ClientError, ConnectFailedError, ConnectTimeoutError
-from wkvm_client.session import MAX_MISSES, Session
+from wkvm_client.session import Session
 
 READ_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
 SHORTEST_WAIT_S = 1e-3
+LONGEST_POLL_MS = 2**31 - 1
+PENDING_S = 0.5
+"""How long taking what has arrived may last. A socket's buffer is emptied much faster."""
+_NOTHING = memoryview(b"")
 
 
 class Link:
     """One connection of a client.
 
-    Frames that the session writes are queued; ``flush`` sends them, several in one call.
+    Frames that the session writes are queued; ``flush`` and ``push`` send them, several in
+    one call.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -31,10 +37,11 @@ class Link:
         self._unsent: list[bytes] = []
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._receive_timeout_s = 0.0
-        self._flushing = False
+        self._takes_bytes = True
+        self._half_sent = _NOTHING
         self.not_before_s = 0.0
         """When a server that is going away wants to see us again."""
-        self.session = Session(self._unsent.append)
+        self.session = Session(self._unsent.append, lambda: self.has_unsent)
 
     def handshake(self, api_key: str, deadline_s: float) -> None:
         """Say HELLO and wait for the answer.
@@ -44,29 +51,59 @@ class Link:
             ClientError: the server refused, vanished or broke the protocol.
         """
         self.session.start(api_key)
-        self.flush()
+        if not self.flush(deadline_s):
+            raise TimeoutError
         while self.session.hello is None and self.session.error is None:
             if not self.receive(deadline_s):
                 raise TimeoutError
         if self.session.error is not None:
             raise self.session.error.again()
 
-    def flush(self) -> None:
-        """Send what is queued. Receives meanwhile if the server does not keep up with us."""
-        if self._flushing or not self._unsent:
-            return
-        # what is queued while a frame is half sent must not get into its middle
-        self._flushing = True
+    def flush(self, deadline_s: float | None = None) -> bool:
+        """Send what is queued. Receives meanwhile if the server does not keep up with us.
+
+        Returns:
+            False if ``deadline_s``, on the monotonic clock, came first. The rest stays queued.
+        """
+        while not self.push():
+            if not self.receive(deadline_s):
+                return False
+        return True
+
+    def push(self) -> bool:
+        """Send of what is queued as much as goes without waiting.
+
+        Returns:
+            Whether nothing is left.
+        """
         try:
-            while self._unsent:
-                data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
-                self._unsent.clear()
-                self._send(data)
-        finally:
-            self._flushing = False
+            while self.has_unsent and self._takes_bytes:
+                if not self._half_sent:
+                    self._half_sent = memoryview(b"".join(self._unsent))
+                    self._unsent.clear()
+                n_sent = self._socket.send(self._half_sent, socket.MSG_DONTWAIT)
+                self._half_sent = self._half_sent[n_sent:]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # else each Pong to what is read below would fail in the same way
+            self._takes_bytes = False
+            # what the server said before it closed is still there to read, and says more
+            self.receive_pending()
+            self._end(error)
+        except BaseException:
+            # nobody knows how much of a frame was sent: nothing can follow it
+            self._end(None)
+            raise
+        return True
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something is queued."""
+        return bool(self._half_sent or self._unsent)
 
     def receive(self, deadline_s: float | None) -> bool:
-        """Wait until the server says something, or until the connection has ended.
+        """Wait until the server says something, takes what is queued, or has gone.
 
         Returns:
             False if ``deadline_s``, on the monotonic clock, came first.
@@ -82,72 +119,67 @@ class Link:
                 if not timeout_s or left_s < timeout_s:
                     timeout_s = max(left_s, SHORTEST_WAIT_S)
                     is_last = True
-            self._set_timeout(timeout_s)
-            try:
-                n_bytes = self._socket.recv_into(self._buffer)
-            except BlockingIOError:
-                if not is_last:
-                    session.silence()
-                    self.flush()
-                    self._after()
-                continue
-            except OSError as error:
-                self._end(error)
+            if self.has_unsent:
+                if self._wait_for_either(timeout_s):
+                    self.receive_pending()
+                    self.push()
+                    break
+                is_silent = True
+            else:
+                self._set_timeout(timeout_s)
+                is_silent = not self._receive_some(0)
+            if not is_silent:
                 break
-            self._received(n_bytes)
-            break
+            if not is_last:
+                session.silence()
+                self.push()
+                self._after()
         return True
 
     def receive_pending(self) -> None:
         """Take what has arrived, without waiting."""
-        while self.session.error is None:
-            try:
-                n_bytes = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
+        # a server that never stops talking must not keep us here
+        stop_s = time.monotonic() + PENDING_S
+        while self.session.error is None and self._receive_some(socket.MSG_DONTWAIT):
+            if time.monotonic() >= stop_s:
                 return
-            except OSError as error:
-                self._end(error)
-                return
-            self._received(n_bytes)
 
     def close(self, error: ClientError) -> None:
         """Close the socket, and end whatever is open with ``error``."""
         self.session.close(error)
-        self._socket.close()
+        self._after()
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _send(self, data: bytes) -> None:
-        if self.session.error is not None:
-            return
+    def _receive_some(self, flags: int) -> bool:
+        """Receive once. False if there was nothing, for as long as the socket waits."""
         try:
-            n_sent = self._send_some(data)
-            while n_sent < len(data):
-                self._wait_for_room()
-                self.receive_pending()
-                if self.session.error is not None:
-                    return
-                n_sent += self._send_some(memoryview(data)[n_sent:])
+            n_bytes = self._socket.recv_into(self._buffer, 0, flags)
+        except BlockingIOError:
+            return False
         except OSError as error:
-            # what the server said before it closed is still there to read, and says more
-            self.receive_pending()
             self._end(error)
+            return True
+        if n_bytes == 0:
+            self._end(None)
+            return True
+        try:
+            self.session.receive(self._buffer[:n_bytes])
         except BaseException:
-            # a frame may be half sent: nothing can follow it
+            # interrupted in the middle of a message: the rest would be misunderstood
             self._end(None)
             raise
+        self._after()
+        # a Pong that waited for the consumer would be late
+        self.push()
+        return True
 
-    def _wait_for_room(self) -> None:
-        """Wait until something can be sent, or received first.
-
-        Raises:
-            OSError: neither was possible for as long as unanswered pings may take.
-        """
+    def _wait_for_either(self, timeout_s: float) -> bool:
+        """Wait until something can be sent or received; 0 is for ever."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
-        patience_s = self.session.ping_interval_s * (MAX_MISSES + 1)
-        if not poll.poll(patience_s * 1000 or None):
-            raise OSError(f"the server took nothing for {patience_s:g} s")
+        timeout_ms = min(math.ceil(timeout_s * 1000), LONGEST_POLL_MS)
+        return bool(poll.poll(timeout_ms or None))
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s == self._receive_timeout_s:
@@ -156,21 +188,6 @@ class Link:
         timeval = _TIMEVAL.pack(seconds, int((timeout_s - seconds) * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._receive_timeout_s = timeout_s
-
-    def _send_some(self, data: bytes | memoryview) -> int:
-        try:
-            return self._socket.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-
-    def _received(self, n_bytes: int) -> None:
-        if n_bytes == 0:
-            self._end(None)
-            return
-        self.session.receive(self._buffer[:n_bytes])
-        self._after()
-        # a Pong that waited for the consumer would be late
-        self.flush()
 
     def _end(self, cause: OSError | None) -> None:
         self.session.end_of_stream(cause)
@@ -184,6 +201,9 @@ class Link:
             session.close(session.gone())
         if session.error is not None:
             self._socket.close()
+            self._takes_bytes = False
+            self._half_sent = _NOTHING
+            self._unsent.clear()
 
 
 def open_link(where: Address | socket.socket, *, api_key: str, timeout_s: float) -> Link:

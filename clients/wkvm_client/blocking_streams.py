@@ -42,7 +42,7 @@ class Choice(ChoiceView):
                     lane.n_consumed += 1
                     if lane.n_consumed >= lane.grant_at:
                         lane.consumed(0)
-                        self._link.flush()
+                        self._link.push()
                     yield token_id
                 if not self._more():
                     return
@@ -60,7 +60,7 @@ class Choice(ChoiceView):
         """
         self._more()
         ids = self._track.take()
-        self._link.flush()
+        self._link.push()
         return ids
 
     def completion(self) -> Completion:
@@ -73,7 +73,7 @@ class Choice(ChoiceView):
         """
         track = self._track
         track.lane.grant_all()
-        self._link.flush()
+        self._link.push()
         while not track.is_over:
             self._receive()
         return track.result()
@@ -86,7 +86,7 @@ class Choice(ChoiceView):
                 track.result()
                 return False
             track.lane.starve()
-            self._link.flush()
+            self._link.push()
             self._receive()
         return True
 
@@ -96,12 +96,12 @@ class Choice(ChoiceView):
             # the consumer may have been away: what arrived meanwhile is not late
             link.receive_pending()
             link.session.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
-            link.flush()
+            link.push()
 
     def _abandon(self) -> None:
         if self._track.abandon():
             self._link.session.cancel(self._track.lane)
-            self._link.flush()
+            self._link.push()
 
 
 class Stream(LaneView[Choice]):
@@ -139,7 +139,7 @@ class Stream(LaneView[Choice]):
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""
         self._link.session.cancel(self._lane)
-        self._link.flush()
+        self._link.push()
 
     def close(self) -> None:
         """Cancel, without waiting for the end."""

@@ -47,6 +47,8 @@ from wkvm_client.lanes import Lane, Track
 
 MAX_MISSES = 2
 """Pings in a row that may go without any word from the server."""
+MAX_UNSENT_PONGS = 2**14
+"""Answers to pings that may wait to be sent. More than the pings of one read."""
 CLIENT_NAME = "wkvm_client"
 
 _FIELD = re.compile(r"Generate\.(?:sampling\.)?(\w+)")
@@ -82,6 +84,7 @@ class Session:
 
     Args:
         send: writes bytes, or queues them; called with whole frames.
+        is_behind: whether the server has not taken all of that yet.
 
     Attributes:
         hello: what the server said of itself, once it did.
@@ -89,8 +92,10 @@ class Session:
         error: why the connection is over, once it is.
     """
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[bytes], None], is_behind: Callable[[], bool]) -> None:
         self._send = send
+        self._is_behind = is_behind
+        self._n_unsent_pongs = 0
         self._wire = ClientConnection()
         self._lanes: dict[int, Lane] = {}
         self._first_tracks: dict[int, Track] = {}
@@ -327,7 +332,7 @@ class Session:
             case Logprobs():
                 self._lanes[message.request_id].add_logprobs(message)
             case Ping():
-                self._send(self._wire.send(Pong(message.nonce)))
+                self._answer(message)
             case Pong():
                 reply = self._pings.pop(message.nonce, None)
                 if reply is not None:
@@ -340,6 +345,13 @@ class Session:
                 self.hello = message
             case Error():
                 self.close(error_of(message.code, message.message, retryable=message.retryable))
+
+    def _answer(self, ping: Ping) -> None:
+        self._n_unsent_pongs = self._n_unsent_pongs + 1 if self._is_behind() else 0
+        if self._n_unsent_pongs > MAX_UNSENT_PONGS:
+            self.close(BadPeerError("the server sends pings and takes no answers"))
+            return
+        self._send(self._wire.send(Pong(ping.nonce)))
 
     def _tokens(self, message: Tokens) -> None:
         """Append ids to their tracks: the hot path. The connection has checked lanes and counts."""

@@ -1,0 +1,200 @@
+"""Servers that break the protocol's spirit: calls end in time, memory stays bounded."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wkvm_client import aio
+from wkvm_client.errors import (
+    BadPeerError,
+    ConnectionLostError,
+    ReplyTimeoutError,
+    RequestTimeoutError,
+)
+from wkvm_client.session import Session
+from wkvm_protocol.connection import ServerConnection
+
+from tests.client.drivers import AioDriver, BlockingDriver, Driver
+from tests.client.fake_server import FakeServer, frame
+from tests.client.scripts import connected, opened
+
+BIG = [7] * 250_000
+"""More than the buffers of a unix socket hold."""
+PINGS = frame(b"\x92\x03\x05") * 4096
+
+
+class Deaf:
+    """A server in a thread that reads Hello and nothing else."""
+
+    def __init__(self, path: str) -> None:
+        self.address = f"unix://{path}"
+        self.ping_interval_ms = 0
+        self.flood = b""
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:
+            return
+        with peer:
+            wire = ServerConnection()
+            wire.receive_data(peer.recv(65536))
+            peer.sendall(
+                wire.send_hello_ok(
+                    ping_interval_ms=self.ping_interval_ms,
+                    server="",
+                    model="",
+                    model_digest="",
+                    layout_fingerprint="",
+                    tokenizer_digest="",
+                    vocab_size=256,
+                    eos_ids=[],
+                    n_slots=1,
+                    max_model_len=0,
+                )
+            )
+            peer.settimeout(0.05)
+            while not self._over.wait(0 if self.flood else None):
+                try:
+                    peer.sendall(self.flood)
+                except TimeoutError:
+                    pass
+                except OSError:
+                    return
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[Deaf]:
+    server = Deaf(str(tmp_path / "deaf.sock"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=[AioDriver, BlockingDriver], ids=["aio", "blocking"])
+def either(request: pytest.FixtureRequest) -> Driver:
+    driver: Driver = request.param()
+    return driver
+
+
+async def filled(driver: Driver, deaf: Deaf) -> None:
+    """Connect, and send what the server does not read."""
+    deaf.start()
+    await driver.connect(deaf.address)
+    if isinstance(driver, AioDriver):
+        await driver.generate(BIG, timeout_s=10)
+    else:
+        with pytest.raises(RequestTimeoutError):
+            await driver.generate(BIG, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("ping_interval_ms", [0, 2**63 - 1])
+async def test_times_hold_while_the_server_does_not_read(
+    either: Driver, deaf: Deaf, ping_interval_ms: int
+) -> None:
+    deaf.ping_interval_ms = ping_interval_ms
+    await filled(either, deaf)
+    async with asyncio.timeout(2):
+        with pytest.raises(RequestTimeoutError):
+            await either.generate([1], timeout_s=0.05)
+        with pytest.raises(ReplyTimeoutError):
+            await either.ping(timeout_s=0.05)
+        with pytest.raises(ReplyTimeoutError):
+            await either.stats(timeout_s=0.05)
+    await either.close()
+
+
+async def test_a_server_that_pings_and_does_not_read_is_left(either: Driver, deaf: Deaf) -> None:
+    deaf.flood = PINGS
+    deaf.start()
+    await either.connect(deaf.address, reconnect=False)
+    async with asyncio.timeout(5):
+        with pytest.raises(BadPeerError, match="takes no answers"):
+            await either.completion(await either.generate([1]))
+    await either.close()
+
+
+async def test_a_request_gets_past_a_server_that_never_stops_pinging(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wkvm_client.blocking_link.PENDING_S", 0.02)
+    driver = BlockingDriver()
+    peer = await connected(driver, server)
+
+    async def flood() -> None:
+        while True:
+            peer.raw(PINGS)
+            await peer.writer.drain()
+
+    async def drink() -> None:
+        while await peer.reader.read(1 << 16):
+            pass
+
+    tasks = [asyncio.create_task(flood()), asyncio.create_task(drink())]
+    async with asyncio.timeout(5):
+        with pytest.raises(RequestTimeoutError):
+            await driver.completion(await driver.generate([1], timeout_s=0.1))
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await driver.close()
+
+
+async def test_an_interrupt_in_the_middle_of_a_message_ends_the_connection(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = BlockingDriver()
+    peer = await connected(driver, server, reconnect=False)
+    stream, request = await opened(driver, peer)
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    def read() -> list[int] | str:
+        try:
+            return stream.read()  # type: ignore[no-any-return]
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_handle", interrupted)
+        peer.tokens([request.request_id], [5])
+        assert await driver.call(read) == "interrupted"
+    with pytest.raises(ConnectionLostError):
+        await driver.read(stream)
+    await driver.close()
+
+
+@pytest.mark.parametrize("turns", range(10))
+async def test_connecting_can_be_cancelled_at_any_turn(server: FakeServer, turns: int) -> None:
+    for _ in range(5):
+        connecting = asyncio.ensure_future(aio.connect(server.address).__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        done, _ = await asyncio.wait([connecting], timeout=1.0)
+        assert done
+
+
+async def test_a_socket_that_cannot_be_taken_over_is_closed() -> None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with pytest.raises(ValueError, match=r"[Ss]tream"):
+        await aio.from_socket(sock)
+    assert sock.fileno() == -1
