@@ -8,12 +8,14 @@ import sys
 from array import array
 from collections.abc import Callable
 
+from wkvm_protocol.errors import RemoteProtocolError
 from wkvm_protocol.messages import End, EndReason, Logprobs, unpack_floats, unpack_ids
 
 from wkvm_client.drafts import MAX_CREDIT, Draft
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
 
+ID_BYTES = 4
 _NEVER = sys.maxsize
 
 
@@ -118,6 +120,7 @@ class Lane:
         error: why the lane failed, if it did.
         grant_at: when this many ids were consumed, more credit is due.
         granted: ids that may arrive, from the start; None for no limit.
+        n_room: ids that may still arrive; more are a violation.
         cancelled: whether a Cancel was sent.
         on_over: called once when nothing more can arrive for any choice.
     """
@@ -133,6 +136,7 @@ class Lane:
         "granted",
         "n_consumed",
         "n_open",
+        "n_room",
         "on_over",
         "prompt_logprobs",
         "request_id",
@@ -149,6 +153,7 @@ class Lane:
         self.n_open = draft.n
         self.n_consumed = 0
         self.granted = draft.window
+        self.n_room = min(draft.window or self._max_ids, self._max_ids)
         self.grant_at = _NEVER
         self._set_grant_at()
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -192,6 +197,7 @@ class Lane:
         while self.granted < total:
             n_ids = min(total - self.granted, MAX_CREDIT)
             self.granted += n_ids
+            self.n_room += n_ids
             self._grant(self, n_ids)
         self._set_grant_at()
 
@@ -217,14 +223,32 @@ class Lane:
                 track.hook = self.starve if someone_waits else None
 
     def add_logprobs(self, message: Logprobs) -> None:
-        """Keep log probabilities. Those of the prompt count once, whichever choice brings them."""
+        """Keep log probabilities. Those of the prompt count once, whichever choice brings them.
+
+        Raises:
+            RemoteProtocolError: they are more than were asked for.
+        """
+        sampling = self._draft.message.sampling
+        n_asked = sampling.prompt_logprobs if message.of_prompt else sampling.logprobs
+        if n_asked is None or message.n_top > n_asked:
+            raise RemoteProtocolError(f"Logprobs: not asked for on request id {self.request_id}")
+        n_new = len(message.ids) // ID_BYTES
         if not message.of_prompt:
-            self.tracks[message.choice].logprobs += unpack_logprobs(message)
+            track = self.tracks[message.choice]
+            if len(track.logprobs) + n_new > len(track.ids) + self.n_room:
+                raise self.overrun("Logprobs")
+            track.logprobs += unpack_logprobs(message)
             return
+        if message.first + n_new > len(self._draft.message.prompt) // ID_BYTES:
+            raise self.overrun("Logprobs")
         # the first id of a prompt has none, so positions start at 1
         n_known = len(self.prompt_logprobs) + 1
         if message.first <= n_known:
             self.prompt_logprobs += unpack_logprobs(message)[n_known - message.first :]
+
+    def overrun(self, name: str) -> RemoteProtocolError:
+        """What is wrong with a message that brings more than may come."""
+        return RemoteProtocolError(f"{name}: more than request id {self.request_id} may get")
 
     def end(self, message: End) -> None:
         """Complete one choice."""
@@ -261,7 +285,9 @@ class Lane:
 
     def heir(self) -> "Lane":
         """A lane for what still arrives after this one was given up: nobody holds it."""
-        return Lane(self.request_id, self._draft, self._grant)
+        heir = Lane(self.request_id, self._draft, self._grant)
+        heir.n_room = self.n_room
+        return heir
 
     def _over(self, track: Track) -> None:
         track.wake()

@@ -354,18 +354,26 @@ class Session:
         self._send(self._wire.send(Pong(ping.nonce)))
 
     def _tokens(self, message: Tokens) -> None:
-        """Append ids to their tracks: the hot path. The connection has checked lanes and counts."""
+        """Append ids to their tracks: the hot path. The connection has checked lanes."""
         if not message.choices and not message.counts:
             lanes, ids = unpack_ids(message.lanes), unpack_ids(message.ids)
             first_tracks = self._first_tracks
             for request_id, token_id in zip(lanes, ids, strict=True):
                 track = first_tracks[request_id]
+                lane = track.lane
+                if lane.n_room <= 0:
+                    raise lane.overrun("Tokens")
+                lane.n_room -= 1
                 track.ids.append(token_id)
                 if track.hook is not None:
                     track.hook()
             return
         for request_id, choice, entry in token_entries(message):
-            track = self._lanes[request_id].tracks[choice]
+            lane = self._lanes[request_id]
+            if lane.n_room < len(entry):
+                raise lane.overrun("Tokens")
+            lane.n_room -= len(entry)
+            track = lane.tracks[choice]
             track.ids.extend(entry)
             if entry and track.hook is not None:
                 track.hook()

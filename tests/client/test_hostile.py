@@ -17,6 +17,7 @@ from wkvm_client.errors import (
 )
 from wkvm_client.session import Session
 from wkvm_protocol.connection import ServerConnection
+from wkvm_protocol.messages import Logprobs, pack_floats, pack_ids
 
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
 from tests.client.fake_server import FakeServer, frame
@@ -198,3 +199,64 @@ async def test_a_socket_that_cannot_be_taken_over_is_closed() -> None:
     with pytest.raises(ValueError, match=r"[Ss]tream"):
         await aio.from_socket(sock)
     assert sock.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    ("n", "credit", "max_tokens"), [(1, 4, 100), (2, 4, 100), (1, None, 4), (2, None, 2)]
+)
+async def test_more_ids_than_may_come_are_a_violation(
+    driver: Driver, server: FakeServer, n: int, credit: int | None, max_tokens: int
+) -> None:
+    peer = await connected(driver, server)
+    stream, request = await opened(driver, peer, n=n, credit=credit, max_tokens=max_tokens)
+    choices = [index % n for index in range(5)] if n > 1 else ()
+    lanes = [request.request_id] * 5
+    peer.tokens(lanes[:4], [5] * 4, choices[:4])
+    peer.tokens(lanes[:1], [6], choices[4:])
+    for choice in stream.choices:
+        assert await driver.read(choice) == [5] * (4 // n)
+    for choice in stream.choices:
+        with pytest.raises(BadPeerError, match="may get"):
+            await driver.read(choice)
+
+
+LOGPROBS = {"logprobs": 1, "prompt_logprobs": 1, "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "of_prompt", "first", "n_ids", "n_top"),
+    [
+        ({}, False, 0, 1, 0),
+        ({}, True, 1, 1, 0),
+        (LOGPROBS, False, 0, 1, 2),
+        (LOGPROBS, False, 0, 3, 1),
+        (LOGPROBS, True, 1, 3, 1),
+    ],
+)
+async def test_log_probabilities_beyond_what_was_asked_are_a_violation(
+    driver: Driver,
+    server: FakeServer,
+    options: dict[str, int],
+    of_prompt: bool,
+    first: int,
+    n_ids: int,
+    n_top: int,
+) -> None:
+    peer = await connected(driver, server)
+    stream, request = await opened(driver, peer, **options)
+    peer.send(
+        Logprobs(
+            request_id=request.request_id,
+            choice=0,
+            of_prompt=of_prompt,
+            first=first,
+            n_top=n_top,
+            ids=pack_ids([1] * n_ids),
+            logprobs=pack_floats([-1.0] * n_ids),
+            ranks=pack_ids([1] * n_ids),
+            top_ids=pack_ids([1] * n_ids * n_top),
+            top_logprobs=pack_floats([-1.0] * n_ids * n_top),
+        )
+    )
+    with pytest.raises(BadPeerError, match="Logprobs"):
+        await driver.read(stream)
