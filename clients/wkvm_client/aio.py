@@ -26,7 +26,7 @@ from wkvm_protocol.messages import HelloOk, unpack_ids
 from wkvm_client.addresses import resolve
 from wkvm_client.aio_link import Link, open_link
 from wkvm_client.aio_streams import Choice, Stream
-from wkvm_client.backoff import Backoff
+from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.drafts import DEFAULT_CREDIT, draft
 from wkvm_client.errors import (
     ClientClosedError,
@@ -119,6 +119,7 @@ class Client:
         self._link: Link | None = None
         self._old_links: set[Link] = set()
         self._not_before_s = 0.0
+        self._pace = Pace()
         self._closed = False
 
     @property
@@ -317,7 +318,10 @@ class Client:
             backoff = Backoff(
                 now_s=time.monotonic(),
                 timeout_s=self._reconnect_timeout_s,
-                not_before_s=self._not_before_s,
+                not_before_s=max(
+                    self._not_before_s,
+                    0.0 if link.session.was_of_use else self._pace.not_before_s,
+                ),
                 random=random.random,
             )
             while (pause_s := backoff.next_pause_s(time.monotonic())) is not None:
@@ -343,6 +347,9 @@ class Client:
         if self._closed:
             await link.aclose()
             raise ClientClosedError("the client was closed")
+        self._pace.connected(
+            time.monotonic(), was_of_use=self._link is None or self._link.session.was_of_use
+        )
         self._old_links = {old for old in self._old_links if not old.is_closed}
         if self._link is not None and not self._link.is_closed:
             self._old_links.add(self._link)

@@ -62,7 +62,12 @@ class Link(asyncio.BufferedProtocol):
             raise self.session.error.again()
 
     async def writable(self) -> None:
-        """Wait until the peer has read enough of what was written."""
+        """Wait until the peer has read enough of what was written.
+
+        Raises:
+            RuntimeError: the running event loop is not the connection's.
+        """
+        self._check_loop()
         # of many who wait, the first to go on may write enough to hold the others back
         while not self._may_write.is_set():
             await self._may_write.wait()
@@ -82,7 +87,12 @@ class Link(asyncio.BufferedProtocol):
         return lane
 
     async def aclose(self) -> None:
-        """Close, and return when the transport is closed. What was written still goes out."""
+        """Close, and return when the transport is closed. What was written still goes out.
+
+        Raises:
+            RuntimeError: as ``writable``.
+        """
+        self._check_loop()
         self.session.close(ClientClosedError("the client was closed"))
         self._after()
         try:
@@ -148,6 +158,10 @@ class Link(asyncio.BufferedProtocol):
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a client belongs to the event loop that connected it")
 
     def _is_behind(self) -> bool:
         return self._transport is not None and self._transport.get_write_buffer_size() > 0

@@ -23,6 +23,8 @@ class Choice(ChoiceView):
     def __init__(self, session: Session, track: Track) -> None:
         super().__init__(track)
         self._session = session
+        # another loop that awaits a future of this one is told so, and does not hang
+        self._loop = asyncio.get_running_loop()
 
     async def __aiter__(self) -> AsyncGenerator[int, None]:
         """Go through the ids, from the first that was not taken yet.
@@ -71,7 +73,7 @@ class Choice(ChoiceView):
         track = self._track
         track.lane.grant_all()
         while not track.is_over:
-            future = asyncio.get_running_loop().create_future()
+            future = self._loop.create_future()
             track.on_end.append(lambda f=future: f.done() or f.set_result(None))  # type: ignore[misc]
             try:
                 await future
@@ -87,7 +89,7 @@ class Choice(ChoiceView):
             if track.is_over:
                 track.result()
                 return False
-            future = asyncio.get_running_loop().create_future()
+            future = self._loop.create_future()
             track.wait(lambda f=future: f.done() or f.set_result(None))  # type: ignore[misc]
             try:
                 await future

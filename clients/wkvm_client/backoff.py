@@ -34,3 +34,23 @@ class Backoff:
         self._n_attempts += 1
         pause_s = max(pause_s, self._not_before_s - now_s)
         return pause_s if now_s + pause_s <= self._deadline_s else None
+
+
+class Pace:
+    """Keeps connections apart that a server takes and drops before it has answered anything.
+
+    Attributes:
+        not_before_s: when the next connection may be made if the latest was in vain.
+    """
+
+    def __init__(self) -> None:
+        self._n_in_vain = 0
+        self.not_before_s = 0.0
+
+    def connected(self, now_s: float, *, was_of_use: bool) -> None:
+        """Note a new connection, and whether anything was answered on the one before."""
+        self._n_in_vain = 0 if was_of_use else self._n_in_vain + 1
+        # a single loss is no habit of the server's
+        n_doublings = self._n_in_vain - 2
+        pause_s = min(FIRST_PAUSE_S * 2**n_doublings, LONGEST_PAUSE_S) if n_doublings >= 0 else 0.0
+        self.not_before_s = now_s + pause_s

@@ -24,7 +24,7 @@ from wkvm_protocol.address import Address
 from wkvm_protocol.messages import HelloOk, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.backoff import Backoff
+from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
 from wkvm_client.blocking_streams import Choice, Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, draft
@@ -117,6 +117,7 @@ class Client:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._grace_s = grace_s
         self._closed = False
+        self._pace = Pace()
         self._old_links: list[Link] = []
         self._link = self._open_link(connect_timeout_s)
 
@@ -289,7 +290,10 @@ class Client:
         backoff = Backoff(
             now_s=now_s,
             timeout_s=self._reconnect_timeout_s,
-            not_before_s=self._link.not_before_s,
+            not_before_s=max(
+                self._link.not_before_s,
+                0.0 if session.was_of_use else self._pace.not_before_s,
+            ),
             random=random.random,
         )
         while (pause_s := backoff.next_pause_s(now_s)) is not None:
@@ -305,6 +309,7 @@ class Client:
                 why = error
                 now_s = time.monotonic()
                 continue
+            self._pace.connected(time.monotonic(), was_of_use=session.was_of_use)
             self._old_links = [old for old in self._old_links if old.session.error is None]
             if session.error is None:
                 self._old_links.append(self._link)

@@ -90,6 +90,7 @@ class Session:
         hello: what the server said of itself, once it did.
         going_away: the server's GoAway, once it came.
         error: why the connection is over, once it is.
+        was_of_use: whether the server has answered anything after HELLO.
     """
 
     def __init__(self, send: Callable[[bytes], None], is_behind: Callable[[], bool]) -> None:
@@ -104,6 +105,7 @@ class Session:
         self._n_pings = 0
         self._heard = True
         self._n_misses = 0
+        self.was_of_use = False
         self.hello: HelloOk | None = None
         self.going_away: GoAway | None = None
         self.error: ClientError | None = None
@@ -321,23 +323,28 @@ class Session:
     def _handle(self, message: ServerMessage) -> None:
         match message:
             case Tokens():
+                self.was_of_use = True
                 self._tokens(message)
             case End():
+                self.was_of_use = True
                 lane = self._lanes[message.request_id]
                 lane.end(message)
                 if message.request_id not in self._wire.lanes:
                     self._drop(message.request_id)
             case Failed():
+                self.was_of_use = True
                 self._failed(message)
             case Logprobs():
                 self._lanes[message.request_id].add_logprobs(message)
             case Ping():
                 self._answer(message)
             case Pong():
+                self.was_of_use = True
                 reply = self._pings.pop(message.nonce, None)
                 if reply is not None:
                     reply.settle({}, None)
             case StatsReply():
+                self.was_of_use = True
                 self._queries.pop(message.request_id).settle(message.values, None)
             case GoAway():
                 self.going_away = message

@@ -1,6 +1,7 @@
 """Servers that break the protocol's spirit: calls end in time, memory stays bounded."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from wkvm_client import aio
 from wkvm_client.errors import (
     BadPeerError,
     ConnectionLostError,
+    DeadlineError,
+    LinkError,
     ReplyTimeoutError,
     RequestTimeoutError,
 )
@@ -26,6 +29,21 @@ from tests.client.scripts import connected, opened
 BIG = [7] * 250_000
 """More than the buffers of a unix socket hold."""
 PINGS = frame(b"\x92\x03\x05") * 4096
+
+
+def hello_ok(wire: ServerConnection, ping_interval_ms: int) -> bytes:
+    return wire.send_hello_ok(
+        ping_interval_ms=ping_interval_ms,
+        server="",
+        model="",
+        model_digest="",
+        layout_fingerprint="",
+        tokenizer_digest="",
+        vocab_size=256,
+        eos_ids=[],
+        n_slots=1,
+        max_model_len=0,
+    )
 
 
 class Deaf:
@@ -58,20 +76,7 @@ class Deaf:
         with peer:
             wire = ServerConnection()
             wire.receive_data(peer.recv(65536))
-            peer.sendall(
-                wire.send_hello_ok(
-                    ping_interval_ms=self.ping_interval_ms,
-                    server="",
-                    model="",
-                    model_digest="",
-                    layout_fingerprint="",
-                    tokenizer_digest="",
-                    vocab_size=256,
-                    eos_ids=[],
-                    n_slots=1,
-                    max_model_len=0,
-                )
-            )
+            peer.sendall(hello_ok(wire, self.ping_interval_ms))
             peer.settimeout(0.05)
             while not self._over.wait(0 if self.flood else None):
                 try:
@@ -260,3 +265,46 @@ async def test_log_probabilities_beyond_what_was_asked_are_a_violation(
     )
     with pytest.raises(BadPeerError, match="Logprobs"):
         await driver.read(stream)
+
+
+async def test_a_server_that_drops_every_connection_is_not_stormed(
+    driver: Driver, server: FakeServer
+) -> None:
+    async def play() -> None:
+        while True:
+            peer = await server.peer()
+            await peer.hello()
+            await peer.vanish()
+
+    playing = asyncio.create_task(play())
+    await driver.connect(server.address, reconnect_timeout_s=0.2)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.4):
+            while True:
+                with contextlib.suppress(LinkError, DeadlineError):
+                    await driver.completion(await driver.generate([1], timeout_s=0.2))
+    assert len(server.peers) <= 8
+    playing.cancel()
+
+
+def test_another_event_loop_is_told_that_it_is_the_wrong_one() -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.new_event_loop()
+
+    async def connect() -> tuple[aio.Client, aio.Stream]:
+        client = aio.from_socket(ours)
+        connecting = asyncio.ensure_future(client.__aenter__())
+        wire = ServerConnection()
+        theirs.setblocking(False)
+        wire.receive_data(await loop.sock_recv(theirs, 65536))
+        theirs.sendall(hello_ok(wire, 0))
+        await connecting
+        return client, await client.generate([1])
+
+    client, stream = loop.run_until_complete(connect())
+    for call in (client.generate([1]), stream.read(), stream.completion(), client.aclose()):
+        with pytest.raises(RuntimeError, match="loop"):
+            asyncio.run(call)
+    loop.run_until_complete(client.aclose())
+    loop.close()
+    theirs.close()
