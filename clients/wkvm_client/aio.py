@@ -273,7 +273,13 @@ class Client:
         self._closed = True
         links = [link for link in (self._link, *self._old_links) if link is not None]
         self._old_links.clear()
-        await asyncio.gather(*(link.aclose() for link in links))
+        try:
+            await asyncio.gather(*(link.aclose() for link in links))
+        except asyncio.CancelledError:
+            # some may not have begun
+            for link in links:
+                link.drop()
+            raise
 
     def __await__(self) -> Generator[None, None, Self]:
         return self.__aenter__().__await__()

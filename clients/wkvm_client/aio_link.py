@@ -104,10 +104,15 @@ class Link(asyncio.BufferedProtocol):
 
     async def abort(self) -> None:
         """Close, and return when the transport is closed. What was written may be lost."""
+        self.drop()
+        if self._transport is not None:
+            await self._closed.wait()
+
+    def drop(self) -> None:
+        """Close without waiting. What was written may be lost."""
         self.session.close(ClientClosedError("the client was closed"))
         if self._transport is not None:
             self._transport.abort()
-            await self._closed.wait()
 
     @property
     def is_closed(self) -> bool:

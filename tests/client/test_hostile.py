@@ -308,3 +308,15 @@ def test_another_event_loop_is_told_that_it_is_the_wrong_one() -> None:
     loop.run_until_complete(client.aclose())
     loop.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_a_cancelled_close_closes(server: FakeServer, turns: int) -> None:
+    driver = AioDriver()
+    peer = await connected(driver, server)
+    closing = asyncio.create_task(driver.client.aclose())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing], timeout=1.0)
+    await peer.eof()
