@@ -12,6 +12,9 @@ from wkvm.models.weights import Checkpoint, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+ARCHITECTURE = "rwkv7"
+"""The one that is run. Its module is imported when it is needed."""
+
 BLINK_EOS_IDS = (0,)
 """The end of a document in the vocabulary that ``.pth`` files come with."""
 
@@ -63,18 +66,13 @@ def load_model(path: Path, *, device: str = "auto", dtype: str = "auto") -> Mode
     checkpoint = open_checkpoint(path)
     resolved = resolve_device(device)
     torch_dtype = DTYPES[resolve_dtype(dtype, device=resolved, stored=checkpoint.stored_dtype)]
-    match _architecture(checkpoint):
-        case "rwkv7":
-            from wkvm.models import rwkv7
-            from wkvm.models.rwkv7_params import read_shape
+    _check_architecture(checkpoint)
+    from wkvm.models import rwkv7
+    from wkvm.models.rwkv7_params import read_shape
 
-            shape = read_shape(checkpoint)
-            eos_ids = _eos_ids(checkpoint, shape.vocab_size)
-            return rwkv7.load(
-                checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids
-            )
-        case other:
-            raise UnsupportedModelError(str(path), f"architecture {other!r}; rwkv7 is run")
+    shape = read_shape(checkpoint)
+    eos_ids = _eos_ids(checkpoint, shape.vocab_size)
+    return rwkv7.load(checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids)
 
 
 def describe(path: Path, *, device: str = "auto", dtype: str = "auto") -> ModelDescription:
@@ -87,28 +85,25 @@ def describe(path: Path, *, device: str = "auto", dtype: str = "auto") -> ModelD
     checkpoint = open_checkpoint(path)
     stored_dtype = checkpoint.stored_dtype
     resolved = resolve_dtype(dtype, device=resolve_device(device), stored=stored_dtype)
-    match _architecture(checkpoint):
-        case "rwkv7":
-            from wkvm.models.rwkv7 import layout_of
-            from wkvm.models.rwkv7_params import read_shape
+    _check_architecture(checkpoint)
+    from wkvm.models.rwkv7 import layout_of
+    from wkvm.models.rwkv7_params import read_shape
 
-            shape = read_shape(checkpoint)
-            return ModelDescription(
-                architecture="rwkv7",
-                vocab_size=shape.vocab_size,
-                n_layers=shape.n_layers,
-                width=shape.width,
-                n_heads=shape.n_heads,
-                head_size=shape.head_size,
-                n_parameters=shape.n_parameters,
-                stored_dtype=stored_dtype,
-                files=tuple(file.name for file in checkpoint.files),
-                file_bytes=sum(file.stat().st_size for file in checkpoint.files),
-                layout=layout_of(shape, resolved),
-                eos_ids=_eos_ids(checkpoint, shape.vocab_size),
-            )
-        case other:
-            raise UnsupportedModelError(str(path), f"architecture {other!r}; rwkv7 is run")
+    shape = read_shape(checkpoint)
+    return ModelDescription(
+        architecture=ARCHITECTURE,
+        vocab_size=shape.vocab_size,
+        n_layers=shape.n_layers,
+        width=shape.width,
+        n_heads=shape.n_heads,
+        head_size=shape.head_size,
+        n_parameters=shape.n_parameters,
+        stored_dtype=stored_dtype,
+        files=tuple(file.name for file in checkpoint.files),
+        file_bytes=sum(file.stat().st_size for file in checkpoint.files),
+        layout=layout_of(shape, resolved),
+        eos_ids=_eos_ids(checkpoint, shape.vocab_size),
+    )
 
 
 def resolve_device(device: str) -> str:
@@ -132,16 +127,20 @@ def resolve_dtype(dtype: str, *, device: str, stored: str) -> str:
     return stored if device == "cuda" and stored in DTYPES else "float32"
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
+def _check_architecture(checkpoint: Checkpoint) -> None:
+    """Raise a CheckpointError unless this is the architecture that is run."""
     if not checkpoint.config:
         if "blocks.0.att.r_k" in checkpoint.stored:
-            return "rwkv7"
+            return
         some = ", ".join(sorted(checkpoint.stored)[:4])
         raise UnsupportedModelError(str(checkpoint.path), f"no RWKV-7 model; it has {some}")
     model_type = checkpoint.config.get("model_type")
     if not isinstance(model_type, str):
         raise CorruptCheckpointError(str(checkpoint.path), "config.json names no model_type")
-    return model_type
+    if model_type != ARCHITECTURE:
+        raise UnsupportedModelError(
+            str(checkpoint.path), f"architecture {model_type!r}; {ARCHITECTURE} is run"
+        )
 
 
 def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
