@@ -4,7 +4,7 @@ import logging
 import time
 from pathlib import Path
 
-from wkvm.cli.memory import slots_that_fit
+from wkvm.cli.memory import Fitting, slots_that_fit
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
 from wkvm.core.request import RequestSpec
@@ -12,7 +12,7 @@ from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
 from wkvm.gateway.text import tokenizer_digest
 from wkvm.models.base import Model
-from wkvm.models.registry import describe, load_model
+from wkvm.models.registry import ModelDescription, describe, load_model
 
 logger = logging.getLogger("wkvm.cli")
 
@@ -29,8 +29,7 @@ def auto_slots(path: Path, *, device: str, dtype: str) -> int:
     Raises:
         CheckpointError, ConfigError: as ``describe``.
     """
-    description = describe(path, device=device, dtype=dtype)
-    fitting = slots_that_fit(description, device=device, dtype=dtype)
+    _, fitting = _fitting(path, device=device, dtype=dtype)
     return min(max(fitting.n_slots // 2, 1), MAX_AUTO_SLOTS)
 
 
@@ -43,14 +42,18 @@ def check_slots(path: Path, config: EngineConfig) -> None:
         CheckpointError: as ``describe``.
         ConfigError: they do not fit, or as ``describe``.
     """
-    description = describe(path, device=config.device, dtype=config.dtype)
-    fitting = slots_that_fit(description, device=config.device, dtype=config.dtype)
+    description, fitting = _fitting(path, device=config.device, dtype=config.dtype)
     if config.n_slots > fitting.n_slots:
         raise ConfigError(
             "slots",
             f"{config.n_slots:,} states of {description.layout.record_bytes:,} bytes do not fit in "
             f"the free memory of this {fitting.device} beside the weights; {fitting.n_slots:,} do",
         )
+
+
+def _fitting(path: Path, *, device: str, dtype: str) -> tuple[ModelDescription, Fitting]:
+    description = describe(path, device=device, dtype=dtype)
+    return description, slots_that_fit(description, device=device, dtype=dtype)
 
 
 def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engine:
