@@ -11,7 +11,7 @@ import sys
 
 import wkvm_client.aio
 
-from wkvm.cli.models import BUNDLED
+from wkvm.assembly.models import BUNDLED
 from wkvm.gateway.text import IncrementalDecoder, load_tokenizer
 
 

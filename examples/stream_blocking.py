@@ -4,7 +4,7 @@ import sys
 
 import wkvm_client
 
-from wkvm.cli.models import BUNDLED
+from wkvm.assembly.models import BUNDLED
 from wkvm.gateway.text import IncrementalDecoder, load_chat_template, load_tokenizer
 
 tokenizer = load_tokenizer(BUNDLED)

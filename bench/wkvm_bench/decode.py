@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from wkvm.cli.models import BUNDLED
+from wkvm.assembly.models import BUNDLED
 from wkvm.core.config import EngineConfig
 from wkvm.core.request import Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams

@@ -7,9 +7,9 @@ import wkvm_client
 from wkvm_client.errors import ConnectFailedError, InvalidParameterError
 
 from tests.cli.conftest import KEY, RunningServer
-from wkvm.cli.backend import Backend, Remote
+from wkvm.assembly.backend import Backend, Remote
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli.complete import follow
-from wkvm.cli.models import BUNDLED
 from wkvm.gateway.text import ByteTokenizer, TextStream, UnknownTokenError, load_tokenizer
 
 

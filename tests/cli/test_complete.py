@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import KEY, end_server, environment, running_server, wkvm_command
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
-from wkvm.cli.models import BUNDLED
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 
 PROMPT = "Once upon a time"

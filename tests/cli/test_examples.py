@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 from tests.cli.conftest import environment
-from wkvm.cli.engine import build_engine
-from wkvm.cli.models import BUNDLED
+from wkvm.assembly.engine import build_engine
+from wkvm.assembly.models import BUNDLED
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.engine.loop import EngineLoop
 from wkvm.server.serve import Server

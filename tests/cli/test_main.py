@@ -10,8 +10,8 @@ import pytest
 
 import wkvm
 from tests.cli.conftest import environment, wkvm_command
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
-from wkvm.cli.models import BUNDLED
 
 
 def python(code: str) -> str:

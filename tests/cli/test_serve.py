@@ -22,9 +22,9 @@ from tests.cli.conftest import (
     running_server,
     wkvm_command,
 )
+from wkvm.assembly.engine import auto_slots, build_engine
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
-from wkvm.cli.engine import auto_slots, build_engine
-from wkvm.cli.models import BUNDLED
 from wkvm.core.config import EngineConfig
 from wkvm.gateway.text import tokenizer_digest
 from wkvm.models.registry import describe
@@ -109,7 +109,7 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("WKVM_API_KEY", raising=False)
-    monkeypatch.setattr("wkvm.cli.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--device", "cpu", "--binary-port", str(port)]) == 2
@@ -121,7 +121,7 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(
 def test_a_socket_in_use_is_named_before_the_model_is_loaded(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("wkvm.cli.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
     path = server.address.removeprefix("unix://")
     assert main(["serve", "--binary-port", "none", "--binary-uds", path]) == 2
     why = f"binary-uds: {path}: another server listens there"
@@ -148,7 +148,7 @@ def test_the_warm_up_leaves_no_trace_in_the_engine() -> None:
 def test_slots_auto_takes_half_of_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = describe(BUNDLED, device="cpu")
     free = 4 * model.n_parameters + 10 * model.layout.record_bytes + 5
-    monkeypatch.setattr("wkvm.cli.memory.free_host_bytes", lambda: free)
+    monkeypatch.setattr("wkvm.assembly.memory.free_host_bytes", lambda: free)
     assert auto_slots(BUNDLED, device="cpu", dtype="auto") == 5
 
 
@@ -156,5 +156,5 @@ def test_slots_auto_takes_half_of_what_fits(monkeypatch: pytest.MonkeyPatch) -> 
 def test_slots_auto_has_bounds(
     free_bytes: int, n_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wkvm.cli.memory.free_host_bytes", lambda: free_bytes)
+    monkeypatch.setattr("wkvm.assembly.memory.free_host_bytes", lambda: free_bytes)
     assert auto_slots(BUNDLED, device="cpu", dtype="auto") == n_slots

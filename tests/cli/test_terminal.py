@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
-from wkvm.cli.models import BUNDLED
 from wkvm.cli.terminal import harmless
 from wkvm.gateway.text import StopText, load_tokenizer
 

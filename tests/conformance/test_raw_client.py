@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import Rig, serving
-from wkvm.cli.engine import build_engine
-from wkvm.cli.models import BUNDLED
+from wkvm.assembly.engine import build_engine
+from wkvm.assembly.models import BUNDLED
 from wkvm.core.config import EngineConfig, ServerConfig
 
 SCRIPT = Path(__file__).with_name("raw_client.py")

@@ -10,7 +10,7 @@ from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, TokenLogprobs
 from wkvm_protocol.messages import EndReason
 
-from wkvm.cli.backend import Answer
+from wkvm.assembly.backend import Answer
 from wkvm.cli.flags import EXACT_FLAGS, SAMPLING_FLAGS
 from wkvm.cli.place import Setting, note, open_setting, sampling_options
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from wkvm.cli.models import find_model, model_name, require_engine
+from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.gateway.text import find_tokenizer, load_tokenizer
 
 
@@ -33,7 +33,7 @@ def make_report(path: Path, *, device: str, dtype: str) -> dict[str, Any]:
     """Everything that is said about a model, as JSON can hold it."""
     import torch
 
-    from wkvm.cli.memory import slots_that_fit
+    from wkvm.assembly.memory import slots_that_fit
     from wkvm.models.registry import describe, resolve_device, resolve_dtype
     from wkvm.models.weights import open_checkpoint
 

@@ -18,9 +18,9 @@ from wkvm_client.errors import (
 )
 from wkvm_protocol.messages import HelloOk
 
-from wkvm.cli.backend import Backend, Local, Remote
+from wkvm.assembly.backend import Backend, Local, Remote
+from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
 from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
-from wkvm.cli.models import find_model, generation_settings, model_name, require_engine
 from wkvm.cli.terminal import harmless
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError, MissingExtraError
@@ -116,7 +116,7 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
             note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
     config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
     require_engine()
-    from wkvm.cli.engine import build_engine
+    from wkvm.assembly.engine import build_engine
 
     return Backend.open(Local(build_engine(path, config, served_name=model_name(path))))
 

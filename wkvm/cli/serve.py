@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wkvm_protocol.messages import MAX_SHORT_TEXT
 
+from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
     API_KEY_VARIABLE,
@@ -16,7 +17,6 @@ from wkvm.cli.flags import (
     MODEL_FLAGS,
     values_of,
 )
-from wkvm.cli.models import find_model, model_name, require_engine
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
     require_engine()
 
-    from wkvm.cli.engine import auto_slots, build_engine, check_slots
+    from wkvm.assembly.engine import auto_slots, build_engine, check_slots
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server

@@ -4,7 +4,7 @@ import logging
 import time
 from pathlib import Path
 
-from wkvm.cli.memory import Fitting, slots_that_fit
+from wkvm.assembly.memory import Fitting, slots_that_fit
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
 from wkvm.core.request import RequestSpec
@@ -14,7 +14,7 @@ from wkvm.gateway.text import tokenizer_digest
 from wkvm.models.base import Model
 from wkvm.models.registry import ModelDescription, describe, load_model
 
-logger = logging.getLogger("wkvm.cli")
+logger = logging.getLogger("wkvm.assembly")
 
 MAX_AUTO_SLOTS = 1024
 """What ``--slots auto`` takes at most: more rows in a step hardly raise the throughput."""
