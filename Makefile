@@ -72,7 +72,7 @@ $(STAMPS)/engine: $(INPUTS) | $(STAMPS)/venv
 
 $(STAMPS)/test: $(STAMPS)/engine
 	@echo "installing the tests' tools"
-	@$(PIP) --group test --group oracle
+	@$(PIP) --group test --group oracle --group clients
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/test

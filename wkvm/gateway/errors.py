@@ -1,4 +1,6 @@
-"""The exceptions of the text layer. Raise the leaf, catch the branch.
+"""The exceptions of the gateway. Raise the leaf, catch the branch.
+
+SettingError             a setting of the gateway is not allowed
 
 TextError
 ├── TokenizerError           a tokenizer cannot be loaded
@@ -8,6 +10,19 @@ TextError
 ├── UnknownTokenError        an id that the tokenizer does not have
 └── TemplateError            a chat template is wrong, or refused the messages
 """
+
+
+class SettingError(Exception):
+    """A setting of the gateway is not allowed, or cannot be had on this machine.
+
+    Attributes:
+        setting: its name on the command line, without the dashes.
+    """
+
+    def __init__(self, setting: str, why: str) -> None:
+        super().__init__(f"{setting}: {why}")
+        self.setting = setting
+        self.why = why
 
 
 class TextError(Exception):

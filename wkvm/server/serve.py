@@ -92,18 +92,21 @@ class Server:
             addresses.append(str(UnixAddress(self._unix.path)))
         self._addresses = tuple(addresses)
 
-    async def connect_local(self) -> socket.socket:
+    async def connect_local(self, *, is_trusted: bool = True) -> socket.socket:
         """Connect from within this process.
 
+        Args:
+            is_trusted: whether the connection needs no key, has the local tenant and counts for
+                no limit of connections. Otherwise it is one like any other.
+
         Returns:
-            One end of a pair of sockets, not blocking; the other end is served. It needs
-            no key, has the local tenant, and counts for no limit of connections.
+            One end of a pair of sockets, not blocking; the other end is served.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Connection(self._shared, is_trusted=True), ours
+            lambda: Connection(self._shared, is_trusted=is_trusted), ours
         )
         return theirs
 

@@ -1,0 +1,98 @@
+"""A gateway with its engine in the test's own process, and HTTP against it."""
+
+import asyncio
+import dataclasses
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from wkvm_client import aio
+
+from tests.fakes import FakeModel
+from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.engine.engine import Engine
+from wkvm.engine.interface import EngineLike
+from wkvm.engine.loop import EngineLoop
+from wkvm.gateway.app import build_app
+from wkvm.gateway.calls import Gateway
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.engines import Engines
+from wkvm.gateway.routes import ROUTES
+from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.texts import Texts
+from wkvm.gateway.tokenizer import ByteTokenizer
+from wkvm.server.serve import Server
+
+TIMEOUT_S = 10.0
+"""Nothing that a test waits for takes this long unless it is broken."""
+
+
+@dataclasses.dataclass
+class Running:
+    """A gateway that runs.
+
+    Attributes:
+        http: a session whose relative URLs go to the gateway; sends no key.
+        path: of the gateway's unix socket.
+    """
+
+    http: aiohttp.ClientSession
+    path: Path
+    gateway: Gateway
+    server: Server
+    engine_loop: EngineLoop
+
+
+def byte_texts() -> Texts:
+    """Ids are bytes; chats are written as the World models read them."""
+    template = ChatTemplate(WORLD_TEMPLATE, stops=WORLD_STOPS)
+    return Texts(ByteTokenizer(), template)
+
+
+@asynccontextmanager
+async def gateway_running(
+    engine: EngineLike | None = None,
+    *,
+    keys: Sequence[ApiKey] = (),
+    texts: Texts | None = None,
+    config: GatewayConfig | None = None,
+    server_config: ServerConfig | None = None,
+) -> AsyncIterator[Running]:
+    """Serve an engine, by default a fake one whose ids are bytes, over HTTP on a unix socket."""
+    engine = engine or Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=8))
+    engine_loop = EngineLoop(engine)
+    server_config = server_config or ServerConfig(binary_port=None)
+    server_config = dataclasses.replace(server_config, api_keys=tuple(keys))
+    server = Server(engine_loop, server_config)
+    stepping = asyncio.create_task(engine_loop.run())
+
+    async def connect(key: str | None) -> aio.Client:
+        sock = await server.connect_local(is_trusted=key is None)
+        return await aio.from_socket(sock, api_key=key)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "http.sock"
+        config = dataclasses.replace(config or GatewayConfig(), port=None, uds=str(path))
+        engines = Engines(connect)
+        gateway = Gateway(config, engines, texts or byte_texts(), started_at=int(time.time()))
+        runner = web.AppRunner(build_app(gateway, ROUTES), handler_cancellation=True)
+        try:
+            await engines.open()
+            await runner.setup()
+            await web.UnixSite(runner, str(path)).start()
+            connector = aiohttp.UnixConnector(str(path))
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+            async with aiohttp.ClientSession(
+                "http://gateway", connector=connector, timeout=timeout
+            ) as http:
+                yield Running(http, path, gateway, server, engine_loop)
+        finally:
+            await runner.cleanup()
+            await engines.aclose()
+            engine_loop.close()
+            await asyncio.wait([stepping])
+            await server.close()

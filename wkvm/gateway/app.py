@@ -1,0 +1,104 @@
+"""The application: all routes, and what every request goes through before and after its handler.
+
+A handler is a function of a ``Call``; what it raises is answered here, in OpenAI's format.
+"""
+
+import logging
+import math
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+
+from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
+from wkvm.gateway.failures import SERVER, HttpError, error_body, http_error
+
+logger = logging.getLogger("wkvm.gateway")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
+    """An application with these routes; whatever else is asked for is not found."""
+    app = web.Application(
+        middlewares=[_answer_http_errors], client_max_size=gateway.config.max_body_bytes
+    )
+    for route in (*routes, Route("*", "/{path:.*}", _not_found)):
+        app.router.add_route(route.method, route.path, _endpoint(gateway, route))
+    return app
+
+
+def _endpoint(
+    gateway: Gateway, route: Route
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A route as aiohttp calls it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        given = request.headers.get(REQUEST_ID_HEADER, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        call = Call(request, gateway, request_id)
+        try:
+            if not route.is_open:
+                call.tenant_client = await gateway.engines.client(bearer_key(request))
+                if gateway.is_draining:
+                    raise HttpError(
+                        503, "the server is draining", SERVER, code="draining", retry_after_s=1.0
+                    )
+            response = await route.handler(call)
+        except web.HTTPException:
+            raise
+        except Exception as error:  # noqa: BLE001  (_known() logs what was not meant)
+            response = error_response(_known(error, request_id))
+        if not response.prepared:
+            response.headers[REQUEST_ID_HEADER] = request_id
+        return response
+
+    return answer
+
+
+def bearer_key(request: web.Request) -> str:
+    """The key that a request brings; empty if it brings none."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def error_response(error: HttpError) -> web.Response:
+    """A response that says what went wrong."""
+    response = web.Response(
+        status=error.status, body=error_body(error), content_type="application/json"
+    )
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _known(error: Exception, request_id: str) -> HttpError:
+    """The error for the client. A bug is logged, and the client is told no more than that."""
+    known = http_error(error)
+    if known is None:
+        logger.error("request %s failed", request_id, exc_info=error)
+        known = HttpError(500, f"internal error; the log has it as {request_id}", SERVER)
+    return known
+
+
+async def _not_found(call: Call) -> web.StreamResponse:
+    raise HttpError(404, f"there is no {call.request.path}", code="not_found")
+
+
+@web.middleware
+async def _answer_http_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Give aiohttp's own refusals, such as of a method, the format of ours."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = error_response(HttpError(error.status, error.reason))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response

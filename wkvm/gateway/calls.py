@@ -1,0 +1,132 @@
+"""What handlers have to do with: the call that they answer, its body, and the table of routes."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+import msgspec
+from aiohttp import web
+from wkvm_client import aio
+
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.engines import Engines
+from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.texts import Texts
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_WHERE = re.compile(r" - at `\$\.?(?P<field>\w+)?[^`]*`$")
+
+BodyT = TypeVar("BodyT")
+
+
+@dataclass(slots=True)
+class Gateway:
+    """What all requests share.
+
+    Attributes:
+        is_draining: set once; from then on new requests are answered by 503.
+    """
+
+    config: GatewayConfig
+    engines: Engines
+    texts: Texts
+    started_at: int
+    is_draining: bool = False
+
+    @property
+    def model(self) -> str:
+        """The name under which the model is served."""
+        return self.engines.info.model
+
+    def check_model(self, name: str) -> None:
+        """Check the ``model`` of a request.
+
+        Raises:
+            HttpError: 404; there is another model here.
+        """
+        if name != self.model:
+            raise HttpError(
+                404,
+                f"model: there is no {name!r} here; there is {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass(slots=True)
+class Call:
+    """One request that was let in.
+
+    Attributes:
+        tenant_client: the connection of whoever asks; None on routes that let everybody in.
+        request_id: what the client called the request, or a name made for it; it goes back in
+            a header.
+    """
+
+    request: web.Request
+    gateway: Gateway
+    request_id: str
+    tenant_client: aio.Client | None = None
+
+    @property
+    def client(self) -> aio.Client:
+        """The engine, as whoever asks may use it."""
+        assert self.tenant_client is not None, "this route lets everybody in"
+        return self.tenant_client
+
+    async def body(self, kind: type[BodyT]) -> BodyT:
+        """The JSON body.
+
+        Raises:
+            HttpError: 400 if it is not what ``kind`` says, 408 if it came too slowly, 413 if it
+                is too large.
+        """
+        return decode_body(await read_body(self.request, self.gateway.config), kind)
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route. ``is_open``: whether it needs no key."""
+
+    method: str
+    path: str
+    handler: Handler
+    is_open: bool = field(default=False, kw_only=True)
+
+
+async def read_body(request: web.Request, config: GatewayConfig) -> bytes:
+    """The body of a request, within the limits on its size and time.
+
+    Raises:
+        HttpError: 408 or 413.
+    """
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            return await request.read()
+    except TimeoutError as error:
+        raise HttpError(408, "the body came too slowly", code="body_timeout") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        why = f"the body is larger than {config.max_body_bytes} bytes"
+        raise HttpError(413, why, code="request_too_large") from error
+
+
+def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
+    """JSON to what a route takes.
+
+    Raises:
+        HttpError: 400; it names the field where one is at fault.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        why = str(error)
+        where = _WHERE.search(why)
+        field = None if where is None else where["field"]
+        raise invalid(field, _WHERE.sub("", why)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"the body is not the JSON that this route takes: {error}") from error

@@ -1,0 +1,74 @@
+"""The gateway's settings."""
+
+import math
+from dataclasses import dataclass
+
+from wkvm.gateway.errors import SettingError
+
+MAX_SECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of the HTTP door. What may be asked of the engine is the engine's business.
+
+    Attributes:
+        host: address or name to bind.
+        port: TCP port; 0 takes a free one, None serves no TCP.
+        uds: path of a unix socket; None serves none.
+        ssl_certfile, ssl_keyfile: PEM files; both or none.
+        header_timeout_s: from a connection's start, or a request's first byte, to the end of
+            its headers.
+        body_timeout_s: from there to the end of the body.
+        write_timeout_s: how long a client may leave what was written to it unread.
+        keepalive_timeout_s: how long a connection may be idle between requests.
+        max_connections: open at once.
+        max_body_bytes: of one request.
+        max_submitted: requests of ``/v1/submit`` of one tenant that are remembered at once,
+            those that run included.
+        submitted_ttl_s: how long a finished one is remembered.
+        describe_images: whether a part of a message that is no text is replaced by a note that
+            says so; otherwise such a message is refused.
+    """
+
+    host: str = "127.0.0.1"
+    port: int | None = 8000
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 10.0
+    keepalive_timeout_s: float = 75.0
+    max_connections: int = 10_240
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_submitted: int = 1024
+    submitted_ttl_s: float = 600.0
+    describe_images: bool = False
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port < 2**16:
+            raise SettingError("port", f"{self.port} is not in [0, 65535]")
+        if (
+            self.uds is not None
+            and not 1 <= len(self.uds.encode("utf-8", "surrogateescape")) <= 107
+        ):
+            raise SettingError("uds", "a socket's path has 1 to 107 bytes")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise SettingError("ssl-certfile", "certificate and key go together")
+        for setting, seconds in (
+            ("header-timeout-s", self.header_timeout_s),
+            ("body-timeout-s", self.body_timeout_s),
+            ("http-write-timeout-s", self.write_timeout_s),
+            ("keepalive-timeout-s", self.keepalive_timeout_s),
+            ("submitted-ttl-s", self.submitted_ttl_s),
+        ):
+            if not (math.isfinite(seconds) and 0 < seconds <= MAX_SECONDS):
+                raise SettingError(setting, f"{seconds} is not a positive number of seconds")
+        for setting, count in (
+            ("http-max-connections", self.max_connections),
+            ("max-body-bytes", self.max_body_bytes),
+            ("max-submitted", self.max_submitted),
+        ):
+            if not 1 <= count < 2**63:
+                raise SettingError(setting, f"{count} is not a positive count")

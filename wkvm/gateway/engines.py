@@ -1,0 +1,151 @@
+"""The gateway's connections to the engine: one for each key that its clients bring.
+
+Whose a key is, and whether it is anybody's, the engine decides: there is one table of keys
+for both doors, and the gateway has none.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from wkvm_client import aio
+from wkvm_client.errors import (
+    BadPeerError,
+    ClientClosedError,
+    ClientError,
+    UnauthenticatedError,
+)
+from wkvm_protocol.messages import HelloOk
+
+Connect: TypeAlias = Callable[[str | None], Awaitable[aio.Client]]
+"""Makes a connected client that presents a key, or, with None, is the gateway's own and presents
+what the gateway was given for itself. It does not reconnect by itself."""
+
+MAX_HANDSHAKES = 16
+"""Connections that may be in the making at once: wrong keys cost a handshake each."""
+
+
+class Engines:
+    """Connections by key. Belongs to one event loop.
+
+    A connection that was lost, or that takes no new requests, is replaced when it is next
+    asked for.
+
+    Its own connection is for what belongs to no client: readiness, counters, and what the engine
+    says of itself.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._clients: dict[bytes, aio.Client] = {}
+        self._pending: dict[bytes, asyncio.Task[aio.Client]] = {}
+        self._handshakes = asyncio.Semaphore(MAX_HANDSHAKES)
+        self._is_open = False
+        self._info: HelloOk | None = None
+        self._closed = False
+
+    @property
+    def info(self) -> HelloOk:
+        """What the engine says of itself. After ``open``."""
+        assert self._info is not None, "not opened"
+        return self._info
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key. After ``open``."""
+        return not self._is_open
+
+    async def open(self) -> None:
+        """Connect, and find out whether clients need a key.
+
+        Raises:
+            UnauthenticatedError: the engine does not know the gateway's own key.
+            ClientError: the engine cannot be reached.
+        """
+        client = await self._client(None)
+        try:
+            await self._client("")
+            self._is_open = True
+        except UnauthenticatedError:
+            self._is_open = False
+        if self._info is None:
+            self._info = client.server
+
+    async def own(self) -> aio.Client:
+        """The gateway's own connection.
+
+        Raises:
+            ClientError: there is none to be had.
+        """
+        client = self._clients.get(_name(None))
+        if client is None or not client.is_connected:
+            # The engine may have been started anew, with keys or without.
+            await self.open()
+        return await self._client(None)
+
+    async def client(self, key: str) -> aio.Client:
+        """The connection of whoever has a key.
+
+        Raises:
+            UnauthenticatedError: nobody has it.
+            ClientError: there is none to be had.
+        """
+        if self._is_open:
+            try:
+                return await self._client("")
+            except UnauthenticatedError:
+                self._is_open = False
+        if not key:
+            raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY")
+        return await self._client(key)
+
+    async def aclose(self) -> None:
+        """Close all connections; what is open on them fails."""
+        self._closed = True
+        for task in self._pending.values():
+            task.cancel()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        clients = list(self._clients.values())
+        self._clients.clear()
+        await asyncio.gather(*(client.aclose() for client in clients))
+
+    async def _client(self, key: str | None) -> aio.Client:
+        name = _name(key)
+        client = self._clients.get(name)
+        if client is not None and client.is_connected:
+            return client
+        task = self._pending.get(name)
+        if task is None:
+            task = self._pending[name] = asyncio.create_task(self._make(name, key))
+            task.add_done_callback(lambda _: self._pending.pop(name, None))
+        # Several requests may wait for one connection, and one of them may be given up.
+        return await asyncio.shield(task)
+
+    async def _make(self, name: bytes, key: str | None) -> aio.Client:
+        async with self._handshakes:
+            if self._closed:
+                raise ClientClosedError("the gateway is closing")
+            client = await self._connect(key)
+        try:
+            self._check(client.server)
+        except ClientError:
+            await client.aclose()
+            raise
+        # One that this replaces closes by itself, with the last of its requests.
+        self._clients[name] = client
+        return client
+
+    def _check(self, info: HelloOk) -> None:
+        if self._info is not None and (
+            info.tokenizer_digest != self._info.tokenizer_digest
+            or info.vocab_size != self._info.vocab_size
+        ):
+            raise BadPeerError("the engine serves another model now: start the gateway anew")
+
+
+def _name(key: str | None) -> bytes:
+    # By digest: how long a look-up takes says nothing about the keys that are there.
+    if key is None:
+        return b"own"
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

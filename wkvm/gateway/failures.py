@@ -1,0 +1,118 @@
+"""Errors as HTTP says them: a status, and OpenAI's body. One table from exceptions to these."""
+
+from dataclasses import dataclass
+
+import msgspec
+from wkvm_client import errors as client
+from wkvm_client.errors import ClientError
+
+from wkvm.gateway.errors import TemplateError, UnknownTokenError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+@dataclass(slots=True)
+class HttpError(Exception):
+    """A request is answered by an error.
+
+    Attributes:
+        status: of the response.
+        message: for people; names the field and says what to do.
+        type: ``invalid_request_error``, ``authentication_error``, ``rate_limit_error``, ...
+        param: the field of the body that is at fault.
+        code: for programs, such as ``model_not_found``.
+        retry_after_s: when to try again; None says nothing.
+    """
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        """What people read."""
+        return self.message
+
+
+class _ErrorObject(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorObject
+
+
+def error_body(error: HttpError) -> bytes:
+    """The JSON of an error, in a response and in an event of a stream alike."""
+    body = _ErrorObject(error.message, error.type, error.param, error.code)
+    return msgspec.json.encode(_ErrorBody(body))
+
+
+def invalid(param: str | None, why: str, *, code: str | None = None) -> HttpError:
+    """400: a field has a value that is not allowed."""
+    message = why if param is None else f"{param}: {why}"
+    return HttpError(400, message, param=param, code=code)
+
+
+DEFAULT_RETRY_AFTER_S = 1.0
+
+_STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
+    (client.UnauthenticatedError, 401, "authentication_error", "invalid_api_key"),
+    (client.PromptTooLongError, 400, INVALID, "context_length_exceeded"),
+    (client.RequestTooLargeError, 413, INVALID, "request_too_large"),
+    (client.RequestError, 400, INVALID, None),
+    (client.DrainingError, 503, SERVER, "draining"),
+    (client.GoingAwayError, 503, SERVER, "draining"),
+    (client.CapacityError, 429, "rate_limit_error", "overloaded"),
+    (client.TooManyConnectionsError, 429, "rate_limit_error", "too_many_connections"),
+    (client.StalledError, 408, SERVER, "stalled"),
+    (client.ExecutionError, 500, SERVER, "execution_failed"),
+    (client.DeadlineError, 504, SERVER, "timeout"),
+    (client.LinkError, 503, SERVER, "engine_unavailable"),
+    (ClientError, 500, SERVER, None),
+)
+"""The first row whose class fits counts."""
+
+
+def http_error(error: Exception) -> HttpError | None:
+    """What an exception is for an HTTP client; None for a bug.
+
+    Args:
+        error: HttpError, ClientError, or an error of the text layer.
+    """
+    match error:
+        case HttpError():
+            return error
+        case ClientError():
+            return _of_client_error(error)
+        case TemplateError():
+            return invalid("messages", str(error))
+        case UnknownTokenError():
+            return invalid(None, str(error))
+        case _:
+            return None
+
+
+def _of_client_error(error: ClientError) -> HttpError:
+    status, kind, code = next(
+        (status, kind, code) for leaf, status, kind, code in _STATUSES if isinstance(error, leaf)
+    )
+    retry_after_s = None
+    if error.retry_after_ms:
+        retry_after_s = error.retry_after_ms / 1000
+    elif status in (429, 503):
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    return HttpError(
+        status,
+        str(error),
+        kind,
+        param=error.field or None,
+        code=code,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,25 @@
+"""What the gateway knows of the model besides what the engine says: its text side."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The text side of the model that is served. Immutable.
+
+    Attributes:
+        tokenizer: of the model.
+        template: for chats.
+        suggested: the sampling that the model's maker suggests, as keywords of
+            ``wkvm_client.aio.Client.generate``; what a request does not say, this says.
+        default_max_tokens: for a chat that names no limit, and a completion neither.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    suggested: Mapping[str, float | int] = field(default_factory=dict[str, float | int])
+    default_max_tokens: int = 256
