@@ -40,8 +40,10 @@ def _endpoint(
         call = Call(request, gateway, request_id)
         try:
             if not route.is_open:
-                call.tenant_client = await gateway.engines.client(bearer_key(request))
-                if gateway.is_draining:
+                key = bearer_key(request)
+                call.tenant_client = await gateway.engines.client(key)
+                call.tenant = gateway.engines.tenant(key)
+                if gateway.is_draining and not route.serves_draining:
                     raise HttpError(
                         503, "the server is draining", SERVER, code="draining", retry_after_s=1.0
                     )

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -13,6 +14,7 @@ from wkvm_client import aio
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.running import Running
 from wkvm.gateway.texts import Texts
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -26,19 +28,29 @@ class Gateway:
     """What all requests share.
 
     Attributes:
-        is_draining: set once; from then on new requests are answered by 503.
+        running: the requests that can be cancelled by name.
+        on_drain: called when the drain begins.
+        is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
     config: GatewayConfig
     engines: Engines
     texts: Texts
     started_at: int
+    running: Running = field(default_factory=Running)
+    on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
 
     @property
     def model(self) -> str:
         """The name under which the model is served."""
         return self.engines.info.model
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, and tell whoever is connected for longer."""
+        self.is_draining = True
+        for callback in tuple(self.on_drain):
+            callback()
 
     def check_model(self, name: str) -> None:
         """Check the ``model`` of a request.
@@ -61,6 +73,8 @@ class Call:
 
     Attributes:
         tenant_client: the connection of whoever asks; None on routes that let everybody in.
+        tenant: whose the call is, as a name that nobody can guess; empty on routes that let
+            everybody in. See ``Engines.tenant``.
         request_id: what the client called the request, or a name made for it; it goes back in
             a header.
     """
@@ -69,12 +83,20 @@ class Call:
     gateway: Gateway
     request_id: str
     tenant_client: aio.Client | None = None
+    tenant: bytes = b""
 
     @property
     def client(self) -> aio.Client:
         """The engine, as whoever asks may use it."""
         assert self.tenant_client is not None, "this route lets everybody in"
         return self.tenant_client
+
+    def cancellable(self, *streams: aio.Stream) -> AbstractContextManager[None]:
+        """Let these be cancelled by ``/v1/cancel`` and the request's id while the block runs.
+
+        Streams that were cancelled end with reason CANCELLED.
+        """
+        return self.gateway.running.joined(self.tenant, self.request_id, *streams)
 
     async def body(self, kind: type[BodyT]) -> BodyT:
         """The JSON body.
@@ -91,12 +113,18 @@ Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. ``is_open``: whether it needs no key."""
+    """One route.
+
+    Attributes:
+        is_open: whether it needs no key.
+        serves_draining: whether it is answered while the gateway drains. Open routes are.
+    """
 
     method: str
     path: str
     handler: Handler
     is_open: bool = field(default=False, kw_only=True)
+    serves_draining: bool = field(default=False, kw_only=True)
 
 
 async def read_body(request: web.Request, config: GatewayConfig) -> bytes:
