@@ -1,4 +1,4 @@
-"""What ``complete`` and ``chat`` talk to: a server, or an engine in this process.
+"""What ``complete``, ``chat`` and ``wkvm.LLM`` talk to: a server, or an engine in this process.
 
 Either way it is a client of the binary protocol, on an event loop in a thread of its own.
 So the main thread can always be interrupted by Ctrl-C without harm to the connection.
@@ -7,12 +7,12 @@ So the main thread can always be interrupted by Ctrl-C without harm to the conne
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import uvloop
 import wkvm_client.aio
@@ -21,6 +21,8 @@ from wkvm_protocol.messages import HelloOk
 
 from wkvm.core.config import ServerConfig
 from wkvm.engine.interface import EngineLike
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -145,7 +147,8 @@ class Backend:
     def close(self) -> None:
         """Close the connection, and end the engine if it is in this process."""
         self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # where the garbage collector may run
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +177,10 @@ class Backend:
 
         self._loop.call_soon_threadsafe(start)
         return answer
+
+    def run(self, work: Callable[[wkvm_client.aio.Client], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start a coroutine with the client, on its loop. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work(self._client), self._loop)
 
     def _work(self) -> None:
         try:

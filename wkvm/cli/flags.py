@@ -13,7 +13,6 @@ from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
-API_KEY_VARIABLE = "WKVM_API_KEY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

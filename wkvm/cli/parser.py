@@ -7,7 +7,6 @@ from typing import NoReturn
 from wkvm import __version__
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
-    API_KEY_VARIABLE,
     DEFAULT_ADDRESS,
     ENGINE_FLAGS,
     EXACT_FLAGS,
@@ -18,7 +17,7 @@ from wkvm.cli.flags import (
     add_flags,
 )
 from wkvm.cli.status import EXIT_USAGE
-from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 
 MODEL_HELP = (

@@ -20,9 +20,10 @@ from wkvm_protocol.messages import HelloOk
 
 from wkvm.assembly.backend import Backend, Local, Remote
 from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
-from wkvm.cli.flags import API_KEY_VARIABLE, DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
+from wkvm.assembly.texts import check_tokenizer
+from wkvm.cli.flags import DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
 from wkvm.cli.terminal import harmless
-from wkvm.core.config import EngineConfig
+from wkvm.core.config import API_KEY_VARIABLE, EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError, MissingExtraError
 from wkvm.core.sampling import SamplingParams
 from wkvm.gateway.text import (
@@ -74,7 +75,8 @@ def open_setting(args: argparse.Namespace) -> Generator[Setting]:
     tokenizer, template = _tokenizer(args.tokenizer, path), load_chat_template(path)
     suggested = generation_settings(path).suggested()
     with _open_backend(args, path) as backend:
-        _check_digest(tokenizer, backend.server)
+        hint = "give the right one with --tokenizer or --model, or use --local"
+        check_tokenizer(tokenizer, backend.server, hint=hint)
         yield Setting(backend, tokenizer, template, suggested)
 
 
@@ -150,14 +152,3 @@ def _tokenizer(argument: str | None, model: Path) -> Tokenizer:
     if argument == "bytes":
         return ByteTokenizer()
     return load_tokenizer(model if argument is None else Path(argument))
-
-
-def _check_digest(tokenizer: Tokenizer, server: HelloOk) -> None:
-    if tokenizer.digest == server.tokenizer_digest:
-        return
-    ours, theirs = tokenizer.digest[:12] or "none", server.tokenizer_digest[:12] or "none"
-    raise ConfigError(
-        "tokenizer",
-        f"it is not that of {server.model}, which the server runs (digest {ours}, the server "
-        f"says {theirs}): give the right one with --tokenizer or --model, or use --local",
-    )

@@ -11,13 +11,12 @@ from wkvm_protocol.messages import MAX_SHORT_TEXT
 from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
-    API_KEY_VARIABLE,
     ENGINE_FLAGS,
     LIMIT_FLAGS,
     MODEL_FLAGS,
     values_of,
 )
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig, parse_api_keys
+from wkvm.core.config import API_KEY_VARIABLE, ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
 
 

@@ -91,6 +91,9 @@ MAX_COUNT = 2**53
 MAX_SECONDS = 2.0**31
 """The largest settings: beyond, clients cannot be told, or timers set."""
 
+API_KEY_VARIABLE = "WKVM_API_KEY"
+"""The environment variable that may hold a key, of a server or for one."""
+
 LOCAL_TENANT = "local"
 """Whose requests those are that come without a key."""
 
