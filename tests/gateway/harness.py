@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
 from wkvm_client import aio
 
 from tests.fakes import FakeModel
@@ -18,13 +17,15 @@ from wkvm.engine.engine import Engine
 from wkvm.engine.interface import EngineLike
 from wkvm.engine.loop import EngineLoop
 from wkvm.gateway.app import build_app
-from wkvm.gateway.calls import Gateway
+from wkvm.gateway.calls import Gateway, Route
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.door import Door
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tokenizer import ByteTokenizer
+from wkvm.server.listen import UnixSocket
 from wkvm.server.serve import Server
 
 TIMEOUT_S = 10.0
@@ -43,6 +44,7 @@ class Running:
     http: aiohttp.ClientSession
     path: Path
     gateway: Gateway
+    door: Door
     server: Server
     engine_loop: EngineLoop
 
@@ -61,6 +63,7 @@ async def gateway_running(
     texts: Texts | None = None,
     config: GatewayConfig | None = None,
     server_config: ServerConfig | None = None,
+    routes: Sequence[Route] = ROUTES,
 ) -> AsyncIterator[Running]:
     """Serve an engine, by default a fake one whose ids are bytes, over HTTP on a unix socket."""
     engine = engine or Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=8))
@@ -79,20 +82,19 @@ async def gateway_running(
         config = dataclasses.replace(config or GatewayConfig(), port=None, uds=str(path))
         engines = Engines(connect)
         gateway = Gateway(config, engines, texts or byte_texts(), started_at=int(time.time()))
-        runner = web.AppRunner(build_app(gateway, ROUTES), handler_cancellation=True)
+        listener = UnixSocket(str(path), setting="uds")
+        door = Door(gateway, build_app(gateway, routes), [listener.socket])
         try:
             await engines.open()
-            await runner.setup()
-            await web.UnixSite(runner, str(path)).start()
+            await door.start()
             connector = aiohttp.UnixConnector(str(path))
             timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
             async with aiohttp.ClientSession(
                 "http://gateway", connector=connector, timeout=timeout
             ) as http:
-                yield Running(http, path, gateway, server, engine_loop)
+                yield Running(http, path, gateway, door, server, engine_loop)
         finally:
-            await runner.cleanup()
-            await engines.aclose()
+            await door.close()
             engine_loop.close()
             await asyncio.wait([stepping])
             await server.close()

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from wkvm.core.config import ServerConfig, is_loopback
@@ -19,12 +20,15 @@ LOCK_PATIENCE_S = 2.0
 """How long another server may take to make its socket in the same folder."""
 
 
-def bind_tcp(host: str, port: int, *, loopback_only: bool) -> list[socket.socket]:
+def bind_tcp(
+    host: str, port: int, *, loopback_only: bool, setting: str = "binary-port"
+) -> list[socket.socket]:
     """Bind every address that a host name stands for, all to the same port.
 
     Args:
         port: 0 takes a free one.
         loopback_only: refuse a name that stands for an address of another kind.
+        setting: that names the port.
 
     Raises:
         ConfigError: the host is unknown or not allowed, or the port cannot be had.
@@ -42,7 +46,7 @@ def bind_tcp(host: str, port: int, *, loopback_only: bool) -> list[socket.socket
                 raise ConfigError("host", f"{host!r} is not loopback: give a key")
             if sockets and not port:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(_bind_one(family, address))
+            sockets.append(_bind_one(family, address, setting))
     except BaseException:
         for one in sockets:
             one.close()
@@ -50,7 +54,7 @@ def bind_tcp(host: str, port: int, *, loopback_only: bool) -> list[socket.socket
     return sockets
 
 
-def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
+def _bind_one(family: int, address: tuple[object, ...], setting: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +66,7 @@ def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError("host", f"{address[0]} is no address of this machine") from error
-        raise ConfigError("binary-port", f"{address[1]}: {error.strerror or error}") from error
+        raise ConfigError(setting, f"{address[1]}: {error.strerror or error}") from error
     sock.setblocking(False)
     return sock
 
@@ -70,19 +74,23 @@ def _bind_one(family: int, address: tuple[object, ...]) -> socket.socket:
 class UnixSocket:
     """A unix socket that listens, and its file, for this user alone.
 
+    Args:
+        setting: that names the path.
+
     Raises:
         ConfigError: another server listens there, the file is not a socket, or it cannot
             be made. A socket file that nobody listens on is replaced.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, setting: str = "binary-uds") -> None:
+        self._setting = setting
         self.path = str(Path(path).absolute())
         # Bound and not yet listening, a socket looks like one that was left behind.
         with _alone_in(os.path.dirname(self.path)):
             self._listen(path)
 
     def _listen(self, path: str) -> None:
-        _clear(self.path)
+        _clear(self.path, self._setting)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # the mode has to be right from the first moment on: there is no later chmod
@@ -94,7 +102,7 @@ class UnixSocket:
             self.socket.listen(BACKLOG)
         except OSError as error:
             self.socket.close()
-            raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
+            raise ConfigError(self._setting, f"{path}: {error.strerror or error}") from error
         self.socket.setblocking(False)
         self._identity = _identity(self.path)
 
@@ -138,16 +146,16 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _clear(path: str) -> None:
+def _clear(path: str, setting: str) -> None:
     """Remove a socket file that nobody listens on."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
+        raise ConfigError(setting, f"{path}: {error.strerror or error}") from error
     if not stat.S_ISSOCK(mode):
-        raise ConfigError("binary-uds", f"{path}: there is a file that is not a socket")
+        raise ConfigError(setting, f"{path}: there is a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -155,9 +163,62 @@ def _clear(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError as error:
-            raise ConfigError("binary-uds", f"{path}: {error.strerror or error}") from error
+            raise ConfigError(setting, f"{path}: {error.strerror or error}") from error
         else:
-            raise ConfigError("binary-uds", f"{path}: another server listens there")
+            raise ConfigError(setting, f"{path}: another server listens there")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Sockets that were bound together."""
+
+    tcp: tuple[socket.socket, ...]
+    unix: UnixSocket | None
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """All of them, TCP first."""
+        return self.tcp if self.unix is None else (*self.tcp, self.unix.socket)
+
+    def close(self) -> None:
+        """Let go of everything that was bound."""
+        if self.unix is not None:
+            # Removed first: the path of a closed socket may be another server's already.
+            self.unix.remove()
+        for one in self.sockets:
+            one.close()
+
+
+def bind(
+    host: str,
+    port: int | None,
+    uds: str | None,
+    *,
+    loopback_only: bool,
+    settings: tuple[str, str] = ("binary-port", "binary-uds"),
+) -> Listening:
+    """Bind TCP, a unix socket or both: all of it, or nothing.
+
+    Args:
+        port: 0 takes a free one, None binds no TCP.
+        uds: path of the unix socket; None binds none.
+        loopback_only: as for ``bind_tcp``.
+        settings: that name the port and the path.
+
+    Raises:
+        ConfigError: something of it cannot be had.
+    """
+    port_setting, uds_setting = settings
+    tcp = tuple[socket.socket, ...]()
+    if port is not None:
+        tcp = tuple(bind_tcp(host, port, loopback_only=loopback_only, setting=port_setting))
+    try:
+        unix = None if uds is None else UnixSocket(uds, setting=uds_setting)
+    except BaseException:
+        for one in tcp:
+            one.close()
+        raise
+    return Listening(tcp, unix)
 
 
 def listen(config: ServerConfig) -> tuple[list[socket.socket], UnixSocket | None]:
@@ -166,16 +227,8 @@ def listen(config: ServerConfig) -> tuple[list[socket.socket], UnixSocket | None
     Raises:
         ConfigError: something of it cannot be had.
     """
-    tcp = list[socket.socket]()
-    if config.binary_port is not None:
-        tcp = bind_tcp(config.host, config.binary_port, loopback_only=not config.api_keys)
-    try:
-        unix = None if config.binary_uds is None else UnixSocket(config.binary_uds)
-    except BaseException:
-        for one in tcp:
-            one.close()
-        raise
-    return tcp, unix
+    bound = _bind(config)
+    return list(bound.tcp), bound.unix
 
 
 def check_addresses(config: ServerConfig) -> None:
@@ -186,10 +239,10 @@ def check_addresses(config: ServerConfig) -> None:
     Raises:
         ConfigError: as ``listen``, now.
     """
-    tcp, unix = listen(config)
-    if unix is not None:
-        # Removed first: the path of a closed socket may be another server's already.
-        unix.remove()
-        unix.socket.close()
-    for one in tcp:
-        one.close()
+    _bind(config).close()
+
+
+def _bind(config: ServerConfig) -> Listening:
+    return bind(
+        config.host, config.binary_port, config.binary_uds, loopback_only=not config.api_keys
+    )
