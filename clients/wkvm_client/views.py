@@ -3,7 +3,7 @@
 from typing import Generic, TypeVar
 
 from wkvm_client.lanes import Lane, Track
-from wkvm_client.results import TokenLogprobs
+from wkvm_client.results import Completion, TokenLogprobs
 
 
 class ChoiceView:
@@ -34,6 +34,15 @@ class ChoiceView:
     def is_over(self) -> bool:
         """Whether nothing more will arrive."""
         return self._track.is_over
+
+    @property
+    def result(self) -> Completion:
+        """What became of it. To be asked for once it is over.
+
+        Raises:
+            ClientError: the lane failed.
+        """
+        return self._track.result()
 
 
 ChoiceT = TypeVar("ChoiceT", bound=ChoiceView)

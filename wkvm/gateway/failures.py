@@ -79,6 +79,9 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
 )
 """The first row whose class fits counts."""
 
+_PARAMS = {"allowed_ids": "allowed_token_ids", "stop_ids": "stop_token_ids"}
+"""What bodies call the engine's fields, where they do not have its names."""
+
 
 def http_error(error: Exception) -> HttpError | None:
     """What an exception is for an HTTP client; None for a bug.
@@ -103,6 +106,9 @@ def _of_client_error(error: ClientError) -> HttpError:
     status, kind, code = next(
         (status, kind, code) for leaf, status, kind, code in _STATUSES if isinstance(error, leaf)
     )
+    message, param = str(error), _PARAMS.get(error.field, error.field)
+    if error.field in _PARAMS:
+        message = f"{param}{message.removeprefix(error.field)}"
     retry_after_s = None
     if error.retry_after_ms:
         retry_after_s = error.retry_after_ms / 1000
@@ -110,9 +116,9 @@ def _of_client_error(error: ClientError) -> HttpError:
         retry_after_s = DEFAULT_RETRY_AFTER_S
     return HttpError(
         status,
-        str(error),
+        message,
         kind,
-        param=error.field or None,
+        param=param or None,
         code=code,
         retry_after_s=retry_after_s,
     )

@@ -1,0 +1,217 @@
+"""The fields of a request's body that say how to sample and when to stop, by any route.
+
+Names are OpenAI's and, for what OpenAI does not have, those of vLLM. Values that only the
+engine can judge are left to it; its refusal names the field all the same.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.texts import Texts
+
+MAX_N = 128
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+"""Characters of one stop string."""
+MAX_REQUEST_ID_LENGTH = 128
+
+Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What fits the engine's messages; whether it makes sense is checked where it is used."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "bad_words": ([],),
+    "early_stopping": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "spaces_between_special_tokens": (True, False),
+    "thinking_token_budget": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+"""Fields that are known but not supported, and their values that ask for nothing."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that all routes that generate have in common. Others are ignored.
+
+    None stands for a field that is absent: what the model's maker suggests counts, and then the
+    default. Their meaning is that of ``wkvm_client.aio.Client.generate``, where not noted here.
+
+    Attributes:
+        top_k: -1 and 0 keep all.
+        seed: any 64-bit integer, negative ones included.
+        n: choices for each prompt. Each is a lane of its own; see ``Lanes.open``.
+        logit_bias: by id, as OpenAI has it: the keys are decimal.
+        stop: strings that end a choice.
+        stop_token_ids: ids that do.
+        include_stop_str_in_output: whether the text ends with what stopped it.
+        min_tokens: neither stop ids nor stop strings count before this many.
+        skip_special_tokens: whether special tokens have no text.
+        timeout_s: of the whole request.
+        return_token_ids: whether the answer has ids besides text.
+        cache_salt: taken and not used: no request shares anything with another.
+        user: likewise.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalty_decay: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Integer] | None = None
+    seed: int | None = None
+    n: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Integer] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    skip_special_tokens: bool | None = None
+    priority: Integer | None = None
+    timeout_s: float | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    # Not supported; see _NEUTRAL.
+    bad_words: object = None
+    early_stopping: object = None
+    kv_transfer_params: object = None
+    length_penalty: object = None
+    logits_processors: object = None
+    logprob_token_ids: object = None
+    spaces_between_special_tokens: object = None
+    thinking_token_budget: object = None
+    use_beam_search: object = None
+    vllm_xargs: object = None
+
+    @property
+    def n_choices(self) -> int:
+        """How many choices each prompt gets.
+
+        Raises:
+            HttpError: 400; ``n`` is not in [1, MAX_N].
+        """
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_N:
+            raise invalid("n", f"{n} is not in [1, {MAX_N}]")
+        return n
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings.
+
+        Raises:
+            HttpError: 400; there are too many, or one is empty or too long.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MAX_STOPS:
+            raise invalid("stop", f"{len(stops)} strings; at most {MAX_STOPS} are allowed")
+        for stop in stops:
+            if not stop:
+                raise invalid("stop", "a stop string must not be empty")
+            if len(stop) > MAX_STOP_LENGTH:
+                why = f"a string of {len(stop)} characters; at most {MAX_STOP_LENGTH} are allowed"
+                raise invalid("stop", why)
+        return stops
+
+    def keywords(self, texts: Texts, *, max_tokens: int) -> dict[str, Any]:
+        """The keywords of ``Client.generate``: of the request, else what the model suggests.
+
+        ``n`` is not among them: choices are opened by ``Lanes.open``. Nor are log probabilities,
+        which each route asks for in its own way.
+
+        Raises:
+            HttpError: 400; a field has a value that cannot be, or is not supported.
+        """
+        self._refuse_unsupported()
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "penalty_decay": self.penalty_decay,
+            "logit_bias": self._biases(),
+            "allowed_ids": self.allowed_token_ids,
+            "stop_ids": self.stop_token_ids,
+            "seed": self._seed(),
+            "ignore_eos": self.ignore_eos,
+            "min_tokens": self.min_tokens,
+            "priority": self.priority,
+            "timeout_s": self.timeout_s,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return {**texts.suggested, **given, "max_tokens": max_tokens}
+
+    def text_options(self, *, logprobs: bool = False, stops: tuple[str, ...] = ()) -> TextOptions:
+        """How the ids of this request become text.
+
+        Args:
+            logprobs: whether log probabilities were asked for.
+            stops: stop strings besides those of the request, such as a chat template's.
+
+        Raises:
+            HttpError: 400; as ``stops``.
+        """
+        return TextOptions(
+            stops=(*self.stops, *stops),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special=self.skip_special_tokens is not False,
+            min_tokens=self.min_tokens or 0,
+            logprobs=logprobs,
+        )
+
+    def stop_reason(self, reason: str | int | None) -> str | int | None:
+        """What ended a choice, as vLLM tells it: None for the model's own end."""
+        if isinstance(reason, int) and reason not in (self.stop_token_ids or ()):
+            return None
+        return reason
+
+    def response_id(self, prefix: str, request_id: str) -> str:
+        """The id of a response: the request's own name for it, else the one of the call.
+
+        Raises:
+            HttpError: 400; the name is too long.
+        """
+        if self.request_id is None:
+            return f"{prefix}-{request_id}"
+        if len(self.request_id) > MAX_REQUEST_ID_LENGTH:
+            raise invalid("request_id", f"more than {MAX_REQUEST_ID_LENGTH} characters")
+        return f"{prefix}-{self.request_id}"
+
+    def _seed(self) -> int | None:
+        if self.seed is None:
+            return None
+        if not -(2**63) <= self.seed < 2**64:
+            raise invalid("seed", f"{self.seed} does not fit 64 bits")
+        return self.seed % 2**64
+
+    def _biases(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        biases = dict[int, float]()
+        for key, bias in self.logit_bias.items():
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+                raise invalid("logit_bias", f"{key[:20]!r} is not a token id")
+            biases[int(key)] = bias
+        return biases
+
+    def _refuse_unsupported(self) -> None:
+        for name, neutral in _NEUTRAL.items():
+            value: object = getattr(self, name)
+            if value is not None and value not in neutral:
+                raise invalid(name, "not supported")

@@ -1,0 +1,237 @@
+"""One choice of the engine as text, piece by piece as its ids arrive.
+
+What is shown is final: no character that is not complete, and nothing that may still be, or
+begin, a stop string.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from wkvm_client import Completion, EndReason, TokenLogprobs
+from wkvm_client.aio import Choice
+from wkvm_client.errors import ClientError
+
+from wkvm.gateway.failures import SERVER, HttpError
+from wkvm.gateway.text import IncrementalDecoder, StopStrings
+from wkvm.gateway.texts import Texts
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a choice ended.
+
+    Attributes:
+        reason: as OpenAI names it.
+        stop_reason: the stop string, or the stop id, that ended it.
+        n_prompt: ids of the prompt.
+        n_output: ids of the output: without a stop id, but with all that made a stop string.
+    """
+
+    reason: FinishReason
+    stop_reason: str | int | None
+    n_prompt: int
+    n_output: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """What has become known of a choice since the last piece.
+
+    Attributes:
+        text: may lag behind the ids, while it may still change.
+        ids: that arrived.
+        logprobs: one for each of ``ids``, if they were asked for.
+        finish: set on the last piece.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: Finish | None
+
+
+@dataclass(slots=True)
+class Whole:
+    """A choice that is complete: all its pieces as one. How they were cut does not matter."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What a request says of how its ids become text.
+
+    Attributes:
+        stops: strings that end a choice, none of them empty.
+        include_stop: whether the text has the stop string, or the text of the stop id, at
+            its end.
+        skip_special: whether special tokens have no text.
+        min_tokens: stop strings are not looked for in the text of this many first ids.
+        logprobs: whether pieces have log probabilities. The engine must have been asked too.
+    """
+
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    min_tokens: int = 0
+    logprobs: bool = False
+
+
+_DEFAULT_OPTIONS = TextOptions()
+
+
+class ChoiceText:
+    """Reads one choice. When a stop string is complete, it gives the choice up.
+
+    The pieces of a choice, put together, are the same however its ids arrived.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        texts: Texts,
+        options: TextOptions = _DEFAULT_OPTIONS,
+        *,
+        n_prompt: int,
+    ) -> None:
+        self._choice = choice
+        self._tokenizer = texts.tokenizer
+        self._options = options
+        self._decoder = IncrementalDecoder(texts.tokenizer, skip_special=options.skip_special)
+        self._matcher = StopStrings(options.stops) if options.stops else None
+        self._n_prompt = n_prompt
+        self._n_output = 0
+
+    @property
+    def n_output(self) -> int:
+        """Ids in all pieces so far."""
+        return self._n_output
+
+    async def read(self) -> Piece:
+        """Wait for ids, or the end, and return what they say; not after the last piece.
+
+        Cancelling this loses nothing; the choice goes on.
+
+        Raises:
+            ClientError: the engine failed; after the pieces that came before.
+            HttpError: 504 if the request's time was over, 499 if it was cancelled.
+        """
+        return self._piece(await self._choice.read())
+
+    def take(self) -> Piece | None:
+        """As ``read``, but without waiting: None if nothing has arrived.
+
+        Raises:
+            ClientError, HttpError: as ``read``.
+        """
+        ids = self._choice.take()
+        return self._piece(ids) if ids or self._choice.is_over else None
+
+    def call_when_ready(self, callback: Callable[[], None]) -> None:
+        """Call back once, as soon as ``take`` has something; at once if it has it now."""
+        self._choice.call_when_ready(callback)
+
+    def call_when_whole(self, callback: Callable[[], None]) -> None:
+        """Call back when it ends, or as soon as it has to be looked at for stop strings.
+
+        For who wants the whole text anyway: without stops it costs one call in all.
+        """
+        if self._matcher is None:
+            self._choice.call_when_over(callback)
+        else:
+            self._choice.call_when_ready(callback)
+
+    def abandon(self) -> None:
+        """Give the choice up: nobody reads further."""
+        self._choice.abandon()
+
+    def _piece(self, ids: list[int]) -> Piece:
+        if not ids:
+            return self._end("", [], self._choice.result)
+        text, stop, n_used = self._text(ids)
+        if n_used < len(ids):
+            del ids[n_used:]
+        first = self._n_output
+        self._n_output += len(ids)
+        logprobs = self._logprobs(first)
+        if stop is not None:
+            self._choice.abandon()
+            return self._stopped(text, ids, logprobs, stop)
+        if self._choice.is_over:
+            # The end comes with the last ids; a failure is for the next read.
+            try:
+                completion = self._choice.result
+            except ClientError:
+                pass
+            else:
+                return self._end(text, ids, completion, logprobs)
+        return Piece(text, ids, logprobs, None)
+
+    def _text(self, ids: list[int]) -> tuple[str, str | None, int]:
+        """The text of ids, the stop that ends it, and how many ids that took."""
+        matcher = self._matcher
+        if matcher is None:
+            return self._decoder.feed(ids), None, len(ids)
+        parts = list[str]()
+        n_free = self._options.min_tokens - self._n_output
+        for n_used, token_id in enumerate(ids, start=1):
+            text = self._decoder.feed((token_id,))
+            if n_used <= n_free:
+                parts.append(text)
+            elif text:
+                found = matcher.feed(text)
+                parts.append(found.text)
+                if found.stop is not None:
+                    return "".join(parts), found.stop, n_used
+        return "".join(parts), None, len(ids)
+
+    def _logprobs(self, first: int) -> list[TokenLogprobs]:
+        return self._choice.logprobs[first : self._n_output] if self._options.logprobs else []
+
+    def _end(
+        self,
+        text: str,
+        ids: list[int],
+        completion: Completion,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> Piece:
+        """The last piece of a choice that the engine has ended."""
+        reason = _REASONS.get(completion.reason)
+        if reason is None:
+            raise _unfinished(completion.reason)
+        last = self._decoder.flush()
+        if self._matcher is not None:
+            found = self._matcher.feed(last)
+            text += found.text
+            if found.stop is not None:
+                return self._stopped(text, ids, list(logprobs), found.stop)
+            last = self._matcher.flush()
+        text += last
+        stop_id = completion.stop_id
+        if stop_id is not None and self._options.include_stop:
+            text += self._tokenizer.decode((stop_id,), skip_special=self._options.skip_special)
+        finish = Finish(reason, stop_id, self._n_prompt, self._n_output)
+        return Piece(text, ids, list(logprobs), finish)
+
+    def _stopped(
+        self, text: str, ids: list[int], logprobs: list[TokenLogprobs], stop: str
+    ) -> Piece:
+        if self._options.include_stop:
+            text += stop
+        return Piece(text, ids, logprobs, Finish("stop", stop, self._n_prompt, self._n_output))
+
+
+_REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
+
+
+def _unfinished(reason: EndReason) -> HttpError:
+    """What an end that is not of the text's own making is for an HTTP client."""
+    if reason is EndReason.TIMED_OUT:
+        return HttpError(504, "the request's time was over before it was", SERVER, code="timeout")
+    return HttpError(499, "the request was cancelled", SERVER, code="cancelled")
