@@ -157,7 +157,13 @@ class NullEngine:
 
     def stats(self) -> Mapping[str, int]:
         """How many requests there are."""
-        return {"n_slots": self._info.n_slots, "n_running": len(self._rows)}
+        n_slots, n_running = self._info.n_slots, len(self._rows)
+        return {
+            "n_slots": n_slots,
+            "n_free_slots": n_slots - n_running,
+            "n_queued": 0,
+            "n_running": n_running,
+        }
 
     def _set_held(self, request_id: int, *, held: bool) -> None:
         row = self._rows.get(request_id)

@@ -84,7 +84,7 @@ def test_slots_are_counted() -> None:
     submit(engine)
     with pytest.raises(QueueFullError):
         submit(engine)
-    assert engine.stats() == {"n_slots": 1, "n_running": 1}
+    assert engine.stats() == {"n_slots": 1, "n_free_slots": 0, "n_queued": 0, "n_running": 1}
 
 
 def test_choices_are_taken_all_or_none_and_have_ids_of_their_own() -> None:

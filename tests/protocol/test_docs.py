@@ -247,9 +247,23 @@ def test_the_limits_are_the_defaults() -> None:
 
 def test_the_counters_are_documented() -> None:
     scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
-    of_server = {"n_connections", "n_lanes"}
+    of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
     names = {row["name"] for row in table_after("## Counters\n")}
-    assert names == set(scheduler.stats()) | of_server
+def bounds_of(text: str) -> list[int]:
+    """The bounds that a row of the histograms' table stands for."""
+    start, _, last = text.partition(" ... ")
+    bounds = [int(bound) for bound in start.rstrip(",").split(", ")]
+    while bounds[-1] < int(last):
+        bounds.append(bounds[-3] * 10)
+    assert bounds[-1] == int(last)
+    return bounds
+
+
+    for row in table_after("### Histograms\n"):
+        ends = [f"le_{bound}" for bound in bounds_of(row["bounds"])]
+        names |= {f"{row['name']}_{end}" for end in (*ends, "count", "sum")}
+    assert names == set(scheduler.stats()) | of_loop | of_server
+    assert len(names) < 1024
 
 
 def test_the_conversation_is_byte_for_byte_what_it_says() -> None:

@@ -1,37 +1,94 @@
-"""What the scheduler has counted since the start."""
+"""What the scheduler has counted and measured since the start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from wkvm.core.request import Status
+from wkvm.core.histogram import (
+    LENGTH_BOUNDS,
+    REQUEST_BOUNDS_US,
+    STEP_BOUNDS_US,
+    Histogram,
+)
+from wkvm.core.request import EndEvent, Status
 
 
-@dataclass(slots=True)
 class Counters:
-    """Counts that only rise.
+    """Counts that only rise. What is measured costs each step the same, whatever its rows.
 
     Attributes:
         n_requests: taken; each choice is one.
-        n_ended: by the status they ended with.
         n_prompt_tokens: absorbed.
-        n_output_tokens: produced.
-        n_steps: run, failed ones included.
     """
 
-    n_requests: int = 0
-    n_ended: dict[Status, int] = field(
-        default_factory=lambda: {status: 0 for status in Status if status.is_final}
-    )
-    n_prompt_tokens: int = 0
-    n_output_tokens: int = 0
-    n_steps: int = 0
+    def __init__(self) -> None:
+        self.n_requests = 0
+        self.n_prompt_tokens = 0
+        self._n_output_tokens = 0
+        self._n_steps = 0
+        self._n_ended = {status: 0 for status in Status if status.is_final}
+        self._queue = Histogram("queue_us", REQUEST_BOUNDS_US)
+        self._first_token = Histogram("first_token_us", REQUEST_BOUNDS_US)
+        self._request = Histogram("request_us", REQUEST_BOUNDS_US)
+        self._prompt_length = Histogram("prompt_length", LENGTH_BOUNDS)
+        self._output_length = Histogram("output_length", LENGTH_BOUNDS)
+        self._inter_token = Histogram("inter_token_us", STEP_BOUNDS_US)
+        self._step = Histogram("step_us", STEP_BOUNDS_US)
+        self._planned_at = 0.0
+        self._runs_on = False
+        self._since = 0.0
+        self._turn_s = 0.0
+
+    def admitted(self, queue_s: float) -> None:
+        """A request got its slot, so long after it was submitted."""
+        self._queue.observe_s(queue_s)
+
+    def first_token(self, seconds: float) -> None:
+        """A request produced its first id, so long after it was submitted."""
+        self._first_token.observe_s(seconds)
+
+    def ended(self, end: EndEvent) -> None:
+        """A request ended."""
+        self._n_ended[end.status] += 1
+        self._request.observe_s(end.total_s)
+        self._prompt_length.observe(end.n_prompt)
+        self._output_length.observe(end.n_output)
+
+    def planned(self, now: float, *, has_rows: bool) -> None:
+        """A step begins; or there was nothing to run."""
+        self._planned_at = now
+        if not self._runs_on:
+            self._since = now
+        self._runs_on = has_rows
+
+    def landed(self, now: float) -> None:
+        """The step that was planned last is over, failed or not."""
+        self._n_steps += 1
+        self._step.observe_s(now - self._planned_at)
+        self._turn_s, self._since = now - self._since, now
+
+    def produced(self, n_first: int, n_following: int) -> None:
+        """The step that landed last produced ids: the first of some requests, and later ones.
+
+        A request that decodes has a row in every step, so for all of them the time since their
+        last id is that since the last step landed. Where nothing ran for want of credit or
+        readers, it is the step's own.
+        """
+        self._n_output_tokens += n_first + n_following
+        if n_following:
+            self._inter_token.observe_s(self._turn_s, n_following)
 
     def by_name(self) -> Mapping[str, int]:
         """The counts by the names that clients know."""
         return {
             "requests_total": self.n_requests,
-            **{f"{status}_total": n for status, n in self.n_ended.items()},
+            **{f"{status}_total": n for status, n in self._n_ended.items()},
             "prompt_tokens_total": self.n_prompt_tokens,
-            "output_tokens_total": self.n_output_tokens,
-            "steps_total": self.n_steps,
+            "output_tokens_total": self._n_output_tokens,
+            "steps_total": self._n_steps,
+            **self._queue.by_name(),
+            **self._first_token.by_name(),
+            **self._request.by_name(),
+            **self._prompt_length.by_name(),
+            **self._output_length.by_name(),
+            **self._inter_token.by_name(),
+            **self._step.by_name(),
         }

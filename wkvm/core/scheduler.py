@@ -220,6 +220,7 @@ class Scheduler:
         if prompts:
             left = max(self._config.max_num_batched_tokens - len(rows), CUT_MULTIPLE)
             rows += self._prompt_rows(prompts, left)
+        self._counters.planned(now, has_rows=bool(rows))
         if not rows:
             return None
         self._in_flight = StepPlan(tuple(rows), tuple(self._freed))
@@ -245,6 +246,7 @@ class Scheduler:
             (request.slot,) = self._slots.alloc()
             self._n_slots_of[request.tenant] += 1
             request.admitted_at = now
+            self._counters.admitted(now - request.submitted_at)
             self._table.move(request, Status.RUNNING)
             self._running[request.request_id] = request
             self._next_turn(request)
@@ -270,9 +272,9 @@ class Scheduler:
         """
         if len(result.token_ids) != len(plan.rows):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
-        self._land(plan)
+        self._land(plan, now)
         not_finite, logprobs = result.not_finite, result.logprobs
-        running = self._running
+        running, n_first = self._running, 0
         request_ids, indices, token_ids = list[int](), list[int](), list[int]()
         logprobs_at = dict[int, Logprobs]()
         ended = list[tuple[Request, Status, int | None, WkvmError | None]]()
@@ -307,7 +309,9 @@ class Scheduler:
             indices.append(n_output)
             token_ids.append(token_id)
             if not n_output:
+                n_first += 1
                 request.first_token_at = now
+                self._counters.first_token(now - request.submitted_at)
             request.n_output = n_output = n_output + 1
             request.n_known += 1
             request.last_id = token_id
@@ -317,7 +321,7 @@ class Scheduler:
                 request.credit -= 1
                 self._note_pause(request, now)
         if request_ids:
-            self._counters.n_output_tokens += len(request_ids)
+            self._counters.produced(n_first, len(request_ids) - n_first)
             self._events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
         for request, status, stop_id, error in ended:
             self._end(request, status, now, stop_id=stop_id, error=error)
@@ -328,17 +332,17 @@ class Scheduler:
         Raises:
             ValueError: ``plan`` is not in flight.
         """
-        self._land(plan)
+        self._land(plan, now)
         for row in plan.rows:
             request = self._running.get(row.request_id)
             if request is not None:
                 self._end(request, Status.FINISHED_ERROR, now, error=error)
 
-    def _land(self, plan: StepPlan) -> None:
+    def _land(self, plan: StepPlan, now: float) -> None:
         if plan is not self._in_flight:
             raise ValueError("the plan is not in flight")
         self._in_flight = None
-        self._counters.n_steps += 1
+        self._counters.landed(now)
 
     def _end(
         self,
@@ -361,8 +365,9 @@ class Scheduler:
             self._freed[request.slot] = None
         self._deadlines.forget(request.request_id)
         self._table.move(request, status)
-        self._counters.n_ended[status] += 1
-        self._events.append(request.end_event(status, now, stop_id=stop_id, error=error))
+        end = request.end_event(status, now, stop_id=stop_id, error=error)
+        self._counters.ended(end)
+        self._events.append(end)
 
     # --- times ----------------------------------------------------------------------------
 
@@ -400,7 +405,7 @@ class Scheduler:
         return self._table.status(request_id)
 
     def stats(self) -> Mapping[str, int]:
-        """Gauges, and counters since the start, whose names end in ``_total``."""
+        """Gauges, and what was counted since the start; names as in ``docs/protocol.md``."""
         n_running = len(self._running)
         return {
             "n_slots": self._slots.n_slots,

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 TIMER_SLACK_S = 0.001
 """Event loops round their timers to a millisecond; a deadline is met just after, never before."""
 
+NEVER_TURNS_US = 2**63 - 1
+"""The ``step_age_us`` of a loop that does not run."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -57,6 +60,7 @@ class EngineLoop:
         self._runs = False
         self._has_run = False
         self._busy_since: float | None = None
+        self._stats: Mapping[str, int] | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -123,8 +127,16 @@ class EngineLoop:
         self._turn_soon()
 
     def stats(self) -> Mapping[str, int]:
-        """Counters and gauges by name."""
-        return self._engine.stats()
+        """Counters and gauges by name: the engine's, and ``step_age_us``.
+
+        The engine is asked again only when something may have changed: to be asked all the
+        time must not slow the steps down.
+        """
+        if self._stats is None:
+            self._stats = self._engine.stats()
+        age_s = self.tick_age_s
+        age_us = NEVER_TURNS_US if age_s == math.inf else round(age_s * 1e6)
+        return {**self._stats, "step_age_us": age_us}
 
     async def run(self) -> None:
         """Run steps until ``close``, or until cancelled; then end what is left as cancelled.
@@ -158,6 +170,7 @@ class EngineLoop:
         """
         self._accepts = False
         self._engine.drain()
+        self._stats = None
         try:
             async with asyncio.timeout(grace_s):
                 await self._none_live.wait()
@@ -175,6 +188,7 @@ class EngineLoop:
         self._wake.clear()
         self._busy_since = self._clock()
         plan = self._engine.plan(self._busy_since)
+        self._stats = None
         self._flush()
         if plan is None:
             self._busy_since = None
@@ -187,6 +201,7 @@ class EngineLoop:
             self._engine.fail(plan, StepFailedError(), self._clock())
         else:
             self._engine.commit(plan, result, self._clock())
+        self._stats = None
         self._flush()
 
     async def _sleep(self) -> None:
@@ -200,7 +215,8 @@ class EngineLoop:
             timer.cancel()
 
     def _turn_soon(self) -> None:
-        """Wake the coroutine if it sleeps."""
+        """Something has changed: wake the coroutine if it sleeps."""
+        self._stats = None
         if not self._wake.is_set():
             self._wake.set()
             if self._busy_since is None:
@@ -225,6 +241,7 @@ class EngineLoop:
     def _cancel_all(self) -> None:
         for request_id in list(self._live):
             self._engine.cancel(request_id, self._clock())
+        self._stats = None
         self._flush()
 
     def _end_all(self) -> None:
