@@ -245,10 +245,6 @@ def test_the_limits_are_the_defaults() -> None:
     assert settings["max_frame_bytes"] == MAX_FRAME_BYTES
 
 
-def test_the_counters_are_documented() -> None:
-    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
-    of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
-    names = {row["name"] for row in table_after("## Counters\n")}
 def bounds_of(text: str) -> list[int]:
     """The bounds that a row of the histograms' table stands for."""
     start, _, last = text.partition(" ... ")
@@ -259,6 +255,10 @@ def bounds_of(text: str) -> list[int]:
     return bounds
 
 
+def test_the_counters_are_documented() -> None:
+    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
+    of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
+    names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):
         ends = [f"le_{bound}" for bound in bounds_of(row["bounds"])]
         names |= {f"{row['name']}_{end}" for end in (*ends, "count", "sum")}
