@@ -1,0 +1,278 @@
+"""Texts from a model in this process, many at a time: for notebooks and scripts.
+
+::
+
+    from wkvm import LLM, SamplingParams
+
+    with LLM() as llm:
+        for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=64)):
+            print(output.outputs[0].text)
+
+It is a client of the engine as any other. The engine runs in a thread of its own, so that this
+works inside a running event loop too, such as a notebook's.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+from wkvm_client.errors import ClientClosedError, EmptyPromptError
+
+from wkvm.assembly.backend import Backend, Local, Place, Remote
+from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
+from wkvm.assembly.texts import check_tokenizer
+from wkvm.core.config import API_KEY_VARIABLE, MAX_SECONDS, EngineConfig
+from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.gateway.template import Message
+from wkvm.gateway.text import Tokenizer, load_chat_template, load_tokenizer
+from wkvm.gateway.texts import Texts
+from wkvm.llm.batch import Batch, Job
+from wkvm.llm.params import SamplingParams
+from wkvm.llm.progress import progress_bar
+from wkvm.llm.results import CompletionOutput, RequestOutput
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+T = TypeVar("T")
+
+MAX_DEFAULT_SLOTS = 64
+"""Slots without ``slots``, if half of the free memory has room for so many."""
+
+SHOW_EVERY_S = 0.1
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or token ids."""
+
+Conversation: TypeAlias = Sequence[Message]
+"""Messages, each with ``role`` and ``content``."""
+
+
+class LLM:
+    """A model to generate with.
+
+    ``with`` closes it at the end; otherwise the end of the process does. It may be used on
+    several threads at once, which share its slots.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        slots: int | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+        tokenizer: str | Path | None = None,
+        address: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """Load a model, or connect to a server that has.
+
+        Args:
+            model: a folder of safetensors files, or a .pth file; the bundled model if None.
+                With ``address``, where tokenizer, template and generation settings are.
+            device: ``auto``, ``cpu`` or ``cuda``; auto takes a GPU if there is one.
+            dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``; auto is float32 on a CPU
+                and the checkpoint's own on a GPU.
+            slots: how many texts are worked on at once; by default what fits in half of the
+                free memory, at most 64.
+            threads: of a CPU; by default one for a small model, else all cores.
+            seed: fixes the seeds of prompts that bring none. The same calls on the same
+                model give the same texts then.
+            tokenizer: its file or folder; the model's if None.
+            address: of a running server, ``tcp://HOST:PORT`` or ``unix:///PATH``. No model
+                is loaded; ``device``, ``dtype``, ``slots`` and ``threads`` are the server's.
+            api_key: for the server; by default ``$WKVM_API_KEY``.
+
+        Raises:
+            ConfigError, CheckpointError, MissingExtraError: of ``wkvm.core.errors``.
+            TextError: of ``wkvm.gateway.errors``; there is no tokenizer, or a template is wrong.
+            ClientError: of ``wkvm_client``; the server cannot be had.
+        """
+        path = find_model(None if model is None else str(model))
+        self._texts = Texts(
+            load_tokenizer(path if tokenizer is None else Path(tokenizer)),
+            load_chat_template(path),
+            generation_settings(path).suggested(),
+        )
+        self._seeds = random.Random(seed) if seed is not None else None
+        engine_settings = {"device": device, "dtype": dtype, "n_slots": slots, "n_threads": threads}
+        given = {name: value for name, value in engine_settings.items() if value is not None}
+        if address is None:
+            place: Place = _local(path, given)
+        elif given:
+            raise ConfigError(next(iter(given)), "is the server's affair where there is an address")
+        else:
+            place = Remote(address, api_key or os.environ.get(API_KEY_VARIABLE))
+        self._backend = Backend.open(place)
+        # Called at the end of the process too, while its threads still run.
+        self._finish = weakref.finalize(self, self._backend.close)
+        try:
+            check_tokenizer(
+                self.tokenizer, self._backend.server, hint="name the right model or tokenizer"
+            )
+        except ConfigError:
+            self.close()
+            raise
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model: text to ids and back."""
+        return self._texts.tokenizer
+
+    def close(self) -> None:
+        """End the engine, or the connection. Whatever is being generated fails."""
+        self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts. Any number of them: so many as there are slots run at a time.
+
+        Ctrl-C cancels what runs and raises KeyboardInterrupt.
+
+        Args:
+            prompts: one or several, each a text or its ids.
+            sampling_params: for all prompts, or one for each; by default what the model's
+                maker suggests.
+            use_progress: show a progress bar on standard error, if that is a terminal or a
+                notebook.
+
+        Returns:
+            As many results as prompts, in their order.
+
+        Raises:
+            EmptyPromptError, InvalidParameterError: a prompt is empty, or there are not as
+                many parameters as prompts; nothing was generated.
+            ClientError: of ``wkvm_client``; one prompt failed, and the others were cancelled.
+        """
+        each = _prompts(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in each]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in each]
+        return self._run(texts, ids, sampling_params, (), use_progress=use_progress)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations, each with the model's chat template. Else as ``generate``.
+
+        Args:
+            messages: one conversation or several.
+            sampling_params, use_progress: as of ``generate``.
+
+        Returns:
+            As many results as conversations, in their order.
+
+        Raises:
+            TemplateError: the template does not take the messages; nothing was generated.
+            InvalidParameterError, ClientError: as of ``generate``.
+        """
+        conversations = _conversations(messages)
+        template, tokenizer = self._texts.template, self.tokenizer
+        texts = [template.render(conversation) for conversation in conversations]
+        ids = [template.encode(conversation, tokenizer) for conversation in conversations]
+        return self._run(texts, ids, sampling_params, template.stops, use_progress=use_progress)
+
+    def _run(
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        stops: tuple[str, ...],
+        *,
+        use_progress: bool,
+    ) -> list[RequestOutput]:
+        if not self._finish.alive:
+            raise ClientClosedError("the LLM was closed")
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
+        jobs = [
+            Job(text, prompt, self._options(one), one.stops + stops)
+            for text, prompt, one in zip(texts, prompts, _each(params, len(prompts)), strict=True)
+        ]
+        batch = Batch(jobs, self._texts)
+        with progress_bar(batch, len(jobs), is_wanted=use_progress) as show:
+            return _wait(self._backend.run(batch.run), show)
+
+    def _options(self, params: SamplingParams) -> dict[str, Any]:
+        options = params.keywords(self._texts.suggested)
+        if params.seed is None and self._seeds is not None:
+            options["seed"] = self._seeds.getrandbits(64)
+        return options
+
+
+def _local(path: Path, settings: Mapping[str, Any]) -> Local:
+    """The engine for a model in this process. It has no deadline: nobody else waits for it."""
+    config = EngineConfig(**settings, request_timeout_s=MAX_SECONDS)
+    require_engine()
+    from wkvm.assembly.engine import auto_slots, build_engine, check_slots
+
+    if "n_slots" in settings:
+        check_slots(path, config)
+    else:
+        n_slots = auto_slots(path, device=config.device, dtype=config.dtype)
+        config = dataclasses.replace(config, n_slots=min(n_slots, MAX_DEFAULT_SLOTS))
+    return Local(build_engine(path, config, served_name=model_name(path)))
+
+
+def _wait(future: Future[T], show: Callable[[], None]) -> T:
+    """Wait for a result, and call ``show`` meanwhile. An interruption cancels it."""
+    try:
+        while not concurrent.futures.wait((future,), timeout=SHOW_EVERY_S).done:
+            show()
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _each(
+    params: SamplingParams | Sequence[SamplingParams] | None, n: int
+) -> Iterable[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * n
+    if len(params) != n:
+        raise InvalidParameterError("sampling_params", f"{len(params)} for {n} prompts")
+    return params
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Several prompts as they are, one in a list."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast("Prompt", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Several conversations as they are, one in a list."""
+    if len(messages) > 0 and isinstance(messages[0], Mapping):
+        return [cast("Conversation", messages)]
+    return list(cast("Sequence[Conversation]", messages))

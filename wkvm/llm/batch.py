@@ -1,0 +1,151 @@
+"""Many prompts through one connection, a bounded number of them at a time."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from wkvm_client import aio
+from wkvm_client.errors import QueueFullError, TooManyLanesError
+from wkvm_client.results import TokenLogprobs
+
+from wkvm.gateway.failures import HttpError
+from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
+from wkvm.gateway.texts import Texts
+from wkvm.llm.results import CompletionOutput, RequestOutput
+
+T = TypeVar("T")
+
+CHOICES_PER_SLOT = 2
+"""Choices that are open for each slot of the server: one that runs, and one to follow it."""
+
+PATIENCE_S = 60.0
+"""How long a server's queue may be full while nothing of a batch goes on."""
+
+RETRY_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt and what is asked for.
+
+    Attributes:
+        text: of the prompt, if it was one.
+        options: keywords of ``wkvm_client.aio.Client.generate``.
+        stops: strings that end a completion.
+    """
+
+    text: str | None
+    prompt: list[int]
+    options: dict[str, Any]
+    stops: tuple[str, ...]
+
+    @property
+    def n_choices(self) -> int:
+        """How many completions there will be."""
+        n: int = self.options["n"]
+        return n
+
+
+class Batch:
+    """Jobs on their way. Runs once, on the client's event loop.
+
+    Attributes:
+        n_done: jobs that are complete. May be read on any thread, as ``n_ids``.
+        n_ids: ids that have come, of all jobs.
+    """
+
+    def __init__(self, jobs: Sequence[Job], texts: Texts) -> None:
+        self.n_done = 0
+        self.n_ids = 0
+        self._jobs = jobs
+        self._texts = texts
+        self._results: list[RequestOutput | None] = [None] * len(jobs)
+        self._patient_until_s = 0.0
+
+    async def run(self, client: aio.Client) -> list[RequestOutput]:
+        """Carry out all jobs. The first that fails ends the others; so does cancelling this.
+
+        Returns:
+            Results in the order of the jobs.
+
+        Raises:
+            ClientError, UnknownTokenError: a job failed.
+        """
+        self._went_on()
+        waiting = iter(range(len(self._jobs)))
+        await _side_by_side(self._work(client, waiting) for _ in range(self._n_open(client)))
+        return [result for result in self._results if result is not None]
+
+    def _n_open(self, client: aio.Client) -> int:
+        """How many jobs to have open: enough that no slot waits for the next one."""
+        most_choices = max((job.n_choices for job in self._jobs), default=1)
+        wanted = CHOICES_PER_SLOT * client.server.n_slots // most_choices
+        return max(1, min(wanted, client.server.max_lanes, len(self._jobs)))
+
+    async def _work(self, client: aio.Client, waiting: Iterator[int]) -> None:
+        for index in waiting:
+            self._results[index] = await self._result(client, self._jobs[index])
+            self.n_done += 1
+
+    async def _result(self, client: aio.Client, job: Job) -> RequestOutput:
+        """Carry out one job, again if others have filled the server's queue."""
+        while True:
+            try:
+                return await self._attempt(client, job)
+            except (QueueFullError, TooManyLanesError) as error:
+                if time.monotonic() > self._patient_until_s:
+                    raise
+                await asyncio.sleep(max(error.retry_after_ms / 1000, RETRY_PAUSE_S))
+
+    async def _attempt(self, client: aio.Client, job: Job) -> RequestOutput:
+        # Without a limit on ids that wait here: they are kept anyway.
+        async with await client.generate(job.prompt, credit=None, **job.options) as stream:
+            # So that each choice ends at its own stop string.
+            outputs = await _side_by_side(self._read(choice, job) for choice in stream.choices)
+            logprobs = stream.prompt_logprobs if "prompt_logprobs" in job.options else None
+        return RequestOutput(job.text, job.prompt, logprobs, outputs)
+
+    async def _read(self, choice: aio.Choice, job: Job) -> CompletionOutput:
+        """Read one choice to its end or to a stop string, which lets go of it."""
+        options = TextOptions(
+            stops=job.stops,
+            min_tokens=job.options["min_tokens"],
+            logprobs="logprobs" in job.options,
+        )
+        reader = ChoiceText(choice, self._texts, options, n_prompt=len(job.prompt))
+        text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
+        finish: Finish | None = None
+        try:
+            while finish is None:
+                piece = await reader.read()
+                self._went_on()
+                self.n_ids += len(piece.ids)
+                text.append(piece.text)
+                ids += piece.ids
+                logprobs += piece.logprobs
+                finish = piece.finish
+        except HttpError:  # how the reader says that the server has ended the choice early
+            pass
+        return CompletionOutput(
+            index=choice.index,
+            text="".join(text),
+            ids=ids,
+            finish_reason=finish.reason if finish else str(choice.result.reason),
+            stop_reason=finish.stop_reason if finish else None,
+            logprobs=logprobs if options.logprobs else None,
+        )
+
+    def _went_on(self) -> None:
+        self._patient_until_s = time.monotonic() + PATIENCE_S
+
+
+async def _side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await coroutines together. The first that fails cancels the others, and its error counts."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,45 @@
+"""What ``wkvm.LLM`` returns."""
+
+from dataclasses import dataclass
+
+from wkvm_client.results import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the ``n`` it is.
+        text: without the stop string that ended it.
+        ids: its ids, without a stop id, up to the one that completed the stop string.
+        finish_reason: ``stop`` or ``length``; or, if the server ended it early, ``timed_out``
+            or ``cancelled``.
+        stop_reason: the stop string, or the stop id, that ended it.
+        logprobs: one entry for each of ``ids``; None if none were asked for.
+    """
+
+    index: int
+    text: str
+    ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: list[TokenLogprobs] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its completions.
+
+    Attributes:
+        prompt: the text, for a conversation as its template wrote it; None where ids were given.
+        prompt_ids: its ids.
+        prompt_logprobs: one entry for each id of the prompt but the first; None if none were
+            asked for.
+        outputs: ``n`` completions.
+    """
+
+    prompt: str | None
+    prompt_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs] | None
+    outputs: list[CompletionOutput]
