@@ -7,6 +7,7 @@ from wkvm_protocol.messages import EndReason, HelloOk
 
 from wkvm_client import aio, errors
 from wkvm_client.blocking import Choice, Client, Stream, connect, from_socket
+from wkvm_client.drafts import Grammar
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
 
@@ -16,6 +17,7 @@ __all__ = [
     "ClientError",
     "Completion",
     "EndReason",
+    "Grammar",
     "HelloOk",
     "Stream",
     "Timings",

@@ -27,7 +27,7 @@ from wkvm_client.addresses import resolve
 from wkvm_client.aio_link import Link, open_link
 from wkvm_client.aio_streams import Choice, Stream
 from wkvm_client.backoff import Backoff, Pace
-from wkvm_client.drafts import DEFAULT_CREDIT, draft
+from wkvm_client.drafts import DEFAULT_CREDIT, Grammar, draft
 from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
@@ -164,6 +164,7 @@ class Client:
         credit: int | None = DEFAULT_CREDIT,
         timeout_s: float | None = None,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -192,10 +193,13 @@ class Client:
             timeout_s: after this long the server ends the request with reason TIMED_OUT;
                 if nothing is heard of that either, RequestTimeoutError is raised.
             priority: lower runs first.
+            grammar: what the output must be; its end ends the request, with reason STOP. Only
+                for servers that name the feature "grammar" in ``server.features``.
 
         Raises:
             RequestError: the request cannot be sent. The server's own refusals are
                 raised by the stream.
+            UnsupportedOperationError: the server takes no grammars.
             LinkError: there is no connection, and none was to be had.
             RequestTimeoutError: none was to be had within ``timeout_s``.
             TooManyLanesError: as many lanes are open as the connection may have.
@@ -223,6 +227,7 @@ class Client:
             credit=credit,
             timeout_s=timeout_s,
             priority=priority,
+            grammar=grammar,
         )
         try:
             async with asyncio.timeout(timeout_s):

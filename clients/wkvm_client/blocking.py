@@ -27,7 +27,7 @@ from wkvm_client.addresses import resolve
 from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
 from wkvm_client.blocking_streams import Choice, Stream
-from wkvm_client.drafts import DEFAULT_CREDIT, draft
+from wkvm_client.drafts import DEFAULT_CREDIT, Grammar, draft
 from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
@@ -163,6 +163,7 @@ class Client:
         credit: int | None = DEFAULT_CREDIT,
         timeout_s: float | None = None,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -191,6 +192,7 @@ class Client:
             credit=credit,
             timeout_s=timeout_s,
             priority=priority,
+            grammar=grammar,
         )
         deadline_s = _deadline_s(timeout_s)
         try:

@@ -6,9 +6,17 @@ Only what cannot be packed, or concerns the client alone, is refused here.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
-from wkvm_protocol.messages import Generate, Sampling, pack_floats, pack_ids
+from wkvm_protocol.messages import (
+    Generate,
+    GenerateConstrained,
+    Generation,
+    Sampling,
+    pack_floats,
+    pack_ids,
+)
 
 from wkvm_client.errors import InvalidParameterError, TokenOutOfRangeError
 
@@ -17,6 +25,20 @@ DEFAULT_CREDIT = 1024
 MAX_CREDIT = 2**31 - 1
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be. Servers take up to 65,536 bytes of it, in UTF-8.
+
+    Attributes:
+        kind: how ``source`` is written.
+        source: a JSON schema, as JSON; a regular expression, which all of the output must
+            match; or a grammar in the dialect of Lark that llguidance has.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +51,11 @@ class Draft:
         timeout_s: what the server was told; None for the server's default.
     """
 
-    message: Generate
+    message: Generation
     window: int | None
     timeout_s: float | None
 
-    def numbered(self, request_id: int) -> Generate:
+    def numbered(self, request_id: int) -> Generation:
         """The message for one lane."""
         return msgspec.structs.replace(self.message, request_id=request_id)
 
@@ -72,6 +94,7 @@ def draft(
     credit: int | None,
     timeout_s: float | None,
     priority: int,
+    grammar: Grammar | None = None,
 ) -> Draft:
     """Check and pack one request.
 
@@ -108,14 +131,27 @@ def draft(
         )
     if n > MAX_CHOICES:
         raise InvalidParameterError(f"n: {n} exceeds {MAX_CHOICES}", field="n")
-    message = Generate(
-        request_id=0,
-        prompt=_pack("prompt", prompt),
-        sampling=sampling,
-        credit=credit or 0,
-        timeout_ms=_milliseconds(timeout_s),
-        priority=priority,
-    )
+    message: Generation
+    if grammar is None:
+        message = Generate(
+            request_id=0,
+            prompt=_pack("prompt", prompt),
+            sampling=sampling,
+            credit=credit or 0,
+            timeout_ms=_milliseconds(timeout_s),
+            priority=priority,
+        )
+    else:
+        message = GenerateConstrained(
+            request_id=0,
+            prompt=_pack("prompt", prompt),
+            grammar_kind=grammar.kind,
+            grammar=grammar.source,
+            sampling=sampling,
+            credit=credit or 0,
+            timeout_ms=_milliseconds(timeout_s),
+            priority=priority,
+        )
     return Draft(message, credit, timeout_s)
 
 

@@ -53,7 +53,7 @@ class Completion:
         choice: which of the ``n`` it is.
         ids: the output, without the id that stopped it.
         reason: why it ended. A cancelled or timed-out choice has the ids up to then.
-        stop_id: the id that stopped it, iff the reason is STOP.
+        stop_id: the id that stopped it; None unless the reason is STOP, and where a grammar did.
         n_prompt, n_output: token counts, as the server states them.
         logprobs: one entry for each of ``ids``; None if none were asked for.
         prompt_logprobs: one entry for each id of the prompt but the first; None if none

@@ -13,12 +13,14 @@ from wkvm_protocol.codec import token_entries
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
+    GRAMMAR_FEATURE,
     Cancel,
     Credit,
     End,
     Error,
     Failed,
-    Generate,
+    GenerateConstrained,
+    Generation,
     GoAway,
     HelloOk,
     Logprobs,
@@ -41,6 +43,7 @@ from wkvm_client.errors import (
     InvalidParameterError,
     RequestTooLargeError,
     TooManyLanesError,
+    UnsupportedOperationError,
     error_of,
 )
 from wkvm_client.lanes import Lane, Track
@@ -50,8 +53,10 @@ MAX_MISSES = 2
 MAX_UNSENT_PONGS = 2**14
 """Answers to pings that may wait to be sent. More than the pings of one read."""
 CLIENT_NAME = "wkvm_client"
+FEATURES = (GRAMMAR_FEATURE,)
 
-_FIELD = re.compile(r"Generate\.(?:sampling\.)?(\w+)")
+# what is wrong with grammar_kind has the field grammar, as the server says it too
+_FIELD = re.compile(r"Generate(?:Constrained)?\.(?:sampling\.)?(grammar|\w+)")
 
 
 class Reply:
@@ -134,7 +139,7 @@ class Session:
             InvalidParameterError: the key is longer than the protocol allows.
         """
         try:
-            frame = self._wire.send_hello(api_key=api_key, client=CLIENT_NAME)
+            frame = self._wire.send_hello(api_key=api_key, client=CLIENT_NAME, features=FEATURES)
         except LocalProtocolError:
             # the text of the cause could show the key
             raise InvalidParameterError("api_key: not allowed", field="api_key") from None
@@ -148,6 +153,8 @@ class Session:
                 request cannot be sent. Nothing was sent.
         """
         message = draft.numbered(self._new_request_id())
+        if isinstance(message, GenerateConstrained) and GRAMMAR_FEATURE not in self._wire.features:
+            raise UnsupportedOperationError("the server takes no grammars", field="grammar")
         try:
             frame = self._wire.send(message)
         except LocalProtocolError as error:
@@ -243,7 +250,7 @@ class Session:
             raise TooManyLanesError(f"{self.hello.max_lanes} lanes are open already")
         return self._wire.new_request_id()
 
-    def _refusal(self, message: Generate, error: LocalProtocolError) -> ClientError:
+    def _refusal(self, message: Generation, error: LocalProtocolError) -> ClientError:
         """Why a request could not be sent: it is too long, or a field is of the wrong kind."""
         limit = self._wire.max_frame_bytes
         try:

@@ -7,6 +7,7 @@ from wkvm_protocol.endpoint import MIN_FRAME_BYTES, Connection, ConnectionState
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
+    GRAMMAR_FEATURE,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -19,6 +20,7 @@ from wkvm_protocol.messages import (
     Error,
     Failed,
     Generate,
+    GenerateConstrained,
     GoAway,
     Hello,
     HelloOk,
@@ -36,7 +38,9 @@ _LATER: Codec[ServerMessage] = Codec(
     Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
 )
 _SENT_FIRST = Codec(Hello)
-_SENT: Codec[ClientMessage] = Codec(Ping, Pong, GoAway, Generate, Cancel, Credit, Stats)
+_SENT: Codec[ClientMessage] = Codec(
+    Ping, Pong, GoAway, Generate, GenerateConstrained, Cancel, Credit, Stats
+)
 
 
 class ClientConnection(Connection[ServerMessage]):
@@ -98,7 +102,7 @@ class ClientConnection(Connection[ServerMessage]):
         if not frozenset(message.features) <= frozenset(hello.features):
             raise RemoteProtocolError("HelloOk.features: one was not offered")
         self._hello_ok = message
-        self._agree(message.max_frame_bytes)
+        self._agree(message.max_frame_bytes, message.features)
         return message
 
     def _receive_error(self, message: Error) -> None:
@@ -141,21 +145,26 @@ class ClientConnection(Connection[ServerMessage]):
 
         Raises:
             LocalProtocolError: the message is not legal now (a new lane after GoAway from
-                either side, a request id that is open), too long, or a field is not
-                allowed. Nothing has changed.
+                either side, a request id that is open, a feature that was not agreed), too
+                long, or a field is not allowed. Nothing has changed.
         """
         self._must_be(ConnectionState.OPEN, type(message).__name__)
         payload = _SENT.encode(message)
         frame = encode_frame(payload, self._send_limit)
         problem: str | None = None
         match message:
-            case Generate() | Stats():
+            case Generate() | GenerateConstrained() | Stats():
                 if self._going_away or self._peer_going_away:
                     raise LocalProtocolError("no new lane after GoAway")
+                if (
+                    isinstance(message, GenerateConstrained)
+                    and GRAMMAR_FEATURE not in self._features
+                ):
+                    raise LocalProtocolError(f"the feature {GRAMMAR_FEATURE} was not agreed")
                 problem = (
-                    self._lanes.open_generation(message.request_id, message.sampling.n)
-                    if isinstance(message, Generate)
-                    else self._lanes.open_query(message.request_id)
+                    self._lanes.open_query(message.request_id)
+                    if isinstance(message, Stats)
+                    else self._lanes.open_generation(message.request_id, message.sampling.n)
                 )
             case Cancel() | Credit():
                 if message.request_id not in self._lanes:

@@ -14,6 +14,7 @@ import msgspec
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
     Generate,
+    GenerateConstrained,
     HelloOk,
     Logprobs,
     Message,
@@ -142,7 +143,7 @@ def _check_hello_ok(message: Message) -> str | None:
 
 
 def _check_generate(message: Message) -> str | None:
-    assert isinstance(message, Generate)
+    assert isinstance(message, Generate | GenerateConstrained)
     sampling = message.sampling
     if len(message.prompt) % 4:
         return _packed(message, "prompt")
@@ -197,6 +198,7 @@ def _check_logprobs(message: Message) -> str | None:
 _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     HelloOk: _check_hello_ok,
     Generate: _check_generate,
+    GenerateConstrained: _check_generate,
     Tokens: _check_tokens,
     Logprobs: _check_logprobs,
 }

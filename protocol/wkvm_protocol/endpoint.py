@@ -1,5 +1,6 @@
 """What both sides of a connection share: reading, states, who is going away."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -40,6 +41,7 @@ class Connection(Generic[ReceivedT]):
         self._reader = FrameReader(MAX_HELLO_FRAME_BYTES)
         self._send_limit = MAX_HELLO_FRAME_BYTES
         self._lanes = Lanes()
+        self._features = frozenset[str]()
         self._violation: RemoteProtocolError | None = None
         self._going_away = False
         self._peer_going_away = False
@@ -58,6 +60,11 @@ class Connection(Generic[ReceivedT]):
     def max_frame_bytes(self) -> int:
         """Longest payload that either side may send now."""
         return self._send_limit
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that are in use; none before the handshake is done."""
+        return self._features
 
     @property
     def mid_frame(self) -> bool:
@@ -135,7 +142,8 @@ class Connection(Generic[ReceivedT]):
         """Decode a payload and take note of it."""
         raise NotImplementedError
 
-    def _agree(self, max_frame_bytes: int) -> None:
+    def _agree(self, max_frame_bytes: int, features: Iterable[str]) -> None:
+        self._features = frozenset(features)
         self._reader.limit = max_frame_bytes
         self._send_limit = max_frame_bytes
         self._state = ConnectionState.OPEN

@@ -28,6 +28,9 @@ MAX_SHORT_TEXT = 256
 MAX_LONG_TEXT = 4096
 """Characters in the texts of messages: names are short; keys and explanations are long."""
 
+GRAMMAR_FEATURE = "grammar"
+"""The feature under which a client may send GenerateConstrained."""
+
 RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
 """Chosen by the client; names a lane of the connection until its last End or Failed."""
 PackedIds: TypeAlias = bytes
@@ -170,6 +173,23 @@ class Generate(Message, frozen=True, tag=0x10):
     """Lower runs first."""
 
 
+class GenerateConstrained(Message, frozen=True, tag=0x13):
+    """Client to server: as Generate, but the output follows a grammar.
+
+    Legal only where the feature ``grammar`` was agreed.
+    """
+
+    request_id: RequestId
+    prompt: PackedIds
+    grammar_kind: ShortText
+    """``json_schema``, ``regex`` or ``lark``."""
+    grammar: str
+    sampling: Sampling = Sampling()
+    credit: Count = 0
+    timeout_ms: Count = 0
+    priority: int = 0
+
+
 class Cancel(Message, frozen=True, tag=0x11):
     """Client to server: end a lane. Answered by its End or Failed; unknown lanes are ignored."""
 
@@ -263,7 +283,11 @@ class StatsReply(Message, frozen=True, tag=0x41):
     values: Annotated[dict[ShortText, int], msgspec.Meta(max_length=1024)]
 
 
-ClientMessage: TypeAlias = Hello | Ping | Pong | GoAway | Generate | Cancel | Credit | Stats
+Generation: TypeAlias = Generate | GenerateConstrained
+"""What opens a lane of choices."""
+ClientMessage: TypeAlias = (
+    Hello | Ping | Pong | GoAway | Generate | GenerateConstrained | Cancel | Credit | Stats
+)
 ServerMessage: TypeAlias = (
     HelloOk | Ping | Pong | GoAway | Error | Tokens | Logprobs | End | Failed | StatsReply
 )

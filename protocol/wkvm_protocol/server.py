@@ -9,6 +9,7 @@ from wkvm_protocol.endpoint import MIN_FRAME_BYTES, Connection, ConnectionState
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
+    GRAMMAR_FEATURE,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -23,6 +24,8 @@ from wkvm_protocol.messages import (
     Error,
     Failed,
     Generate,
+    GenerateConstrained,
+    Generation,
     GoAway,
     Hello,
     HelloOk,
@@ -38,7 +41,9 @@ from wkvm_protocol.messages import (
 from wkvm_protocol.splitting import split_logprobs, split_tokens
 
 _FIRST = Codec(Hello)
-_LATER: Codec[ClientMessage] = Codec(Ping, Pong, GoAway, Generate, Cancel, Credit, Stats)
+_LATER: Codec[ClientMessage] = Codec(
+    Ping, Pong, GoAway, Generate, GenerateConstrained, Cancel, Credit, Stats
+)
 _SENT_FIRST = Codec(HelloOk)
 _SENT: Codec[ServerMessage] = Codec(
     Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
@@ -49,7 +54,7 @@ _SENT: Codec[ServerMessage] = Codec(
 class Refused:
     """A request whose lane the rules of the connection refuse: send ``answer``, and that is all.
 
-    Stands in the place of the Generate or Stats among the messages of a server.
+    Stands in the place of what would have opened the lane, among the messages of a server.
     """
 
     answer: Failed
@@ -88,7 +93,7 @@ class ServerConnection(Connection[ServerEvent]):
     ) -> None:
         super().__init__(max_frame_bytes)
         self._max_lanes = max_lanes
-        self._features = frozenset(features)
+        self._offered_features = frozenset(features)
         self._hello: Hello | None = None
         self._error_sent = False
         self._retry_after_ms = 0
@@ -108,7 +113,14 @@ class ServerConnection(Connection[ServerEvent]):
             raise RemoteProtocolError("a message before HelloOk was awaited")
         message = _LATER.decode(payload)
         match message:
-            case Generate():
+            case Generate() | GenerateConstrained():
+                if (
+                    isinstance(message, GenerateConstrained)
+                    and GRAMMAR_FEATURE not in self._features
+                ):
+                    raise RemoteProtocolError(
+                        f"GenerateConstrained: the feature {GRAMMAR_FEATURE} was not agreed"
+                    )
                 return self._open(
                     message, self._lanes.open_generation(message.request_id, message.sampling.n)
                 )
@@ -146,7 +158,7 @@ class ServerConnection(Connection[ServerEvent]):
         self._state = ConnectionState.HANDSHAKE
         return hello
 
-    def _open(self, message: Generate | Stats, problem: str | None) -> ServerEvent:
+    def _open(self, message: Generation | Stats, problem: str | None) -> ServerEvent:
         if problem is not None:
             raise RemoteProtocolError(f"{type(message).__name__}.request_id: {problem}")
         if self._peer_going_away:
@@ -158,7 +170,7 @@ class ServerConnection(Connection[ServerEvent]):
             return self._refuse(message, ErrorCode.TOO_MANY_LANES, why)
         return message
 
-    def _refuse(self, message: Generate | Stats, code: ErrorCode, why: str) -> Refused:
+    def _refuse(self, message: Generation | Stats, code: ErrorCode, why: str) -> Refused:
         self._refused.add(message.request_id)
         return Refused(failure(message.request_id, code, why, retry_after_ms=self._retry_after_ms))
 
@@ -191,7 +203,9 @@ class ServerConnection(Connection[ServerEvent]):
         agreed_frame_bytes = min(self._offered_frame_bytes, self._hello.max_frame_bytes)
         message = HelloOk(
             version=PROTOCOL_VERSION,
-            features=tuple(f for f in dict.fromkeys(self._hello.features) if f in self._features),
+            features=tuple(
+                f for f in dict.fromkeys(self._hello.features) if f in self._offered_features
+            ),
             max_frame_bytes=agreed_frame_bytes,
             max_lanes=self._max_lanes,
             ping_interval_ms=ping_interval_ms,
@@ -206,7 +220,7 @@ class ServerConnection(Connection[ServerEvent]):
             max_model_len=max_model_len,
         )
         frame = encode_frame(_SENT_FIRST.encode(message), MAX_HELLO_FRAME_BYTES)
-        self._agree(agreed_frame_bytes)
+        self._agree(agreed_frame_bytes, message.features)
         return frame
 
     def send_error(self, code: ErrorCode, message: str) -> bytes:

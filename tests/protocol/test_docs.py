@@ -32,6 +32,7 @@ from wkvm_protocol.messages import (
 from tests.protocol.vectors import sender_of
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.errors import InvalidParameterError
+from wkvm.core.grammar import MAX_GRAMMAR_BYTES
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
 
@@ -104,6 +105,8 @@ def type_name(field: str, hint: Any) -> str:
         return f"{type_name(field, inner)} or nil"
     if hint is bytes:
         return "floats" if field in FLOATS else "u32s" if field in U32S else "ids"
+    if hint is str:
+        return "text"
     if hint in (int, bool, float, Sampling):
         return str(hint.__name__)
     if hint is EndReason:
@@ -228,6 +231,7 @@ def test_the_limits_are_the_defaults() -> None:
         "`logprobs` and `prompt_logprobs`": MAX_LOGPROBS,
         "`stop_ids`": MAX_STOP_IDS,
         "`bias_ids`": MAX_BIASED_IDS,
+        "`grammar`, in UTF-8": MAX_GRAMMAR_BYTES,
     }
     rows = table_after("## Limits\n")
     for row in rows:

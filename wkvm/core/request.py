@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from wkvm.core.errors import WkvmError
+from wkvm.core.grammar import Grammar
 from wkvm.core.sampling import SamplingParams
 
 
@@ -58,6 +59,7 @@ class RequestSpec:
         timeout_s: from submission to the end, or None for the engine's default.
         credit: how many ids each completion may have before more credit is granted to it;
             None is unlimited.
+        grammar: what each completion must be; None for anything.
     """
 
     prompt: Sequence[int]
@@ -66,6 +68,7 @@ class RequestSpec:
     priority: int = 0
     timeout_s: float | None = None
     credit: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def n_ids(self) -> int:
@@ -140,7 +143,8 @@ class EndEvent:
     """A request reached a final status; its slot, if it had one, is free.
 
     Attributes:
-        stop_id: the id that ended it, sampled and neither output nor fed.
+        stop_id: the id that ended it, sampled and neither output nor fed. A request that
+            stopped without one has completed its grammar.
         error: what went wrong, iff the status is FINISHED_ERROR.
         n_prompt, n_output: token counts.
         queue_s, first_token_s, total_s: seconds from submission to admission, to the

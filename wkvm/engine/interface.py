@@ -22,6 +22,7 @@ class EngineInfo:
         eos_ids: ids that end a turn unless a request says otherwise.
         n_slots: how many states can be live.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
+        takes_grammars: whether requests may have a grammar.
     """
 
     model: str
@@ -32,6 +33,7 @@ class EngineInfo:
     eos_ids: tuple[int, ...]
     n_slots: int
     max_model_len: int | None
+    takes_grammars: bool = False
 
 
 class EngineLike(Protocol):

@@ -13,10 +13,12 @@ from typing import cast
 from wkvm_protocol.connection import Ignored, Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
 from wkvm_protocol.messages import (
+    GRAMMAR_FEATURE,
     Cancel,
     ClientMessage,
     Credit,
     Generate,
+    GenerateConstrained,
     GoAway,
     Hello,
     Ping,
@@ -86,7 +88,9 @@ class Connection(asyncio.Protocol):
         self._is_trusted = is_trusted
         self._loop = asyncio.get_running_loop()
         self._wire = ServerConnection(
-            max_frame_bytes=config.max_frame_bytes, max_lanes=config.max_lanes
+            max_frame_bytes=config.max_frame_bytes,
+            max_lanes=config.max_lanes,
+            features=(GRAMMAR_FEATURE,) if shared.info.takes_grammars else (),
         )
         self._transport: asyncio.Transport | None = None
         self._is_counted = False
@@ -278,7 +282,7 @@ class Connection(asyncio.Protocol):
     def _n_more(self, message: ClientMessage | Ignored) -> int:
         """As how many more messages this one counts: one for each choice but the first."""
         match message:
-            case Generate():
+            case Generate() | GenerateConstrained():
                 return max(message.sampling.n - 1, 0)
             case Cancel() | Credit():
                 lane = self.lanes.get(message.request_id)

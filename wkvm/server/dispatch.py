@@ -8,6 +8,7 @@ from wkvm_protocol import messages as wire
 from wkvm_protocol.connection import Ignored
 from wkvm_protocol.messages import pack_floats, pack_ids, unpack_floats, unpack_ids
 
+from wkvm.core.grammar import Grammar
 from wkvm.core.request import (
     EndEvent,
     Event,
@@ -80,7 +81,7 @@ class Dispatcher:
     def handle(self, client: Client, message: wire.ClientMessage | Ignored) -> None:
         """Carry out one message of an open connection."""
         match message:
-            case wire.Generate():
+            case wire.Generate() | wire.GenerateConstrained():
                 self._generate(client, message)
             case wire.Cancel(request_id=request_id):
                 lane = client.lanes.get(request_id)
@@ -99,7 +100,7 @@ class Dispatcher:
 
     # --- in -------------------------------------------------------------------------------
 
-    def _generate(self, client: Client, message: wire.Generate) -> None:
+    def _generate(self, client: Client, message: wire.Generation) -> None:
         lane_id, n = message.request_id, message.sampling.n
         shares_credit = message.credit > 0 and n > 1
         try:
@@ -244,12 +245,15 @@ def _us(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * 1e6)
 
 
-def _spec(message: wire.Generate, tenant: str, *, shares_credit: bool) -> RequestSpec:
-    """What a Generate asks of the engine. Where choices share credit, they start without.
+def _spec(message: wire.Generation, tenant: str, *, shares_credit: bool) -> RequestSpec:
+    """What a request asks of the engine. Where choices share credit, they start without.
 
     Raises:
         RequestError: a value is out of range. Ids are not checked against the vocabulary.
     """
+    grammar = None
+    if isinstance(message, wire.GenerateConstrained):
+        grammar = Grammar(message.grammar_kind, message.grammar)
     return RequestSpec(
         prompt=unpack_ids(message.prompt),  # stays packed: while it waits it is 4 bytes an id
         params=_params(message.sampling),
@@ -257,6 +261,7 @@ def _spec(message: wire.Generate, tenant: str, *, shares_credit: bool) -> Reques
         priority=message.priority,
         timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
         credit=0 if shares_credit else message.credit or None,
+        grammar=grammar,
     )
 
 
