@@ -24,7 +24,8 @@ _HEADERS = {
 }
 _START = b"data: "
 _END = b"\n\n"
-_DONE = b"[DONE]"
+DONE = b"data: [DONE]\n\n"
+"""The event that tells OpenAI's clients that no more come."""
 
 
 class EventStream:
@@ -73,9 +74,13 @@ class EventStream:
     async def send_raw(self, data: bytes) -> None:
         """Send events that are framed already: ``data: ``, the JSON text, two line ends; each.
 
+        Waits as ``send``. Without data nothing happens.
+
         Raises:
             ConnectionError: the client is gone.
         """
+        if not data:
+            return
         if not self.response.prepared:
             await self.open()
         protocol, transport = self._request.protocol, self._transport
@@ -89,8 +94,8 @@ class EventStream:
         transport.write(data)
 
     async def done(self) -> None:
-        """Send what tells clients of OpenAI that no more events come."""
-        await self.send(_DONE)
+        """Send ``DONE``."""
+        await self.send_raw(DONE)
 
     async def fail(self, error: HttpError) -> None:
         """Send an event that says what went wrong. It should be the last."""

@@ -1,0 +1,340 @@
+"""POST /v1/completions: prompts as text or ids to text, streamed or not."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from wkvm.gateway.calls import Call
+from wkvm.gateway.choices import MAX_CHOICES, Arrivals, Lanes, collect
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.fields import Integer, SamplingFields
+from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
+from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
+from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.texts import Texts
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream reports beside its text.
+
+    Attributes:
+        include_usage: a last chunk has no choices but what all cost.
+        continuous_usage_stats: every chunk has what was spent up to it.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of a completion.
+
+    Attributes:
+        echo: the text, and the log probabilities, begin with the prompt.
+        logprobs: how many of the most likely ids are named at each position.
+        prompt_logprobs: vLLM's; likewise for the prompt, in a field of its own.
+        best_of: only ``n`` is supported.
+        suffix: not supported.
+        truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
+            many as the engine does.
+        add_special_tokens: changes nothing: no tokenizer adds any.
+    """
+
+    model: str | None = None
+    prompt: PromptField | None = None
+    max_tokens: Integer | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: Integer | None = None
+    prompt_logprobs: Integer | None = None
+    best_of: Integer | None = None
+    suffix: str | None = None
+    truncate_prompt_tokens: Integer | None = None
+    add_special_tokens: bool | None = None
+
+
+async def completions(call: Call) -> web.StreamResponse:
+    """Answer a completion."""
+    job = await _job(call, await call.body(CompletionRequest))
+    async with Lanes(call.client) as lanes:
+        for prompt in job.prompts:
+            await lanes.open(prompt.ids, job.keywords, n=job.n)
+        with call.cancellable(*lanes.streams):
+            if job.body.stream:
+                return await _stream(call, job, lanes)
+            wholes = await collect(job.choice_texts(lanes))
+            reply = _reply(job, lanes, wholes)
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n``."""
+
+    body: CompletionRequest
+    texts: Texts
+    response_id: str
+    created: int
+    model: str
+    prompts: list[Prompt]
+    echoes: list[str]
+    n: int
+    keywords: dict[str, Any]
+
+    def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
+        """Readers of all choices."""
+        options = self.body.text_options(logprobs=self.body.logprobs is not None)
+        return [
+            ChoiceText(
+                stream.choices[0],
+                self.texts,
+                options,
+                n_prompt=len(self.prompts[index // self.n].ids),
+            )
+            for index, stream in enumerate(lanes.streams)
+        ]
+
+    def writer(self, lanes: Lanes, index: int) -> "_ChoiceWriter":
+        """What writes a choice in the format of the answer."""
+        return _ChoiceWriter(self, lanes, index)
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """One for each prompt."""
+        return [len(prompt.ids) for prompt in self.prompts]
+
+
+async def _job(call: Call, body: CompletionRequest) -> _Job:
+    """Check a body.
+
+    Raises:
+        HttpError: 400 or 404.
+    """
+    gateway = call.gateway
+    if body.model is None:
+        raise invalid("model", "is required")
+    gateway.check_model(body.model)
+    n = body.n_choices
+    _refuse(body, n)
+    texts, max_model_len = gateway.texts, gateway.engines.info.max_model_len or None
+    prompts = await read_prompts(
+        body.prompt, texts.tokenizer, max_ids=_n_kept(body.truncate_prompt_tokens, max_model_len)
+    )
+    if len(prompts) * n > MAX_CHOICES:
+        why = f"{len(prompts)} prompts with n = {n}; at most {MAX_CHOICES} choices are allowed"
+        raise invalid("prompt", why)
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = texts.default_max_tokens
+        if max_model_len is not None:
+            longest = max(len(prompt.ids) for prompt in prompts)
+            max_tokens = max(0, min(max_tokens, max_model_len - longest))
+    keywords = body.keywords(texts, max_tokens=max_tokens)
+    keywords["logprobs"] = body.logprobs
+    keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
+    if not body.stream:
+        # Its reader takes everything as soon as it comes.
+        keywords["credit"] = None
+    return _Job(
+        body=body,
+        texts=texts,
+        response_id=body.response_id("cmpl", call.request_id),
+        created=int(time.time()),
+        model=gateway.model,
+        prompts=prompts,
+        echoes=[prompt.shown(texts.tokenizer) for prompt in prompts] if body.echo else [],
+        n=n,
+        keywords=keywords,
+    )
+
+
+def _refuse(body: CompletionRequest, n: int) -> None:
+    """Refuse what is not supported, or contradicts itself."""
+    if body.suffix:
+        raise invalid("suffix", "this model cannot fill in: there is no support for a suffix")
+    if body.best_of is not None and body.best_of != n:
+        raise invalid("best_of", f"{body.best_of} differs from n, {n}: nothing is left out here")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "allowed only with stream: true")
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
+
+
+def _n_kept(n: int | None, max_model_len: int | None) -> int | None:
+    """How many ids of each prompt count; None for all."""
+    if n == -1:
+        return max_model_len
+    if n is not None and n < 1:
+        raise invalid("truncate_prompt_tokens", f"{n} is neither positive nor -1")
+    return n
+
+
+def _n_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many most likely ids the engine reports for the prompt."""
+    wanted = [body.logprobs if body.echo else None, body.prompt_logprobs]
+    return max((n for n in wanted if n is not None), default=None)
+
+
+class _ChoiceWriter:
+    """Writes one choice, whole or in chunks: what was cut adds up to what was not."""
+
+    def __init__(self, job: _Job, lanes: Lanes, index: int) -> None:
+        self._job = job
+        self._index = index
+        self._stream = lanes.streams[index]
+        self._prompt = job.prompts[index // job.n]
+        body = job.body
+        self.echo = job.echoes[index // job.n] if body.echo else ""
+        self._logprobs: LogprobsWriter | None = None
+        if body.logprobs is not None:
+            self._logprobs = LogprobsWriter(
+                job.texts.tokenizer,
+                body.logprobs,
+                as_ids=bool(body.return_tokens_as_token_ids),
+                skip_special=body.skip_special_tokens is not False,
+            )
+
+    def head(self) -> CompletionChoice:
+        """What comes before the output: the prompt, as far as it was asked for."""
+        body = self._job.body
+        choice = CompletionChoice(self._index, self.echo, None, None, None)
+        if self._logprobs is not None:
+            if body.echo:
+                prompt_logprobs = self._stream.prompt_logprobs
+                choice.logprobs = self._logprobs.prompt(self._prompt.ids, prompt_logprobs)
+            else:
+                choice.logprobs = CompletionLogprobs([], [], [], [])
+        if body.return_token_ids:
+            choice.prompt_token_ids, choice.token_ids = self._prompt.ids, []
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_infos(
+                self._job.texts.tokenizer, self._stream.prompt_logprobs, body.prompt_logprobs
+            )
+        return choice
+
+    def tail(self, piece: Piece | Whole) -> CompletionChoice:
+        """Output."""
+        choice = CompletionChoice(self._index, piece.text, None, None, None)
+        if self._logprobs is not None:
+            choice.logprobs = self._logprobs.output(piece.logprobs)
+        if self._job.body.return_token_ids:
+            choice.token_ids = piece.ids
+        finish = piece.finish
+        if finish is not None:
+            choice.finish_reason = finish.reason
+            choice.stop_reason = self._job.body.stop_reason(finish.stop_reason)
+        return choice
+
+    def whole(self, whole: Whole) -> CompletionChoice:
+        """The prompt, as far as it was asked for, and the output."""
+        head, choice = self.head(), self.tail(whole)
+        choice.text = head.text + choice.text
+        if head.logprobs is not None and choice.logprobs is not None:
+            choice.logprobs = joined(head.logprobs, choice.logprobs)
+        choice.prompt_logprobs = head.prompt_logprobs
+        choice.prompt_token_ids = head.prompt_token_ids
+        return choice
+
+
+def _reply(job: _Job, lanes: Lanes, wholes: Sequence[Whole]) -> Completion:
+    return Completion(
+        id=job.response_id,
+        object="text_completion",
+        created=job.created,
+        model=job.model,
+        choices=[job.writer(lanes, index).whole(whole) for index, whole in enumerate(wholes)],
+        usage=Usage.of(job.prompt_lengths, [whole.finish.n_output for whole in wholes]),
+    )
+
+
+async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
+    texts = job.choice_texts(lanes)
+    chunks = _Chunks(job, lanes, texts)
+    async with EventStream(call) as events:
+        if len(texts) == 1:
+            text, is_over = texts[0], False
+            while not is_over:
+                piece = await text.read()
+                is_over = piece.finish is not None
+                data = chunks.of(0, piece)
+                if data:
+                    await events.send_raw(data)
+        else:
+            arrivals = Arrivals(texts)
+            while pieces := await arrivals.read():
+                data = b"".join([chunks.of(index, piece) for index, piece in pieces])
+                if data:
+                    await events.send_raw(data)
+        await events.send_raw(chunks.usage() + DONE)
+    return events.response
+
+
+class _Chunks:
+    """The events of a stream. What all chunks of a choice have in common is encoded once."""
+
+    def __init__(self, job: _Job, lanes: Lanes, texts: Sequence[ChoiceText]) -> None:
+        self._job = job
+        self._texts = texts
+        body, options = job.body, job.body.stream_options or StreamOptions()
+        self._writers = [job.writer(lanes, index) for index in range(len(texts))]
+        self._begun = [False] * len(texts)
+        self._has_head = bool(body.echo or body.return_token_ids)
+        self._is_plain = not (
+            body.logprobs is not None or body.return_token_ids or options.continuous_usage_stats
+        )
+        self._include_usage = bool(options.include_usage)
+        self._continuous = bool(options.continuous_usage_stats)
+        self._finishes = list[Finish]()
+        encode = msgspec.json.Encoder().encode
+        self._encode = encode
+        common = {
+            "id": job.response_id,
+            "object": "text_completion",
+            "created": job.created,
+            "model": job.model,
+        }
+        self._start = b"data: " + encode(common)[:-1] + b',"choices":['
+        usage = b',"usage":null' if self._include_usage else b""
+        self._end = b"]" + usage + b"}\n\n"
+        self._plain_starts = [
+            b'%b{"index":%d,"text":' % (self._start, index) for index in range(len(texts))
+        ]
+        self._plain_end = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._end
+
+    def of(self, index: int, piece: Piece) -> bytes:
+        """The events, if any, that a piece of a choice becomes."""
+        head = b""
+        if self._has_head and not self._begun[index]:
+            self._begun[index] = True
+            head = self._event(index, self._writers[index].head())
+        if piece.finish is not None:
+            self._finishes.append(piece.finish)
+        elif self._is_plain:
+            text = piece.text
+            if not text:
+                return head
+            # The usual event, by far: everything but its text was encoded before.
+            return b"".join((head, self._plain_starts[index], self._encode(text), self._plain_end))
+        return head + self._event(index, self._writers[index].tail(piece))
+
+    def usage(self) -> bytes:
+        """The event, if it was asked for, that says what all choices cost."""
+        if not self._include_usage:
+            return b""
+        usage = Usage.of(self._job.prompt_lengths, [end.n_output for end in self._finishes])
+        return b'%b],"usage":%b}\n\n' % (self._start, self._encode(usage))
+
+    def _event(self, index: int, choice: CompletionChoice) -> bytes:
+        end = self._end
+        if self._continuous:
+            n_prompt = len(self._job.prompts[index // self._job.n].ids)
+            usage = Usage.of([n_prompt], [self._texts[index].n_output])
+            end = b'],"usage":%b}\n\n' % self._encode(usage)
+        return b"".join((self._start, self._encode(choice), end))

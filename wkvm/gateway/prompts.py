@@ -1,0 +1,93 @@
+"""The prompts of a completion: one or many, as text or as ids."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from wkvm.gateway.errors import UnknownTokenError
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.text import Tokenizer
+
+PromptField: TypeAlias = str | list[str | int | list[int]]
+"""Text, ids, or a list of one of these. What else the type allows is refused by ``parse``."""
+
+LONG_TEXT = 16 * 1024
+"""Characters from which on a text is encoded in a thread, so that the event loop goes on."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt. ``text`` is what was given, if that was text and nothing was cut from it."""
+
+    ids: list[int]
+    text: str | None
+
+    def shown(self, tokenizer: Tokenizer) -> str:
+        """The text as an echo shows it, with special tokens by name.
+
+        Raises:
+            HttpError: 400; an id has no text.
+        """
+        if self.text is not None:
+            return self.text
+        try:
+            return tokenizer.decode(self.ids, skip_special=False)
+        except UnknownTokenError as error:
+            raise invalid("prompt", str(error)) from error
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
+    """As ``Tokenizer.encode``, without holding up the event loop for long."""
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, special=special)
+    return await asyncio.to_thread(tokenizer.encode, text, special=special)
+
+
+async def read_prompts(
+    given: PromptField | None, tokenizer: Tokenizer, *, max_ids: int | None
+) -> list[Prompt]:
+    """The prompts of a body. The names of special tokens in them stand for these tokens.
+
+    Args:
+        max_ids: of each prompt the last so many count; None takes all.
+
+    Raises:
+        HttpError: 400; there is none, or texts and ids are mixed.
+    """
+    prompts = list[Prompt]()
+    for one in _parse(given):
+        prompts.append(await _prompt(one, tokenizer, max_ids))
+    return prompts
+
+
+async def _prompt(given: str | Sequence[int], tokenizer: Tokenizer, max_ids: int | None) -> Prompt:
+    text = None
+    if isinstance(given, str):
+        text, ids = given, await encode(tokenizer, given, special=True)
+    else:
+        ids = list(given)
+    if not ids:
+        raise invalid("prompt", "a prompt needs at least one token")
+    if max_ids is not None and len(ids) > max_ids:
+        text, ids = None, ids[-max_ids:]
+    return Prompt(ids, text)
+
+
+def _parse(given: PromptField | None) -> list[str] | list[list[int]]:
+    if given is None:
+        raise invalid("prompt", "is required")
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid("prompt", "an empty list")
+    texts = [one for one in given if isinstance(one, str)]
+    ids = [one for one in given if isinstance(one, int)]
+    lists = [one for one in given if isinstance(one, list)]
+    if len(texts) == len(given):
+        return texts
+    if len(ids) == len(given):
+        return [ids]
+    if len(lists) == len(given):
+        return lists
+    raise invalid("prompt", "a list holds texts, ids or lists of ids, but not several of these")

@@ -1,0 +1,77 @@
+"""The JSON of answers: what routes of OpenAI's interface have in common, and completions."""
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from wkvm.gateway.pieces import FinishReason
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Of a prompt's ids. None was ever computed before: no request shares a state yet."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """What a request cost: each prompt once, the ids of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @staticmethod
+    def of(prompt_lengths: Iterable[int], output_lengths: Iterable[int]) -> "Usage":
+        """Add up. One prompt length for each prompt, one output length for each choice."""
+        n_prompt, n_output = sum(prompt_lengths), sum(output_lengths)
+        return Usage(n_prompt, n_output, n_prompt + n_output, PromptTokensDetails())
+
+
+class TokenInfo(msgspec.Struct):
+    """vLLM's entry for one id at one position of a prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """OpenAI's legacy format: parallel lists, one entry for each id.
+
+    Attributes:
+        tokens: the text of each id.
+        token_logprobs: null for the first id of a prompt, which nothing precedes.
+        top_logprobs: the most likely ids by their text, and the id itself.
+        text_offset: where its text begins, in characters of the choice's whole text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice, or what a chunk says of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    prompt_logprobs: list[dict[str, TokenInfo] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The answer to a completion that is not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
