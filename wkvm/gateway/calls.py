@@ -12,13 +12,18 @@ from aiohttp import web
 from wkvm_client import aio
 
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.long_work import LongWork
+from wkvm.gateway.offload import Offload
 from wkvm.gateway.running import Running
+from wkvm.gateway.submitted import Submitted
 from wkvm.gateway.texts import Texts
+from wkvm.gateway.watch import EngineWatch
 
 REQUEST_ID_HEADER = "X-Request-Id"
-_WHERE = re.compile(r" - at `\$\.?(?P<field>\w+)?[^`]*`$")
+_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<field>\w+)?[^`]*`$")
 
 BodyT = TypeVar("BodyT")
 
@@ -28,7 +33,12 @@ class Gateway:
     """What all requests share.
 
     Attributes:
+        counts: of the HTTP requests.
+        long_work: runs what takes long.
+        watch: asks the engine how it is.
         running: the requests that can be cancelled by name.
+        submitted: the requests that nobody waits for.
+        offload: threads for long texts.
         on_drain: called when the drain begins.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
@@ -37,9 +47,18 @@ class Gateway:
     engines: Engines
     texts: Texts
     started_at: int
+    counts: HttpCounts = field(default_factory=HttpCounts)
+    long_work: LongWork = field(default_factory=LongWork)
+    watch: EngineWatch = field(init=False)
     running: Running = field(default_factory=Running)
+    offload: Offload = field(default_factory=Offload)
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
+    submitted: Submitted = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = EngineWatch(self.engines)
+        self.submitted = Submitted(self.config, self.running)
 
     @property
     def model(self) -> str:
@@ -118,6 +137,9 @@ class Route:
     Attributes:
         is_open: whether it needs no key.
         serves_draining: whether it is answered while the gateway drains. Open routes are.
+        needs_engine: whether it has nothing to say without the engine. What does not need it
+            is answered without it too, to keys that it has let in before; then the call has
+            no client.
     """
 
     method: str
@@ -125,6 +147,7 @@ class Route:
     handler: Handler
     is_open: bool = field(default=False, kw_only=True)
     serves_draining: bool = field(default=False, kw_only=True)
+    needs_engine: bool = field(default=True, kw_only=True)
 
 
 async def read_body(request: web.Request, config: GatewayConfig) -> bytes:

@@ -1,11 +1,15 @@
 """The gateway's settings."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from wkvm.gateway.errors import SettingError
 
 MAX_SECONDS = 1e9
+DEFAULT_MAX_TOKENS = 256
+"""How long an answer may be if neither the request nor the model says."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +30,12 @@ class GatewayConfig:
         max_body_bytes: of one request.
         max_submitted: requests of ``/v1/submit`` of one tenant that are remembered at once,
             those that run included.
+        max_submitted_bytes: of the results of one tenant's finished ones. The last to finish is
+            kept whatever its size.
         submitted_ttl_s: how long a finished one is remembered.
-        describe_images: whether a part of a message that is no text is replaced by a note that
+        allowed_origins: of browser pages that may use this server though they come from
+            elsewhere, such as ``https://chat.example``; ``*`` allows all.
+        omit_media: whether a part of a chat message that is no text is replaced by a note that
             says so; otherwise such a message is refused.
     """
 
@@ -43,8 +51,10 @@ class GatewayConfig:
     max_connections: int = 10_240
     max_body_bytes: int = 4 * 1024 * 1024
     max_submitted: int = 1024
+    max_submitted_bytes: int = 64 * 1024 * 1024
     submitted_ttl_s: float = 600.0
-    describe_images: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    omit_media: bool = False
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port < 2**16:
@@ -69,6 +79,11 @@ class GatewayConfig:
             ("http-max-connections", self.max_connections),
             ("max-body-bytes", self.max_body_bytes),
             ("max-submitted", self.max_submitted),
+            ("max-submitted-bytes", self.max_submitted_bytes),
         ):
             if not 1 <= count < 2**63:
                 raise SettingError(setting, f"{count} is not a positive count")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                why = f"{origin!r} is not an origin: https://HOST or https://HOST:PORT"
+                raise SettingError("allowed-origins", why)

@@ -1,0 +1,187 @@
+"""The native routes: token ids in, token ids out. They need no tokenizer."""
+
+import asyncio
+import contextlib
+from collections import deque
+from functools import partial
+
+import msgspec
+from aiohttp import web
+from wkvm_client import Completion, aio
+from wkvm_client.drafts import DEFAULT_CREDIT
+from wkvm_client.errors import ClientError
+
+from wkvm.gateway import native_bodies as bodies
+from wkvm.gateway.calls import Call
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.sse import EventStream
+from wkvm.gateway.submitted import Outcome
+
+
+async def generate(call: Call) -> web.StreamResponse:
+    """``POST /v1/generate``: wait for the end, and answer with everything."""
+    body = await call.body(bodies.GenerateBody)
+    stream = await _ask(call, body, credit=None)
+    with call.cancellable(stream):
+        try:
+            completions = await stream.completions()
+        except ClientError as error:
+            raise bodies.native_error(error) from error
+    return _json(bodies.answer(call.request_id, call.gateway.model, completions))
+
+
+async def stream(call: Call) -> web.StreamResponse:
+    """``POST /v1/stream``: ids as they arrive, each arrival an event."""
+    body = await call.body(bodies.GenerateBody)
+    async with EventStream(call) as events, await _ask(call, body) as asked:
+        with call.cancellable(asked):
+            try:
+                await _send_all(events, asked, body)
+            except ClientError as error:
+                raise bodies.native_error(error) from error
+        await events.done()
+    return events.response
+
+
+async def submit(call: Call) -> web.StreamResponse:
+    """``POST /v1/submit``: take a request, and answer with a name to ask for it by.
+
+    What the engine refuses at once is refused here.
+    """
+    body = await call.body(bodies.GenerateBody)
+    submitted, model = call.gateway.submitted, call.gateway.model
+    submitted.make_room(call.tenant)
+
+    def seal(request_id: str, outcome: Outcome) -> bytes:
+        if not isinstance(outcome, ClientError):
+            return bodies.answer(request_id, model, outcome, status="done")
+        return bodies.failed_answer(request_id, model, bodies.native_error(outcome))
+
+    stream = await _ask(call, body, credit=None)
+    try:
+        # Refusals come ahead of the answer to a ping that follows the request.
+        # Where there is no answer, the stream says so itself.
+        with contextlib.suppress(ClientError):
+            await call.client.ping()
+        if stream.is_over:
+            await stream.choices[0].completion()
+        submission = submitted.add(call.tenant, stream, seal)
+    except ClientError as error:
+        raise bodies.native_error(error) from error
+    except BaseException:
+        stream.cancel()
+        raise
+    return _json(msgspec.json.encode(bodies.Accepted(submission.request_id)), status=202)
+
+
+async def status(call: Call) -> web.StreamResponse:
+    """``GET /v1/status/{id}``: what has come of a submitted request so far."""
+    start = _start(call.request)
+    submission = call.gateway.submitted.get(call.tenant, call.request.match_info["id"])
+    if submission.result is not None:
+        return _json(submission.result)
+    assert submission.stream is not None, "it runs"
+    choices = [
+        bodies.PartialChoice(choice.index, choice.ids[start:])
+        for choice in submission.stream.choices
+    ]
+    return _json(
+        msgspec.json.encode(
+            bodies.StillRunning(submission.request_id, call.gateway.model, choices, start)
+        )
+    )
+
+
+async def cancel(call: Call) -> web.StreamResponse:
+    """``POST /v1/cancel``: end a request that runs, whichever route it came by."""
+    body = await call.body(bodies.CancelBody)
+    was_running = call.gateway.running.cancel(call.tenant, body.id)
+    if not was_running:
+        call.gateway.submitted.get(call.tenant, body.id)
+    return _json(msgspec.json.encode(bodies.Cancelled(body.id, was_running)))
+
+
+async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.GenerateBody) -> None:
+    """Send the arrivals of all choices, in the order in which they come.
+
+    Raises:
+        ClientError: the engine failed; after the events that came before.
+        ConnectionError: the client is gone.
+    """
+    ready = deque[aio.Choice]()
+    wake = asyncio.Event()
+
+    def watch(choice: aio.Choice) -> None:
+        choice.call_when_ready(partial(note, choice))
+
+    def note(choice: aio.Choice) -> None:
+        ready.append(choice)
+        wake.set()
+
+    n_sent = [0] * len(stream.choices)
+    n_open = len(stream.choices)
+    prompt_logprobs = stream.prompt_logprobs if body.wants_prompt_logprobs else None
+    for choice in stream.choices:
+        watch(choice)
+    while n_open:
+        while not ready:
+            wake.clear()
+            await wake.wait()
+        choice = ready.popleft()
+        ids = choice.take()
+        completion = _completion(choice)
+        if completion is None:
+            watch(choice)
+        else:
+            n_open -= 1
+        first = n_sent[choice.index]
+        n_sent[choice.index] += len(ids)
+        logprobs = choice.logprobs[first : first + len(ids)] if body.wants_logprobs else None
+        await events.send(
+            bodies.arrival(
+                choice.index,
+                ids,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                completion=completion,
+            )
+        )
+        prompt_logprobs = None
+
+
+def _completion(choice: aio.Choice) -> Completion | None:
+    """What became of a choice. A failure is for the next look at it: its ids go first."""
+    if not choice.is_over:
+        return None
+    try:
+        return choice.result
+    except ClientError:
+        return None
+
+
+async def _ask(
+    call: Call, body: bodies.GenerateBody, *, credit: int | None = DEFAULT_CREDIT
+) -> aio.Stream:
+    """Send a request to the engine.
+
+    Raises:
+        HttpError: 404; it names another model.
+        ClientError: it cannot be sent.
+    """
+    if body.model is not None:
+        call.gateway.check_model(body.model)
+    try:
+        return await call.client.generate(body.ids, credit=credit, **body.keywords())
+    except ClientError as error:
+        raise bodies.native_error(error) from error
+
+
+def _start(request: web.Request) -> int:
+    given = request.query.get("from", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= 18):
+        raise invalid("from", f"{given[:32]!r} is not a count")
+    return int(given)
+
+
+def _json(data: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=data, status=status, content_type="application/json")
