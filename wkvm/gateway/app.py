@@ -3,6 +3,7 @@
 A handler is a function of a ``Call``; what it raises is answered here, in OpenAI's format.
 """
 
+import asyncio
 import logging
 import math
 import re
@@ -10,12 +11,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
+from wkvm_client.errors import ClientError, UnauthenticatedError
 
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
 from wkvm.gateway.failures import SERVER, HttpError, error_body, http_error
+from wkvm.gateway.watch import ANSWER_TIMEOUT_S
 
 logger = logging.getLogger("wkvm.gateway")
 
+_IS_STREAM = web.RequestKey("is_stream", bool)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -26,6 +30,13 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     )
     for route in (*routes, Route("*", "/{path:.*}", _not_found)):
         app.router.add_route(route.method, route.path, _endpoint(gateway, route))
+
+    async def count_stream(request: web.BaseRequest, response: web.StreamResponse) -> None:
+        if not isinstance(response, web.Response):
+            request[_IS_STREAM] = True
+            gateway.counts.n_streams += 1
+
+    app.on_response_prepare.append(count_stream)
     return app
 
 
@@ -33,6 +44,22 @@ def _endpoint(
     gateway: Gateway, route: Route
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """A route as aiohttp calls it."""
+    counts = gateway.counts.route(route.method, route.path)
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        status = None
+        counts.begin()
+        try:
+            response = await answer(request)
+            status = response.status
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        finally:
+            counts.end(status)
+            if _IS_STREAM in request:
+                gateway.counts.n_streams -= 1
 
     async def answer(request: web.Request) -> web.StreamResponse:
         given = request.headers.get(REQUEST_ID_HEADER, "")
@@ -40,13 +67,7 @@ def _endpoint(
         call = Call(request, gateway, request_id)
         try:
             if not route.is_open:
-                key = bearer_key(request)
-                call.tenant_client = await gateway.engines.client(key)
-                call.tenant = gateway.engines.tenant(key)
-                if gateway.is_draining and not route.serves_draining:
-                    raise HttpError(
-                        503, "the server is draining", SERVER, code="draining", retry_after_s=1.0
-                    )
+                await _let_in(call, route)
             response = await route.handler(call)
         except web.HTTPException:
             raise
@@ -56,7 +77,29 @@ def _endpoint(
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    return answer
+    return count
+
+
+async def _let_in(call: Call, route: Route) -> None:
+    """Find out whose a call is.
+
+    Raises:
+        ClientError: nobody's; or the engine, which knows, cannot be asked.
+        HttpError: 503; the gateway is draining.
+    """
+    gateway, key = call.gateway, bearer_key(call.request)
+    try:
+        async with asyncio.timeout(None if route.needs_engine else ANSWER_TIMEOUT_S):
+            call.tenant_client = await gateway.engines.client(key)
+    except UnauthenticatedError:
+        gateway.counts.n_refused_keys += 1
+        raise
+    except (ClientError, TimeoutError):
+        if route.needs_engine or not gateway.engines.has_let_in(key):
+            raise
+    call.tenant = gateway.engines.tenant(key)
+    if gateway.is_draining and not route.serves_draining:
+        raise HttpError(503, "the server is draining", SERVER, code="draining", retry_after_s=1.0)
 
 
 def bearer_key(request: web.Request) -> str:

@@ -107,6 +107,10 @@ class Engines:
         """
         return _name("" if self._is_open else key)
 
+    def has_let_in(self, key: str) -> bool:
+        """Whether a key was somebody's when the engine was last asked."""
+        return self._is_open or _name(key) in self._clients
+
     async def aclose(self) -> None:
         """Close all connections; what is open on them fails."""
         self._closed = True

@@ -1,13 +1,22 @@
 """The table of all routes."""
 
-from wkvm.gateway import completions, native
+from wkvm.gateway import chat, completions, health, metrics, models, native
 from wkvm.gateway.calls import Route
 
 ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health", health.health, is_open=True),
+    Route("GET", "/metrics", metrics.metrics, serves_draining=True, needs_engine=False),
+    Route("GET", "/ping", health.health, serves_draining=True, needs_engine=False),
+    Route("GET", "/ready", health.ready, is_open=True),
     Route("POST", "/v1/cancel", native.cancel, serves_draining=True),
     Route("POST", "/v1/completions", completions.completions),
     Route("POST", "/v1/generate", native.generate),
+    Route("GET", "/v1/models", models.models),
+    Route("GET", "/v1/models/{id:.+}", models.model),
     Route("GET", "/v1/status/{id}", native.status, serves_draining=True),
     Route("POST", "/v1/stream", native.stream),
     Route("POST", "/v1/submit", native.submit),
+    Route("GET", "/v2/health/live", health.health, serves_draining=True, needs_engine=False),
+    Route("GET", "/v2/health/ready", health.ready, serves_draining=True, needs_engine=False),
+    Route("GET", "/version", health.version, serves_draining=True, needs_engine=False),
 )

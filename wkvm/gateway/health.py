@@ -1,0 +1,69 @@
+"""Whether the gateway lives, whether it and its engine take requests, and what version runs."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+from aiohttp import web
+
+from wkvm import __version__
+from wkvm.gateway.calls import Call, Gateway
+
+MAX_STEP_AGE_S = 5.0
+"""An engine whose step takes longer is taken for stuck."""
+
+Reason: TypeAlias = Literal["draining", "engine_unavailable", "engine_stuck"]
+
+
+class _Status(msgspec.Struct, omit_defaults=True):
+    status: Literal["ok", "ready", "not ready"]
+    reason: Reason | None = None
+
+
+class _Version(msgspec.Struct):
+    version: str
+    engine: str
+
+
+async def health(call: Call) -> web.Response:
+    """GET /health, /ping, /v2/health/live: this process answers."""
+    del call
+    return _json(_Status("ok"))
+
+
+async def ready(call: Call) -> web.Response:
+    """GET /ready, /v2/health/ready: 200 if a request would be taken now, else 503 and why not.
+
+    Within two seconds, whatever the engine does; and at no cost to it that a flood could raise.
+    """
+    reason = await _why_not_ready(call.gateway)
+    if reason is None:
+        return _json(_Status("ready"))
+    return _json(_Status("not ready", reason), status=503)
+
+
+async def version(call: Call) -> web.Response:
+    """GET /version."""
+    return _json(_Version(__version__, call.gateway.engines.info.server))
+
+
+async def _why_not_ready(gateway: Gateway) -> Reason | None:
+    if gateway.is_draining:
+        return "draining"
+    reading = await gateway.watch.read()
+    if not reading.is_up:
+        return "engine_unavailable"
+    if reading.is_draining:
+        return "draining"
+    if reading.counters.get("step_age_us", 0) > MAX_STEP_AGE_S * 1e6:
+        return "engine_stuck"
+    return None
+
+
+def _json(body: msgspec.Struct, *, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(body),
+        content_type="application/json",
+        # What was so a moment ago need not be so now.
+        headers={"Cache-Control": "no-store"},
+    )

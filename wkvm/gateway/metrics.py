@@ -1,0 +1,187 @@
+"""GET /metrics: the engine's counters and the gateway's own, for Prometheus.
+
+All is read when it is asked for: one question to the engine, and integers that the gateway counts
+anyway. The families and their labels are fixed here; no client can add one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector, exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from wkvm import __version__
+from wkvm.gateway.calls import Call, Gateway
+from wkvm.gateway.watch import Reading
+
+_GAUGES = {
+    "n_slots": ("wkvm_slots", "States that can be live at once."),
+    "n_free_slots": ("wkvm_slots_free", "Slots that are free."),
+    "n_queued": ("wkvm_requests_waiting", "Requests that wait for a slot."),
+    "n_running": ("wkvm_requests_running", "Requests that hold a slot."),
+    "n_paused": ("wkvm_requests_paused", "Running requests that lack credit or a reader."),
+    "n_connections": ("wkvm_protocol_connections", "Connections to the engine."),
+    "n_lanes": ("wkvm_protocol_lanes", "Generations that are open on them."),
+}
+_COUNTERS = {
+    "requests_total": ("wkvm_requests", "Requests that the engine took; each choice is one."),
+    "prompt_tokens_total": ("wkvm_prompt_tokens", "Ids of prompts absorbed."),
+    "output_tokens_total": ("wkvm_output_tokens", "Ids produced, without stop ids."),
+    "steps_total": ("wkvm_steps", "Steps run, failed ones included."),
+}
+_ENDS = {
+    "stopped_total": "stop",
+    "length_total": "length",
+    "cancelled_total": "cancelled",
+    "timed_out_total": "timed_out",
+    "finished_error_total": "error",
+}
+_SECONDS = {
+    "queue_us": ("wkvm_request_queue_time_seconds", "From submission to a slot."),
+    "first_token_us": ("wkvm_time_to_first_token_seconds", "From submission to the first id."),
+    "inter_token_us": ("wkvm_inter_token_latency_seconds", "From one id of a request to its next."),
+    "request_us": ("wkvm_e2e_request_latency_seconds", "From submission to the end."),
+    "step_us": ("wkvm_step_duration_seconds", "One step of the engine."),
+}
+_LENGTHS = {
+    "prompt_length": ("wkvm_request_prompt_tokens", "Ids of a request's prompt."),
+    "output_length": ("wkvm_request_output_tokens", "Ids that a request produced."),
+}
+_BOUND = re.compile(r"(?P<name>\w+)_le_(?P<bound>\d+)")
+
+
+async def metrics(call: Call) -> web.Response:
+    """GET /metrics, in Prometheus's text format, or OpenMetrics to who accepts that."""
+    reading = await call.gateway.watch.read()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(call.gateway, reading))
+    ProcessCollector(registry=registry)
+    if "application/openmetrics-text" in call.request.headers.get("Accept", ""):
+        body, kind = openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST
+    else:
+        body, kind = exposition.generate_latest(registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
+    return web.Response(body=body, headers={"Content-Type": kind})
+
+
+class _Snapshot(Collector):
+    """Everything as it is now."""
+
+    def __init__(self, gateway: Gateway, reading: Reading) -> None:
+        self._gateway = gateway
+        self._reading = reading
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        yield from _about(self._gateway)
+        yield from _of_http(self._gateway)
+        reading = self._reading
+        is_draining = reading.is_draining or self._gateway.is_draining
+        yield _gauge("wkvm_engine_up", "Whether the engine answers.", int(reading.is_up))
+        yield _gauge("wkvm_draining", "Whether no new requests are taken.", int(is_draining))
+        yield from _of_engine(reading.counters)
+        yield from _for_routers(reading.counters, self._gateway.model)
+
+
+def _about(gateway: Gateway) -> Iterable[Metric]:
+    info = gateway.engines.info
+    build = {"version": __version__, "engine": info.server}
+    model = {
+        "model": info.model,
+        "model_digest": info.model_digest,
+        "layout_fingerprint": info.layout_fingerprint,
+        "tokenizer_digest": info.tokenizer_digest,
+    }
+    for name, what, labels in (
+        ("wkvm_build_info", "What runs.", build),
+        ("wkvm_model_info", "What is served.", model),
+    ):
+        family = GaugeMetricFamily(name, what, labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        yield family
+
+
+def _of_http(gateway: Gateway) -> Iterable[Metric]:
+    counts = gateway.counts
+    answered = CounterMetricFamily(
+        "wkvm_http_requests",
+        "Requests answered, by route and class of the status; gone: the client left before.",
+        labels=["method", "route", "status"],
+    )
+    n_open = GaugeMetricFamily(
+        "wkvm_http_requests_open", "Requests that are being answered.", labels=["method", "route"]
+    )
+    for route in counts.routes:
+        n_open.add_metric([route.method, route.template], route.n_open)
+        for outcome, n in sorted(route.by_outcome.items()):
+            answered.add_metric([route.method, route.template, outcome], n)
+    yield answered
+    yield n_open
+    yield _gauge("wkvm_http_streams_open", "Answers that are being streamed.", counts.n_streams)
+    yield CounterMetricFamily(
+        "wkvm_http_refused_keys", "Requests whose key was refused.", value=counts.n_refused_keys
+    )
+
+
+def _of_engine(counters: Mapping[str, int]) -> Iterable[Metric]:
+    for name, (family, what) in _GAUGES.items():
+        if name in counters:
+            yield _gauge(family, what, counters[name])
+    if "step_age_us" in counters:
+        what = "For how long the engine has had something to do and has not turned."
+        yield _gauge("wkvm_step_age_seconds", what, counters["step_age_us"] / 1e6)
+    for name, (family, what) in _COUNTERS.items():
+        if name in counters:
+            yield CounterMetricFamily(family, what, value=counters[name])
+    ended = CounterMetricFamily("wkvm_requests_ended", "Requests that ended.", labels=["reason"])
+    for name, reason in _ENDS.items():
+        if name in counters:
+            ended.add_metric([reason], counters[name])
+    if ended.samples:
+        yield ended
+    yield from _histograms(counters)
+
+
+def _histograms(counters: Mapping[str, int]) -> Iterable[Metric]:
+    bounds = dict[str, list[int]]()
+    for name in counters:
+        found = _BOUND.fullmatch(name)
+        if found is not None:
+            bounds.setdefault(found["name"], []).append(int(found["bound"]))
+    for families, scale in ((_SECONDS, 1e6), (_LENGTHS, 1)):
+        for name, (family, what) in families.items():
+            if name in bounds and f"{name}_count" in counters:
+                buckets = [
+                    (str(bound / scale), counters[f"{name}_le_{bound}"])
+                    for bound in sorted(bounds[name])
+                ]
+                buckets.append(("+Inf", counters[f"{name}_count"]))
+                total = counters.get(f"{name}_sum", 0) / scale
+                yield HistogramMetricFamily(family, what, buckets=buckets, sum_value=total)
+
+
+def _for_routers(counters: Mapping[str, int], model: str) -> Iterable[Metric]:
+    """The names by which routers of requests know a load; they are vLLM's."""
+    if not {"n_queued", "n_running", "n_slots", "n_free_slots"} <= counters.keys():
+        return
+    n_slots = counters["n_slots"]
+    usage = (n_slots - counters["n_free_slots"]) / n_slots if n_slots else 0.0
+    for name, what, value in (
+        ("vllm:num_requests_waiting", "wkvm_requests_waiting.", counters["n_queued"]),
+        ("vllm:num_requests_running", "wkvm_requests_running.", counters["n_running"]),
+        ("vllm:kv_cache_usage_perc", "Slots in use over all slots, from 0 to 1.", usage),
+    ):
+        family = GaugeMetricFamily(name, what, labels=["model_name"])
+        family.add_metric([model], value)
+        yield family
+
+
+def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value=value)
