@@ -14,6 +14,7 @@ from typing import NoReturn, TypeAlias, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 import msgspec
 
@@ -44,6 +45,8 @@ WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 """Where an answer of such a model ends, if it goes on to write the next turn."""
 
 _MARK = re.compile("\ufdd0([0-9]{1,9})\ufdd1")
+_CUT = "\ufdd2"
+"""Stands where a prompt is to end that the model continues."""
 
 
 class ChatTemplate:
@@ -51,6 +54,8 @@ class ChatTemplate:
 
     Attributes:
         stops: strings that end an answer besides the model's own end ids.
+        knows_tools: whether it writes tools, their calls and their results by itself.
+        knows_developer: whether it may know the role ``developer``.
     """
 
     def __init__(
@@ -81,15 +86,25 @@ class ChatTemplate:
             raise_exception=_raise_exception, strftime_now=_strftime_now
         )
         try:
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except Exception as error:  # Jinja leaves much to Python's compiler, and what that raises
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        self.knows_tools = "tools" in names
+        self.knows_developer = "developer" in source
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The text of a prompt. Cost: some hundred microseconds.
 
         Args:
             messages: the conversation so far.
+            tools: as the OpenAI API has them, for a template that knows what they are.
             add_generation_prompt: end with the opening of the assistant's answer.
 
         Raises:
@@ -97,7 +112,10 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
+                messages=messages,
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template: {error}") from error
@@ -110,15 +128,23 @@ class ChatTemplate:
         messages: Sequence[Message],
         tokenizer: Tokenizer,
         *,
+        tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The ids of a prompt: of the text that ``render`` gives.
 
         Names of special tokens that the template writes become these tokens. In the
-        messages they stay plain text: a user cannot forge the end of a turn.
+        messages and tools they stay plain text: a user cannot forge the end of a turn.
+
+        Args:
+            messages, tools, add_generation_prompt: as of ``render``.
+            continue_final_message: end right after the content of the last message, which
+                the model then continues.
 
         Raises:
-            TemplateError: the template refused the messages or failed on them.
+            TemplateError: the template refused the messages or failed on them, or does not
+                write the content of the message to be continued.
         """
         plain = list[str]()
         pattern = tokenizer.special_pattern
@@ -127,19 +153,28 @@ class ChatTemplate:
             plain.append(found.group())
             return f"\ufdd0{len(plain) - 1}\ufdd1"
 
-        # U+FDD0 and U+FDD1 are no characters. Text that has them all the same is hidden too.
-        guard = re.compile("[\ufdd0\ufdd1]" + (f"|{pattern.pattern}" if pattern else ""))
+        # U+FDD0 to U+FDD2 are no characters. Text that has them all the same is hidden too.
+        guard = re.compile("[\ufdd0-\ufdd2]" + (f"|{pattern.pattern}" if pattern else ""))
 
         def hide_all(text: str) -> str:
             return guard.sub(hide, text)
 
         hidden = cast("list[Message]", _map_strings(messages, hide_all))
+        hidden_tools = cast("list[Message]", _map_strings(tools, hide_all))
+        if continue_final_message:
+            last = hidden[-1]
+            hidden[-1] = {**last, "content": f"{last['content']}{_CUT}"}
 
         def show(mark: re.Match[str]) -> str:
             number = int(mark[1])
             return plain[number] if number < len(plain) else mark.group()  # the template's own
 
-        text = self.render(hidden, add_generation_prompt=add_generation_prompt)
+        text = self.render(hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt)
+        if continue_final_message:
+            end = text.rfind(_CUT)
+            if end < 0:
+                raise TemplateError("chat template: the last message cannot be continued")
+            text = text[:end]
         if not plain:
             return tokenizer.encode(text, special=True)
         return tokenizer.encode_runs(
@@ -229,7 +264,7 @@ def _map_strings(value: object, change: Callable[[str], str]) -> object:
         return change(value)
     if isinstance(value, Mapping):
         entries = cast("Mapping[str, object]", value)
-        return {key: _map_strings(entry, change) for key, entry in entries.items()}
+        return {change(key): _map_strings(entry, change) for key, entry in entries.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_map_strings(entry, change) for entry in cast("Sequence[object]", value)]
     return value

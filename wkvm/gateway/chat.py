@@ -1,0 +1,237 @@
+"""POST /v1/chat/completions: messages to an answer or a tool call, streamed or not."""
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+from wkvm.gateway.calls import Call, decode_body, read_body
+from wkvm.gateway.chat_bodies import ChatBody, Question, question
+from wkvm.gateway.chat_replies import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChoiceReader,
+    ChunkChoice,
+    MessageDelta,
+    chat_logprobs,
+    chunk_deltas,
+    whole_message,
+)
+from wkvm.gateway.choices import Arrivals, Lanes, collect
+from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.replies import Usage
+from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.texts import Texts
+
+
+async def chat_completions(call: Call) -> web.StreamResponse:
+    """Answer a chat."""
+    job = await _job(call)
+    keywords, n = job.question.keywords, job.body.n_choices
+    async with Lanes(call.client) as lanes:
+        await lanes.open(job.question.prompt, keywords, n=n)
+        with call.cancellable(*lanes.streams):
+            if job.body.stream:
+                return await _stream(call, job, lanes)
+            wholes = await collect(job.choice_texts(lanes))
+    data = msgspec.json.encode(_reply(job, wholes))
+    return web.Response(body=data, content_type="application/json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A request that was checked as far as the gateway can."""
+
+    body: ChatBody
+    texts: Texts
+    question: Question
+    response_id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
+        """Readers of all choices as texts."""
+        texts, options, n_prompt = self.texts, self.question.options, len(self.question.prompt)
+        return [
+            ChoiceText(stream.choices[0], texts, options, n_prompt=n_prompt)
+            for stream in lanes.streams
+        ]
+
+    def reader(self) -> ChoiceReader:
+        """What tells the text of a choice from its call."""
+        return ChoiceReader(self.question.answer(), drops_space=self.question.drops_space)
+
+    def logprobs(self, piece: Piece | Whole) -> ChatLogprobs | None:
+        """The log probabilities of a piece, if they were asked for."""
+        n_top = self.body.n_top_logprobs
+        if n_top is None:
+            return None
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return chat_logprobs(self.texts.tokenizer, piece.logprobs, n_top, as_ids=as_ids)
+
+    def stop_reason(self, finish: Finish) -> str | int | None:
+        """What of the request ended a choice; None for an end of the model or its template."""
+        reason = self.body.stop_reason(finish.stop_reason)
+        return None if isinstance(reason, str) and reason not in self.body.stops else reason
+
+    def usage(self, finishes: list[Finish]) -> Usage:
+        """What all choices cost."""
+        return Usage.of([len(self.question.prompt)], [finish.n_output for finish in finishes])
+
+
+async def _job(call: Call) -> _Job:
+    """Read and check a body.
+
+    Raises:
+        HttpError: 400, 404, 408 or 413.
+        TemplateError: the template refused the messages.
+    """
+    gateway = call.gateway
+    data = await read_body(call.request, gateway.config)
+    body = decode_body(data, ChatBody)
+    gateway.check_model(body.model)
+    info = gateway.engines.info
+    asked = await gateway.offload.run(
+        lambda: question(
+            body,
+            gateway.texts,
+            max_model_len=info.max_model_len,
+            omit_media=gateway.config.omit_media,
+        ),
+        size=len(data),
+    )
+    if not body.stream:
+        # Its reader takes everything as soon as it comes.
+        asked.keywords["credit"] = None
+    return _Job(
+        body=body,
+        texts=gateway.texts,
+        question=asked,
+        response_id=body.response_id("chatcmpl", call.request_id),
+        created=int(time.time()),
+        model=gateway.model,
+        fingerprint=f"fp_{info.model_digest[:12]}",
+    )
+
+
+def _reply(job: _Job, wholes: list[Whole]) -> ChatCompletion:
+    choices = list[ChatChoice]()
+    for index, whole in enumerate(wholes):
+        reader = job.reader()
+        message = whole_message(reader, whole.text, whole.finish)
+        choice = ChatChoice(
+            index,
+            message,
+            job.logprobs(whole),
+            reader.finish_reason,
+            job.stop_reason(whole.finish),
+        )
+        if job.body.return_token_ids:
+            choice.token_ids = whole.ids
+        choices.append(choice)
+    return ChatCompletion(
+        id=job.response_id,
+        object="chat.completion",
+        created=job.created,
+        model=job.model,
+        choices=choices,
+        usage=job.usage([whole.finish for whole in wholes]),
+        system_fingerprint=job.fingerprint,
+        prompt_token_ids=job.question.prompt if job.body.return_token_ids else UNSET,
+    )
+
+
+async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
+    texts = job.choice_texts(lanes)
+    chunks = _Chunks(job, len(texts))
+    async with EventStream(call) as events:
+        if len(texts) == 1:
+            text, is_over = texts[0], False
+            while not is_over:
+                piece = await text.read()
+                is_over = piece.finish is not None
+                data = chunks.of(0, piece)
+                if data:
+                    await events.send_raw(data)
+        else:
+            arrivals = Arrivals(texts)
+            while pieces := await arrivals.read():
+                data = b"".join([chunks.of(index, piece) for index, piece in pieces])
+                if data:
+                    await events.send_raw(data)
+        await events.send_raw(chunks.usage() + DONE)
+    return events.response
+
+
+class _Chunks:
+    """The events of a stream. What all chunks of a choice have in common is encoded once."""
+
+    def __init__(self, job: _Job, n: int) -> None:
+        self._job = job
+        self._readers = [job.reader() for _ in range(n)]
+        self._begun = [False] * n
+        body = job.body
+        self._has_extras = bool(body.logprobs or body.return_token_ids)
+        self._is_plain = job.question.use is None and not self._has_extras
+        self._include_usage = job.question.includes_usage
+        encode = msgspec.json.Encoder().encode
+        self._encode = encode
+        common = {
+            "id": job.response_id,
+            "object": "chat.completion.chunk",
+            "created": job.created,
+            "model": job.model,
+            "system_fingerprint": job.fingerprint,
+        }
+        self._start = b"data: " + encode(common)[:-1] + b',"choices":['
+        usage = b',"usage":null' if self._include_usage else b""
+        self._end = b"]" + usage + b"}\n\n"
+        self._plain_starts = [
+            b'%b{"index":%d,"delta":{"content":' % (self._start, index) for index in range(n)
+        ]
+        self._plain_end = b'},"logprobs":null,"finish_reason":null}' + self._end
+
+    def of(self, index: int, piece: Piece) -> bytes:
+        """The events, if any, that a piece of a choice becomes."""
+        if self._is_plain and piece.finish is None and self._begun[index]:
+            text = piece.text
+            if not text:
+                return b""
+            # The usual event, by far: everything but its text was encoded before.
+            return b"".join((self._plain_starts[index], self._encode(text), self._plain_end))
+        return b"".join(map(self._event, self._choices(index, piece)))
+
+    def usage(self) -> bytes:
+        """The event, if it was asked for, that says what all choices cost."""
+        if not self._include_usage:
+            return b""
+        finishes = [reader.finish for reader in self._readers if reader.finish is not None]
+        return b'%b],"usage":%b}\n\n' % (self._start, self._encode(self._job.usage(finishes)))
+
+    def _choices(self, index: int, piece: Piece) -> list[ChunkChoice]:
+        """A piece as chunks. The first of a choice has its role, the last its end."""
+        reader, job = self._readers[index], self._job
+        choices = [ChunkChoice(index, delta) for delta in chunk_deltas(reader, piece)]
+        if self._has_extras and (piece.ids or piece.logprobs):
+            # Ids may come before their text; they have a chunk all the same.
+            if not choices:
+                choices.append(ChunkChoice(index, MessageDelta(content="")))
+            choices[0].logprobs = job.logprobs(piece)
+            if job.body.return_token_ids:
+                choices[0].token_ids = piece.ids
+        if not self._begun[index] and (choices or piece.finish is not None):
+            self._begun[index] = True
+            opening = MessageDelta(role="assistant", content="", refusal=None)
+            choices.insert(0, ChunkChoice(index, opening))
+        if piece.finish is not None:
+            end = ChunkChoice(index, MessageDelta(), finish_reason=reader.finish_reason)
+            end.stop_reason = job.stop_reason(piece.finish)
+            choices.append(end)
+        return choices
+
+    def _event(self, choice: ChunkChoice) -> bytes:
+        return b"".join((self._start, self._encode(choice), self._end))

@@ -1,0 +1,277 @@
+"""The body of a chat request, and what it asks of the engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from wkvm_client import Grammar
+
+from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.fields import Integer, SamplingFields
+from wkvm.gateway.messages import Message, template_messages
+from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.texts import Texts
+from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, compact, tool_use
+
+MAX_TOP_LOGPROBS = 20
+MIN_CONSTRAINED_TOKENS = 4096
+"""The least limit of an answer that a grammar constrains, where the request names none: cut
+off, it is of no use."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": (),
+    "functions": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "web_search_options": (),
+}
+"""Fields that are known but not supported, and their values that ask for nothing."""
+
+_WHY = {
+    "chat_template": "templates come with the model, not with requests",
+    "chat_template_kwargs": "templates come with the model, not with requests",
+    "functions": "not supported: use tools",
+    "function_call": "not supported: use tool_choice",
+    "modalities": 'only ["text"] is supported',
+    "structured_outputs": "not supported: use response_format",
+}
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream has besides its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class NamedSchema(msgspec.Struct):
+    """A JSON schema for an answer."""
+
+    name: str
+    schema: Schema | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What an answer is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """What ``/v1/chat/completions`` takes. Other fields are ignored.
+
+    Attributes:
+        max_tokens: the older name of ``max_completion_tokens``.
+        add_generation_prompt: open an answer after the last message. It is the default, unless
+            ``continue_final_message`` is set.
+        continue_final_message: let the model go on with the last message.
+    """
+
+    model: str
+    messages: list[Message]
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Not supported; see _NEUTRAL.
+    audio: object = None
+    chat_template: object = None
+    chat_template_kwargs: object = None
+    documents: object = None
+    echo: object = None
+    function_call: object = None
+    functions: object = None
+    modalities: object = None
+    prediction: object = None
+    prompt_logprobs: object = None
+    structured_outputs: object = None
+    truncate_prompt_tokens: object = None
+    web_search_options: object = None
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        """How many of the most likely ids each position names; None if there is nothing to name.
+
+        Raises:
+            HttpError: 400; too many, or some without ``logprobs``.
+        """
+        n_top = self.top_logprobs or 0
+        if not 0 <= n_top <= MAX_TOP_LOGPROBS:
+            raise invalid("top_logprobs", f"{n_top} is not in [0, {MAX_TOP_LOGPROBS}]")
+        if not self.logprobs:
+            if n_top:
+                raise invalid("top_logprobs", "needs logprobs to be true")
+            return None
+        return n_top
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with what it cost.
+
+        Raises:
+            HttpError: 400; there are options of a stream but no stream.
+        """
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise invalid("stream_options", "needs stream to be true")
+        return bool(self.stream_options.include_usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A chat request, ready for the engine.
+
+    Attributes:
+        prompt: ids.
+        keywords: of ``Client.generate``.
+        options: how the ids of an answer become text.
+        use: what may be called.
+        drops_space: whether the prompt ends in a colon, so that a space at the answer's very
+            beginning belongs to the template and not to the answer.
+        includes_usage: whether a stream ends with what it cost.
+    """
+
+    prompt: list[int]
+    keywords: dict[str, Any]
+    options: TextOptions
+    use: ToolUse | None
+    drops_space: bool
+    includes_usage: bool
+
+    def answer(self) -> Answer:
+        """What reads one choice."""
+        if self.use is None:
+            return PlainAnswer()
+        return RequiredCall() if self.use.is_required else PossibleCall(self.use.names)
+
+
+def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bool) -> Question:
+    """Check a request and turn it into what the engine takes. Thread-safe.
+
+    Args:
+        max_model_len: ids of a prompt and its output; 0 where there is no limit.
+        omit_media: see ``template_messages``.
+
+    Raises:
+        HttpError: 400; it names the field.
+        TemplateError: the template refused the messages.
+    """
+    _refuse_unsupported(body)
+    n_top = body.n_top_logprobs
+    use = tool_use(body.tools, body.tool_choice)
+    grammar = _grammar(body.response_format, use)
+    prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media)
+    room = max_model_len - len(prompt) if max_model_len else None
+    default = texts.default_max_tokens
+    if grammar is not None:
+        default = max(default, MIN_CONSTRAINED_TOKENS)
+    keywords = body.keywords(texts, max_tokens=_max_tokens(body, default, room))
+    if n_top is not None:
+        keywords["logprobs"] = n_top
+    if grammar is not None:
+        keywords["grammar"] = grammar
+    return Question(
+        prompt,
+        keywords,
+        body.text_options(logprobs=n_top is not None, stops=texts.template.stops),
+        use,
+        drops_space,
+        body.includes_usage,
+    )
+
+
+def _refuse_unsupported(body: ChatBody) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value: object = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise invalid(name, _WHY.get(name, "not supported"))
+
+
+def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
+    """The limit of the answer. A default is no longer than there is room for."""
+    named = {
+        name: value
+        for name, value in (
+            ("max_completion_tokens", body.max_completion_tokens),
+            ("max_tokens", body.max_tokens),
+        )
+        if value is not None
+    }
+    for name, value in named.items():
+        if value < 1:
+            raise invalid(name, f"{value} is not positive")
+    if len(set(named.values())) == 2:
+        raise invalid("max_tokens", "differs from max_completion_tokens: give one of them")
+    if named:
+        return next(iter(named.values()))
+    return default if room is None else max(min(default, room), 1)
+
+
+def _prompt(
+    body: ChatBody, texts: Texts, use: ToolUse | None, *, omit_media: bool
+) -> tuple[list[int], bool]:
+    """The ids of the prompt, and whether it leaves a space to the answer."""
+    template, tokenizer = texts.template, texts.tokenizer
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    if opens and continues:
+        raise invalid("continue_final_message", "excludes add_generation_prompt")
+    messages = template_messages(body.messages, template, omit_media=omit_media)
+    if use is not None and not template.knows_tools:
+        text = use.instructions()
+        if messages[0]["role"] == "system":
+            first = messages[0]
+            messages[0] = {**first, "content": f"{first['content']}\n{text}"}
+        else:
+            messages.insert(0, {"role": "system", "content": text})
+    ids = template.encode(
+        messages,
+        tokenizer,
+        tools=use.definitions() if use is not None and template.knows_tools else (),
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+    )
+    if not ids:
+        raise invalid("messages", "the chat template makes an empty prompt of them")
+    return ids, opens and tokenizer.token_bytes(ids[-1]).endswith(b":")
+
+
+def _grammar(form: ResponseFormat | None, use: ToolUse | None) -> Grammar | None:
+    """What constrains the answer; None if nothing does."""
+    schema = None if form is None else _answer_schema(form)
+    if use is not None and (use.is_required or schema is not None):
+        # Where a call is required, there is no other answer for a format to be of.
+        return Grammar("lark", use.grammar(None if use.is_required else schema))
+    return None if schema is None else Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _answer_schema(form: ResponseFormat) -> Schema | None:
+    match form:
+        case ResponseFormat(type="text"):
+            return None
+        case ResponseFormat(type="json_object"):
+            return compact({"type": "object"})
+        case ResponseFormat(json_schema=NamedSchema(schema=schema, strict=strict)):
+            return compact(schema or {"type": "object"}, lenient=not strict)
+        case _:
+            raise invalid("response_format", 'type "json_schema" needs a "json_schema"')

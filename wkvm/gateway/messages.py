@@ -1,0 +1,174 @@
+"""The messages of a chat: what clients may send, and what a template is given of it.
+
+A template that knows no tools is given their calls and results as text, in the form in
+which it is asked for calls.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.template import ChatTemplate
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+OMITTED = {
+    "image_url": "(An image was left out here: this model reads text only.)",
+    "input_audio": "(A sound was left out here: this model reads text only.)",
+    "file": "(A file was left out here: this model reads text only.)",
+}
+"""What stands for a part that is no text, by its type, if the operator allows that."""
+
+
+class Part(msgspec.Struct):
+    """A part of a content: text, or something else that has a type."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content: TypeAlias = str | list[Part]
+
+
+class CalledFunction(msgspec.Struct):
+    """What was called. ``arguments`` is what the model wrote: it should be JSON."""
+
+    name: str
+    arguments: str = ""
+
+
+class PastCall(msgspec.Struct):
+    """A tool call in an answer of before."""
+
+    function: CalledFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct):
+    """One message. Which fields count depends on the role; others are ignored."""
+
+    role: Role
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+
+    @property
+    def calls(self) -> list[PastCall]:
+        """The calls, those in the deprecated form included."""
+        old = [] if self.function_call is None else [PastCall(self.function_call)]
+        return (self.tool_calls or []) + old
+
+
+def template_messages(
+    messages: Sequence[Message], template: ChatTemplate, *, omit_media: bool
+) -> list[dict[str, object]]:
+    """Messages as a template takes them; each content is a string.
+
+    Args:
+        messages: of a client.
+        template: what they are for.
+        omit_media: replace parts that are no text by notes, instead of refusing them.
+
+    Raises:
+        HttpError: 400; a message lacks its content, or has parts that are no text.
+    """
+    if not messages:
+        raise invalid("messages", "at least one message is needed")
+    names = dict[str, str]()
+    result = list[dict[str, object]]()
+    was_tool = False
+    for index, message in enumerate(messages):
+        content = _text(message, f"messages[{index}].content", omit_media=omit_media)
+        names.update({call.id: call.function.name for call in message.calls if call.id})
+        name = message.name or names.get(message.tool_call_id or "")
+        is_tool = message.role in ("tool", "function")
+        entry: dict[str, object] = {"role": message.role, "content": content}
+        if name is not None:
+            entry["name"] = name
+        if message.role == "developer" and not template.knows_developer:
+            entry["role"] = "system"
+        elif template.knows_tools:
+            entry |= _native(message)
+        elif is_tool:
+            entry = {"role": "user", "content": _result(name, content)}
+            if was_tool:
+                # Several results are one turn: some templates refuse two turns of a user.
+                content = f"{result.pop()['content']}\n{entry['content']}"
+                entry["content"] = content
+        elif message.calls:
+            lines = [content] if content else []
+            entry["content"] = "\n".join([*lines, *map(_call_text, message.calls)])
+        result.append(entry)
+        was_tool = is_tool
+    return result
+
+
+def _native(message: Message) -> dict[str, object]:
+    """What a template that knows tools is told of calls and results."""
+    entry = dict[str, object]()
+    if message.role == "function":
+        entry["role"] = "tool"
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function)},
+            }
+            for call in message.calls
+        ]
+    return entry
+
+
+def _arguments(function: CalledFunction) -> object:
+    """Arguments as templates expect them: an object, to be written as JSON by the template."""
+    try:
+        return msgspec.json.decode(function.arguments, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return function.arguments
+
+
+def _call_text(call: PastCall) -> str:
+    name = msgspec.json.encode(call.function.name).decode()
+    return f'{{"name":{name},"arguments":{call.function.arguments.strip() or "{}"}}}'
+
+
+def _result(name: str | None, content: str) -> str:
+    return f"Result of {name}: {content}" if name else f"Result: {content}"
+
+
+def _text(message: Message, field: str, *, omit_media: bool) -> str:
+    match message.content:
+        case str() as text:
+            return text
+        case None:
+            if message.role != "assistant":
+                raise invalid(field, f"a message of role {message.role!r} needs one")
+            return message.refusal or ""
+        case list() as parts:
+            texts = [
+                _part_text(part, f"{field}[{index}]", omit_media=omit_media)
+                for index, part in enumerate(parts)
+            ]
+            return "\n".join(texts)
+
+
+def _part_text(part: Part, field: str, *, omit_media: bool) -> str:
+    known: Mapping[str, str | None] = {"text": part.text, "refusal": part.refusal}
+    if part.type in known:
+        text = known[part.type]
+        if text is None:
+            raise invalid(field, f"a part of type {part.type!r} needs a field of this name")
+        return text
+    if omit_media and part.type in OMITTED:
+        return OMITTED[part.type]
+    raise invalid(field, f"a part of type {part.type!r}, but this model reads text only")
