@@ -34,11 +34,17 @@ def wkvm_command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def running_server(folder: Path, *arguments: str) -> Generator[RunningServer]:
-    """The bundled model on a unix socket, ready; it is gone at the end, whatever happens."""
+def running_server(folder: Path, *arguments: str, http: str = "none") -> Generator[RunningServer]:
+    """The bundled model on a unix socket, ready; it is gone at the end, whatever happens.
+
+    ``http`` is the port of HTTP.
+    """
     socket = folder / "wkvm.sock"
     process = subprocess.Popen(
-        wkvm_command("serve", "--binary-port", "none", "--binary-uds", str(socket), *arguments),
+        wkvm_command(
+            *("serve", "--port", http, "--binary-port", "none", "--binary-uds", str(socket)),
+            *arguments,
+        ),
         stdout=subprocess.PIPE,
         text=True,
         env=environment() | {"WKVM_API_KEY": KEY},

@@ -9,9 +9,12 @@ import pytest
 
 from wkvm.cli.chat import COMMANDS
 from wkvm.cli.flags import ADDRESS_FLAGS, ENGINE_FLAGS, LIMIT_FLAGS, MODEL_FLAGS, values_of
+from wkvm.cli.http import http_settings
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.gateway.config import GatewayConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -76,6 +79,8 @@ def test_every_slash_command_has_a_row_in_the_docs_and_every_row_a_command() -> 
 def test_every_setting_has_a_flag() -> None:
     in_engine = {flag.field for flag in ENGINE_FLAGS + MODEL_FLAGS}
     in_server = {flag.field for flag in ADDRESS_FLAGS + LIMIT_FLAGS} | {"api_keys"}
+    in_gateway = {flag.field for flag in HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS} | {"host"}
+    assert in_gateway == {field.name for field in fields(GatewayConfig)}
     assert in_engine == {field.name for field in fields(EngineConfig)}
     assert in_server == {field.name for field in fields(ServerConfig)}
 
@@ -85,6 +90,8 @@ def test_without_flags_the_settings_are_the_defaults(monkeypatch: pytest.MonkeyP
     args = build_parser().parse_args(["serve"])
     assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig()
     assert server_settings(args) == ServerConfig()
+    assert http_settings(args) == GatewayConfig()
+    assert http_settings(build_parser().parse_args(["gateway"])) == GatewayConfig()
 
 
 @pytest.mark.parametrize("flag", ["--slots", "--max-num-seqs", "--max-running-requests"])
@@ -102,6 +109,27 @@ def test_flags_reach_their_settings() -> None:
         max_queue=0, poison_freed_slots=True, dtype="bfloat16", n_threads=2
     )
     assert server_settings(args) == ServerConfig(binary_port=None, binary_uds="/tmp/x", max_lanes=9)
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_flags_of_http_reach_their_settings(command: str) -> None:
+    line = (
+        f"{command} --host ::1 --port none --uds /tmp/h --http-max-connections 3 "
+        "--http-write-timeout-s 2 --header-timeout-s 1 --allowed-origins https://a.example,*"
+    )
+    assert http_settings(build_parser().parse_args(line.split())) == GatewayConfig(
+        host="::1",
+        port=None,
+        uds="/tmp/h",
+        max_connections=3,
+        write_timeout_s=2.0,
+        header_timeout_s=1.0,
+        allowed_origins=("https://a.example", "*"),
+    )
+
+
+def test_without_port_and_socket_there_is_no_http() -> None:
+    assert http_settings(build_parser().parse_args(["serve", "--port", "none"])) is None
 
 
 def test_flags_cannot_be_abbreviated() -> None:

@@ -74,7 +74,9 @@ def test_a_server_of_64_slots_is_small_and_does_nothing_when_idle(tmp_path: Path
 
 def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
     # A socket in their place would be what messages are written to, or end the process.
-    command = " ".join(map(shlex.quote, wkvm_command("serve", "--binary-port", "none")))
+    command = " ".join(
+        map(shlex.quote, wkvm_command("serve", "--port", "none", "--binary-port", "none"))
+    )
     command += f" --binary-uds {shlex.quote(str(tmp_path / 's'))} <&- 2>&-"
     with subprocess.Popen(
         "exec " + command, shell=True, stdout=subprocess.PIPE, text=True, env=environment()
@@ -88,7 +90,9 @@ def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_ready_line_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
-    command = wkvm_command("serve", "--binary-port", "none", "--binary-uds", str(tmp_path / "s"))
+    command = wkvm_command(
+        "serve", "--port", "none", "--binary-port", "none", "--binary-uds", str(tmp_path / "s")
+    )
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False
@@ -112,7 +116,7 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(
     monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--device", "cpu", "--binary-port", str(port)]) == 2
+        assert main(["serve", "--device", "cpu", "--port", "none", "--binary-port", str(port)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(rf"wkvm serve: binary-port: {port}: Address already in use\n", captured.err)
@@ -123,7 +127,7 @@ def test_a_socket_in_use_is_named_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
     path = server.address.removeprefix("unix://")
-    assert main(["serve", "--binary-port", "none", "--binary-uds", path]) == 2
+    assert main(["serve", "--port", "none", "--binary-port", "none", "--binary-uds", path]) == 2
     why = f"binary-uds: {path}: another server listens there"
     assert capsys.readouterr().err == f"wkvm serve: {why}\n"
 

@@ -42,7 +42,7 @@ def require_engine() -> None:
 
 
 class GenerationSettings(msgspec.Struct, frozen=True):
-    """The sampling that a model's maker suggests; None where nothing is said."""
+    """What a model's maker suggests for sampling; None where nothing is said."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -50,13 +50,14 @@ class GenerationSettings(msgspec.Struct, frozen=True):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
 
     def suggested(self) -> dict[str, float | int]:
         """What is said, by the field of SamplingParams."""
         if self.do_sample is False:
             return {"temperature": 0.0}
         given = msgspec.structs.asdict(self)
-        del given["do_sample"]
+        del given["do_sample"], given["max_new_tokens"]
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -1,9 +1,33 @@
-"""Whether a tokenizer is that of a model which is served elsewhere."""
+"""The text side of a model: loaded for a gateway, or checked against a model served elsewhere."""
+
+from pathlib import Path
 
 from wkvm_protocol.messages import HelloOk
 
+from wkvm.assembly.models import generation_settings
 from wkvm.core.errors import ConfigError
-from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.config import DEFAULT_MAX_TOKENS
+from wkvm.gateway.text import Tokenizer, load_chat_template
+from wkvm.gateway.texts import Texts
+
+
+def load_texts(model: Path, tokenizer: Tokenizer, *, default_max_tokens: int | None) -> Texts:
+    """What a gateway needs beside the tokenizer, from a model's folder.
+
+    Args:
+        model: a folder, or a file in one.
+        default_max_tokens: None takes what the model's maker suggests.
+
+    Raises:
+        CorruptCheckpointError, TemplateError: a file cannot be read.
+    """
+    settings = generation_settings(model)
+    return Texts(
+        tokenizer,
+        load_chat_template(model),
+        settings.suggested(),
+        default_max_tokens or settings.max_new_tokens or DEFAULT_MAX_TOKENS,
+    )
 
 
 def check_tokenizer(tokenizer: Tokenizer, server: HelloOk, *, hint: str) -> None:

@@ -85,6 +85,10 @@ def _run(args: argparse.Namespace) -> int:
             from wkvm.cli import serve
 
             return serve.run(args)
+        case "gateway":
+            from wkvm.cli import gateway
+
+            return gateway.run(args)
         case "complete":
             from wkvm.cli import complete
 

@@ -4,10 +4,11 @@ from wkvm_client.errors import ClientError, PlaintextKeyError
 
 from wkvm.cli.status import EXIT_FAILURE, EXIT_USAGE
 from wkvm.core.errors import ConfigError, MissingExtraError, ModelNotFoundError, WkvmError
-from wkvm.gateway.errors import TextError, TokenizerNotFoundError
+from wkvm.gateway.errors import SettingError, TextError, TokenizerNotFoundError
 
 USAGE_FAILURES = (
     ConfigError,
+    SettingError,
     MissingExtraError,
     ModelNotFoundError,
     TokenizerNotFoundError,

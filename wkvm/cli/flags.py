@@ -11,6 +11,7 @@ from typing import Any
 
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
+from wkvm.gateway.config import GatewayConfig
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,6 +24,7 @@ class Flag:
     Attributes:
         names: the flag and its aliases.
         field: of the dataclass.
+        dest: where the value is kept among the arguments, if not under the field's name.
         kind: what reads the value; None for a switch.
         metavar: what stands for the value in the help text.
         text: the help text; ``%(default)s`` is the field's default.
@@ -37,6 +39,7 @@ class Flag:
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     from_model: bool = False
+    dest: str | None = None
 
 
 def slots(text: str) -> int | None:
@@ -168,14 +171,16 @@ MODEL_FLAGS = (
     ),
 )
 
+HOST_FLAG = Flag(
+    names=("--host",),
+    field="host",
+    kind=str,
+    metavar="HOST",
+    text="address or name to bind; beyond loopback a key is needed (default: %(default)s)",
+)
+
 ADDRESS_FLAGS = (
-    Flag(
-        names=("--host",),
-        field="host",
-        kind=str,
-        metavar="HOST",
-        text="address or name to bind; beyond loopback a key is needed (default: %(default)s)",
-    ),
+    HOST_FLAG,
     Flag(
         names=("--binary-port",),
         field="binary_port",
@@ -193,14 +198,16 @@ ADDRESS_FLAGS = (
     ),
 )
 
+DRAIN_FLAG = Flag(
+    names=("--drain-timeout-s",),
+    field="drain_timeout_s",
+    kind=float,
+    metavar="S",
+    text="how long open requests have to end after SIGTERM or SIGINT (default: %(default)s)",
+)
+
 LIMIT_FLAGS = (
-    Flag(
-        names=("--drain-timeout-s",),
-        field="drain_timeout_s",
-        kind=float,
-        metavar="S",
-        text="how long open requests have to end after SIGTERM or SIGINT (default: %(default)s)",
-    ),
+    DRAIN_FLAG,
     Flag(
         names=("--auth-timeout-s",),
         field="auth_timeout_s",
@@ -410,18 +417,20 @@ def add_flags(
     parser: argparse.ArgumentParser,
     title: str,
     flags: Sequence[Flag],
-    settings: type[EngineConfig] | type[ServerConfig] | type[SamplingParams],
+    settings: type[EngineConfig] | type[ServerConfig] | type[GatewayConfig] | type[SamplingParams],
 ) -> None:
     """Add rows as a group of ``--help``, with the defaults of ``settings``."""
     defaults = {field.name: field.default for field in fields(settings)}
     group = parser.add_argument_group(title)
     for flag in flags:
         if flag.kind is None:
-            group.add_argument(*flag.names, dest=flag.field, action="store_true", help=flag.text)
+            group.add_argument(
+                *flag.names, dest=flag.dest or flag.field, action="store_true", help=flag.text
+            )
         else:
             group.add_argument(
                 *flag.names,
-                dest=flag.field,
+                dest=flag.dest or flag.field,
                 type=flag.kind,
                 metavar=flag.metavar,
                 choices=flag.choices,
@@ -433,4 +442,4 @@ def add_flags(
 def values_of(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
     """What was given, or the default, by field."""
     given: Mapping[str, Any] = vars(args)
-    return {flag.field: given[flag.field] for flag in flags}
+    return {flag.field: given[flag.dest or flag.field] for flag in flags}

@@ -8,21 +8,28 @@ from wkvm import __version__
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
     DEFAULT_ADDRESS,
+    DRAIN_FLAG,
     ENGINE_FLAGS,
     EXACT_FLAGS,
+    HOST_FLAG,
     LIMIT_FLAGS,
     LOG_LEVELS,
     MODEL_FLAGS,
     SAMPLING_FLAGS,
     add_flags,
 )
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.status import EXIT_USAGE
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
+from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig
 
 MODEL_HELP = (
     "folder with safetensors files, or a .pth file (default: the model that comes with wkvm)"
 )
+
+
+TOKENIZER_HELP = "tokenizer file or folder; 'bytes' if ids are bytes (default: the model's)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
         description = f"{text[0].upper()}{text[1:]}."
         return commands.add_parser(name, help=text, description=description, allow_abbrev=False)
 
-    _serve(command("serve", "serve a model over the binary protocol"))
+    _serve(command("serve", "serve a model over HTTP and the binary protocol"))
+    _gateway(command("gateway", "serve HTTP in front of a server that runs elsewhere"))
     _complete(command("complete", "complete a text"))
     _chat(command("chat", "chat in the terminal"))
     _inspect(command("inspect", "say what a model is, and how many states fit here"))
@@ -81,13 +89,10 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what clients are told the model is called (default: the name of its folder or file)",
     )
-    parser.add_argument(
-        "--log-level",
-        choices=LOG_LEVELS,
-        default="warning",
-        help="what goes to standard error (default: %(default)s)",
-    )
+    _log_level(parser)
     add_flags(parser, "addresses", ADDRESS_FLAGS, ServerConfig)
+    add_flags(parser, "HTTP", HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS, GatewayConfig)
+    _default_max_tokens(parser)
     keys = parser.add_argument_group("who may connect")
     keys.add_argument(
         "--api-key",
@@ -104,6 +109,52 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "the model", MODEL_FLAGS, EngineConfig)
     add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
     add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
+
+
+def _gateway(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="ADDRESS",
+        default=DEFAULT_ADDRESS,
+        help="the server: tcp://HOST:PORT or unix:///PATH (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="the gateway's own, for readiness and counters; its clients bring theirs "
+        f"(default: ${API_KEY_VARIABLE})",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="where tokenizer, template and generation settings of the model that is served are "
+        "(default: the model that comes with wkvm)",
+    )
+    parser.add_argument("--tokenizer", metavar="PATH", help=TOKENIZER_HELP)
+    _log_level(parser)
+    add_flags(parser, "addresses", (HOST_FLAG, *HTTP_ADDRESS_FLAGS), GatewayConfig)
+    add_flags(parser, "HTTP", HTTP_LIMIT_FLAGS, GatewayConfig)
+    _default_max_tokens(parser)
+    add_flags(parser, "the end", (DRAIN_FLAG,), ServerConfig)
+
+
+def _log_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="warning",
+        help="what goes to standard error (default: %(default)s)",
+    )
+
+
+def _default_max_tokens(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--default-max-tokens",
+        type=int,
+        metavar="N",
+        help="length of an answer over HTTP, if the request names none (default: the "
+        f"max_new_tokens of the model's generation settings, or {DEFAULT_MAX_TOKENS})",
+    )
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +205,7 @@ def _engine_or_server(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer file or folder; 'bytes' if ids are bytes (default: the model's)",
+        help=TOKENIZER_HELP,
     )
     where.add_argument(
         "--api-key", metavar="KEY", help=f"for the server (default: ${API_KEY_VARIABLE})"

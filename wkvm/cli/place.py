@@ -72,7 +72,7 @@ def open_setting(args: argparse.Namespace) -> Generator[Setting]:
     path = find_model(args.model)
     if args.connect is not None and args.local:
         raise ConfigError("local", "cannot be together with --connect")
-    tokenizer, template = _tokenizer(args.tokenizer, path), load_chat_template(path)
+    tokenizer, template = tokenizer_of(args.tokenizer, path), load_chat_template(path)
     suggested = generation_settings(path).suggested()
     with _open_backend(args, path) as backend:
         hint = "give the right one with --tokenizer or --model, or use --local"
@@ -148,7 +148,12 @@ def _open_remote(server: Remote) -> Backend:
         raise PlaintextKeyError(f"{why} or a unix socket") from error
 
 
-def _tokenizer(argument: str | None, model: Path) -> Tokenizer:
+def tokenizer_of(argument: str | None, model: Path) -> Tokenizer:
+    """The tokenizer that ``--tokenizer`` names, or else the model's.
+
+    Raises:
+        TokenizerError: there is none, or it is damaged.
+    """
     if argument == "bytes":
         return ByteTokenizer()
     return load_tokenizer(model if argument is None else Path(argument))

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from wkvm_protocol.messages import MAX_SHORT_TEXT
@@ -16,8 +17,10 @@ from wkvm.cli.flags import (
     MODEL_FLAGS,
     values_of,
 )
+from wkvm.cli.http import http_settings, http_texts
 from wkvm.core.config import API_KEY_VARIABLE, ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
+from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    http = http_settings(args)
     path = find_model(args.model if args.model_path is None else args.model_path)
     server_config = server_settings(args)
     engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
@@ -42,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
     name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
     if len(name) > MAX_SHORT_TEXT:
         raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
+    texts = None if http is None else http_texts(args, path, _tokenizer(path))
     require_engine()
 
+    from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import auto_slots, build_engine, check_slots
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
@@ -55,18 +61,43 @@ def run(args: argparse.Namespace) -> int:
     else:
         check_slots(path, engine_config)
     check_addresses(server_config)
+    if http is not None:
+        assembly.check_http(http, has_keys=bool(server_config.api_keys))
     engine = build_engine(path, engine_config, served_name=name)
+    opened = list[assembly.HttpDoor]()
+
+    def doors(server: Server) -> list[assembly.HttpDoor]:
+        if http is not None and texts is not None:
+            opened.append(assembly.beside(server, http, texts))
+        return opened
 
     def ready(server: Server) -> None:
-        try:
-            print("ready", *server.addresses, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise ConfigError("standard output", f"cannot be written: {error}") from error
+        announce([*server.addresses, *(one for door in opened for one in door.addresses)])
 
-    run_server(engine, server_config, ready=ready)
+    run_server(engine, server_config, ready=ready, doors=doors)
     return 0
+
+
+def announce(addresses: Iterable[str]) -> None:
+    """Say that clients can connect.
+
+    Raises:
+        ConfigError: standard output takes nothing.
+    """
+    try:
+        print("ready", *addresses, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError("standard output", f"cannot be written: {error}") from error
+
+
+def _tokenizer(model: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(model)
+    except TokenizerError as error:
+        why = f"HTTP needs the model's tokenizer; 'none' serves the binary protocol alone: {error}"
+        raise ConfigError("port", why) from error
 
 
 def server_settings(args: argparse.Namespace) -> ServerConfig:

@@ -98,7 +98,8 @@ class Door:
 
     def begin_drain(self) -> None:
         """Answer new requests by 503. Connections close with the answers that are under way."""
-        self._gateway.is_draining = True
+        if not self._gateway.is_draining:
+            self._gateway.begin_drain()
 
     async def drained(self, timeout_s: float) -> None:
         """Return when no request is open any more, or after a time."""
@@ -113,8 +114,6 @@ class Door:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for one in self._sockets:
-            one.close()
         for connection in list(self._shared.connections):
             if not connection.in_request:
                 connection.force_close()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from wkvm.gateway.config import DEFAULT_MAX_TOKENS
 from wkvm.gateway.template import ChatTemplate
 from wkvm.gateway.tokenizer import Tokenizer
 
@@ -22,4 +23,4 @@ class Texts:
     tokenizer: Tokenizer
     template: ChatTemplate
     suggested: Mapping[str, float | int] = field(default_factory=dict[str, float | int])
-    default_max_tokens: int = 256
+    default_max_tokens: int = DEFAULT_MAX_TOKENS

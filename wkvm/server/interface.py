@@ -1,4 +1,7 @@
-"""What the server asks of an engine's loop. ``wkvm.engine.loop.EngineLoop`` is one."""
+"""What the server asks of others.
+
+``wkvm.engine.loop.EngineLoop`` is a Loop, ``wkvm.assembly.http.HttpDoor`` a Door.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -44,4 +47,25 @@ class Loop(Protocol):
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for the ends; cancel what is left after ``grace_s``."""
+        ...
+
+
+class Door(Protocol):
+    """Another way to the engine, beside the binary protocol, in the same process."""
+
+    @property
+    def max_connections(self) -> int:
+        """How many connections it may have open at once."""
+        ...
+
+    async def start(self) -> None:
+        """Let clients in. The server serves already; if this raises, ``close`` follows."""
+        ...
+
+    def begin_drain(self) -> None:
+        """Refuse what is new from now on; what is open may go on to its end."""
+        ...
+
+    async def close(self) -> None:
+        """End everything, in bounded time. The engine has ended already; its lanes have as well."""
         ...

@@ -4,10 +4,8 @@ import asyncio
 import gc
 import inspect
 import logging
-import resource
-import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 import uvloop
@@ -20,13 +18,12 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.server.auth import ConnectionCounts, Keyring
 from wkvm.server.connection import Connection, Shared
 from wkvm.server.dispatch import Dispatcher
-from wkvm.server.interface import Loop
+from wkvm.server.interface import Door, Loop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
+from wkvm.server.process import Signals, first, raise_file_limit
 
 logger = logging.getLogger("wkvm.server")
 
-SPARE_FILES = 256
-"""Files that are no connections: the model's, the standard streams, the loop's own."""
 CLOSE_TIMEOUT_S = 1.0
 """How long the peers' sides may take to accept what is left to send at the end."""
 
@@ -157,38 +154,47 @@ async def serve(
     config: ServerConfig,
     *,
     ready: Callable[[Server], Awaitable[None] | None],
+    doors: Callable[[Server], Sequence[Door]] = lambda _: (),
 ) -> None:
     """Serve an engine until SIGTERM or SIGINT, then drain and return.
 
     A second signal ends the wait for open lanes; they are cancelled.
 
     Args:
+        doors: makes further ways in; they are opened after the server and closed before it.
         ready: called once clients can connect. What it returns is awaited while the
             server serves; an exception from it ends the server.
 
     Raises:
         ConfigError: an address cannot be had.
-        Exception: what broke the engine, or what ``ready`` raised.
+        Exception: what broke the engine, or what ``ready`` or a door's start raised.
     """
-    _raise_file_limit(config.max_connections)
     engine_loop = EngineLoop(engine)
     server = Server(engine_loop, config)
-    signals = _Signals()
+    others = doors(server)
+    raise_file_limit(config.max_connections + sum(door.max_connections for door in others))
+    signals = Signals()
     stepping = asyncio.create_task(engine_loop.run(), name="steps")
     try:
         await server.start()
+        for door in others:
+            await door.start()
         signals.catch()
         # what was made up to here stays: the collector need not look at it again
         gc.collect()
         gc.freeze()
-        await _first(signals.wait(1), stepping, _greet(ready, server))
+        await first(signals.wait(1), stepping, _greet(ready, server))
         if not stepping.done():
             logger.info("draining")
-            await _first(signals.wait(2), stepping, server.drain())
+            for door in others:
+                door.begin_drain()
+            await first(signals.wait(2), stepping, server.drain())
     finally:
         signals.release()
         engine_loop.close()
         await asyncio.wait([stepping])
+        for door in others:
+            await door.close()
         await server.close()
     stepping.result()
 
@@ -198,41 +204,11 @@ def run(
     config: ServerConfig,
     *,
     ready: Callable[[Server], Awaitable[None] | None],
+    doors: Callable[[Server], Sequence[Door]] = lambda _: (),
 ) -> None:
     """Serve on an event loop of its own; see ``serve``."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine, config, ready=ready))
-
-
-class _Signals:
-    """Counts the signals that ask this process to end."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._changed = asyncio.Event()
-        self._caught = list[signal.Signals]()
-
-    def catch(self) -> None:
-        """From now on the signals end nothing by themselves."""
-        for one in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(one, self._count)
-            self._caught.append(one)
-
-    def release(self) -> None:
-        """Give the signals their usual meaning back."""
-        for one in self._caught:
-            asyncio.get_running_loop().remove_signal_handler(one)
-        self._caught.clear()
-
-    async def wait(self, n: int) -> None:
-        """Return when ``n`` signals have come."""
-        while self._n < n:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _count(self) -> None:
-        self._n += 1
-        self._changed.set()
+        runner.run(serve(engine, config, ready=ready, doors=doors))
 
 
 async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Server) -> NoReturn:
@@ -242,32 +218,3 @@ async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Serv
         await greeting
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
-
-
-async def _first(*awaitables: Awaitable[None]) -> None:
-    """Wait for one of several; cancel the others, but leave tasks that were tasks before alone.
-
-    Raises:
-        Exception: what the first of the others raised.
-    """
-    tasks = [asyncio.ensure_future(one) for one in awaitables]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ours = [task for task, one in zip(tasks, awaitables, strict=True) if task is not one]
-        finished = [task for task in ours if task.done()]
-        for task in ours:
-            task.cancel()
-        await asyncio.wait(ours)
-    for task in finished:
-        task.result()
-
-
-def _raise_file_limit(n_connections: int) -> None:
-    """Let this process have as many files open as it may need, within what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = n_connections + SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,197 @@
+"""The HTTP door with what it stands on: bound sockets, and a way to the engine.
+
+The engine is in the same process, behind a pair of sockets, or in another, behind an address.
+Either way the gateway speaks the binary protocol to it. Needs no torch.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import uvloop
+from wkvm_client import aio
+from wkvm_client.errors import BadPeerError, UnauthenticatedError
+
+from wkvm.assembly.texts import check_tokenizer
+from wkvm.core.config import is_loopback
+from wkvm.core.errors import ConfigError
+from wkvm.gateway.app import build_app
+from wkvm.gateway.calls import Gateway
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.door import Door, check_parser, tls_context
+from wkvm.gateway.engines import Connect, Engines
+from wkvm.gateway.routes import ROUTES
+from wkvm.gateway.texts import Texts
+from wkvm.server.listen import Listening, bind
+from wkvm.server.process import Signals, first, raise_file_limit
+from wkvm.server.serve import Server
+
+Ready: TypeAlias = Callable[["HttpDoor"], None]
+"""Called once clients can connect."""
+
+
+class HttpDoor:
+    """The gateway, from its sockets to its connections to the engine.
+
+    Args:
+        connect: to the engine.
+        hint: what to do if the engine serves a model with another tokenizer.
+    """
+
+    def __init__(self, config: GatewayConfig, texts: Texts, connect: Connect, *, hint: str) -> None:
+        self._config = config
+        self._texts = texts
+        self._engines = Engines(connect)
+        self._hint = hint
+        self._bound: Listening | None = None
+        self._door: Door | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where clients connect; empty before ``start``."""
+        return () if self._door is None else self._door.addresses
+
+    @property
+    def max_connections(self) -> int:
+        """How many connections it may have open at once."""
+        return self._config.max_connections
+
+    async def start(self) -> None:
+        """Reach the engine, and let clients in.
+
+        Raises:
+            ConfigError, SettingError: an address cannot be had, or the tokenizer is not the
+                engine's.
+            ClientError: the engine cannot be reached.
+        """
+        await self._engines.open()
+        check_tokenizer(self._texts.tokenizer, self._engines.info, hint=self._hint)
+        self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
+        gateway = Gateway(self._config, self._engines, self._texts, started_at=int(time.time()))
+        self._door = Door(gateway, build_app(gateway, ROUTES), self._bound.sockets)
+        await self._door.start()
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; those that are open go on."""
+        if self._door is not None:
+            self._door.begin_drain()
+
+    async def drained(self, timeout_s: float) -> None:
+        """Return when no request is open any more, or after a time."""
+        if self._door is not None:
+            await self._door.drained(timeout_s)
+
+    async def close(self) -> None:
+        """End every connection, in bounded time. Fails never, also after a failed start."""
+        if self._bound is not None and self._bound.unix is not None:
+            self._bound.unix.remove()
+        if self._door is not None:
+            await self._door.close()
+        elif self._bound is not None:
+            self._bound.close()
+        await self._engines.aclose()
+
+
+def check_http(config: GatewayConfig, *, has_keys: bool) -> None:
+    """Check what can be before a model is loaded: addresses, certificate, parser.
+
+    Raises:
+        ConfigError, SettingError: it would not do, now.
+    """
+    if config.port is not None and not has_keys and not is_loopback(config.host):
+        why = f"{config.host!r} is not a loopback address: bind one, or give a key"
+        raise ConfigError("host", why)
+    check_parser()
+    tls_context(config)
+    _bind(config, loopback_only=not has_keys).close()
+
+
+def beside(server: Server, config: GatewayConfig, texts: Texts) -> HttpDoor:
+    """The HTTP door to the engine that a server of this process serves."""
+
+    async def connect(key: str | None) -> aio.Client:
+        # Only the gateway itself is trusted; its clients are who their keys say.
+        sock = await server.connect_local(is_trusted=key is None)
+        return await aio.from_socket(sock, api_key=key)
+
+    return HttpDoor(config, texts, connect, hint="both come from the model's folder")
+
+
+def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None) -> HttpDoor:
+    """The HTTP door to an engine at an address.
+
+    Args:
+        api_key: for the gateway itself; its clients bring their own.
+
+    Raises:
+        InvalidParameterError, PlaintextKeyError: the address is none, or not one over which keys
+            are sent.
+    """
+
+    def client(key: str | None) -> aio.Client:
+        return aio.connect(address, api_key=key, reconnect=False)
+
+    # Keys of clients go that way too, whether or not the gateway has one.
+    client("any")
+    is_public = config.port is not None and not is_loopback(config.host)
+
+    async def connect(key: str | None) -> aio.Client:
+        if key is None:
+            return await client(api_key)
+        if is_public:
+            await _check_asks_for_keys(client)
+        return await client(key)
+
+    return HttpDoor(config, texts, connect, hint="give the right one with --model or --tokenizer")
+
+
+async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Client]]) -> None:
+    """Check that not everybody may use the engine: one without keys takes any key for good.
+
+    Raises:
+        BadPeerError: everybody may.
+    """
+    try:
+        anybody = await client(None)
+    except UnauthenticatedError:
+        return
+    await anybody.aclose()
+    raise BadPeerError("the engine asks for no key, and so is not served beyond loopback")
+
+
+def run_apart(door: HttpDoor, *, drain_timeout_s: float, ready: Ready) -> None:
+    """Serve until SIGTERM or SIGINT, then let open requests end for some time, and return.
+
+    A second signal ends the wait.
+
+    Raises:
+        ConfigError, SettingError, ClientError: as ``HttpDoor.start``.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_apart(door, drain_timeout_s, ready))
+
+
+async def _serve_apart(door: HttpDoor, drain_timeout_s: float, ready: Ready) -> None:
+    raise_file_limit(door.max_connections)
+    signals = Signals()
+    try:
+        await door.start()
+        signals.catch()
+        ready(door)
+        await signals.wait(1)
+        door.begin_drain()
+        await first(signals.wait(2), door.drained(drain_timeout_s))
+    finally:
+        signals.release()
+        await door.close()
+
+
+def _bind(config: GatewayConfig, *, loopback_only: bool) -> Listening:
+    return bind(
+        config.host,
+        config.port,
+        config.uds,
+        loopback_only=loopback_only,
+        settings=("port", "uds"),
+    )

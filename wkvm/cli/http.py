@@ -1,0 +1,36 @@
+"""What ``serve`` and ``gateway`` have in common: the settings of HTTP, and its text side."""
+
+import argparse
+from pathlib import Path
+
+from wkvm.assembly.texts import load_texts
+from wkvm.cli.flags import values_of
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
+from wkvm.core.errors import ConfigError
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.texts import Texts
+
+
+def http_settings(args: argparse.Namespace) -> GatewayConfig | None:
+    """The settings of HTTP; None if it is not to be served.
+
+    Raises:
+        SettingError: one is not allowed.
+    """
+    values = values_of(args, HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS)
+    config = GatewayConfig(host=args.host, **values)
+    return None if config.port is None and config.uds is None else config
+
+
+def http_texts(args: argparse.Namespace, model: Path, tokenizer: Tokenizer) -> Texts:
+    """The text side of a model, for HTTP.
+
+    Raises:
+        ConfigError: a limit makes no sense.
+        CheckpointError, TextError: a file of the model is damaged.
+    """
+    limit: int | None = args.default_max_tokens
+    if limit is not None and limit < 1:
+        raise ConfigError("default-max-tokens", f"{limit} is below 1")
+    return load_texts(model, tokenizer, default_max_tokens=limit)

@@ -1,0 +1,124 @@
+"""The flags of the HTTP door, as tables; see ``flags``."""
+
+from wkvm.cli.flags import Flag, port
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Origins with commas between them."""
+    return tuple(text.split(","))
+
+
+HTTP_ADDRESS_FLAGS = (
+    Flag(
+        names=("--port",),
+        field="port",
+        kind=port,
+        metavar="PORT",
+        text="TCP port of HTTP; 0 takes a free one, 'none' serves no TCP (default: %(default)s)",
+    ),
+    Flag(
+        names=("--uds",),
+        field="uds",
+        kind=str,
+        metavar="PATH",
+        text="unix socket of HTTP (default: none)",
+    ),
+    Flag(
+        names=("--ssl-certfile",),
+        field="ssl_certfile",
+        kind=str,
+        metavar="FILE",
+        text="certificate chain for HTTPS, as PEM (default: none, plain HTTP)",
+    ),
+    Flag(
+        names=("--ssl-keyfile",),
+        field="ssl_keyfile",
+        kind=str,
+        metavar="FILE",
+        text="the certificate's key, as PEM, not encrypted",
+    ),
+)
+
+HTTP_LIMIT_FLAGS = (
+    Flag(
+        names=("--header-timeout-s",),
+        field="header_timeout_s",
+        kind=float,
+        metavar="S",
+        text="from a connection's start, or a request's first byte, to the end of its headers "
+        "(default: %(default)s)",
+    ),
+    Flag(
+        names=("--body-timeout-s",),
+        field="body_timeout_s",
+        kind=float,
+        metavar="S",
+        text="from there to the end of the body (default: %(default)s)",
+    ),
+    Flag(
+        names=("--http-write-timeout-s",),
+        field="write_timeout_s",
+        dest="http_write_timeout_s",
+        kind=float,
+        metavar="S",
+        text="how long a client that stops reading is kept (default: %(default)s)",
+    ),
+    Flag(
+        names=("--keepalive-timeout-s",),
+        field="keepalive_timeout_s",
+        kind=float,
+        metavar="S",
+        text="how long a connection may be idle between requests (default: %(default)s)",
+    ),
+    Flag(
+        names=("--http-max-connections",),
+        field="max_connections",
+        dest="http_max_connections",
+        kind=int,
+        metavar="N",
+        text="of HTTP, open at once (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-body-bytes",),
+        field="max_body_bytes",
+        kind=int,
+        metavar="N",
+        text="largest body of a request (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-submitted",),
+        field="max_submitted",
+        kind=int,
+        metavar="N",
+        text="requests of /v1/submit that are remembered of one tenant (default: %(default)s)",
+    ),
+    Flag(
+        names=("--submitted-ttl-s",),
+        field="submitted_ttl_s",
+        kind=float,
+        metavar="S",
+        text="how long a finished one of them is remembered (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-submitted-bytes",),
+        field="max_submitted_bytes",
+        kind=int,
+        metavar="N",
+        text="how much may be remembered of one tenant's finished ones (default: %(default)s)",
+    ),
+    Flag(
+        names=("--allowed-origins",),
+        field="allowed_origins",
+        kind=origins,
+        metavar="ORIGIN,...",
+        text="pages of which other sites a browser may let use this server, such as "
+        "https://chat.example; '*' allows all (default: none)",
+    ),
+    Flag(
+        names=("--omit-media",),
+        field="omit_media",
+        kind=None,
+        text="replace what is no text in a chat message by a note that says so, rather than "
+        "refuse the message",
+    ),
+)
