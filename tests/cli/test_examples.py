@@ -72,8 +72,17 @@ def test_stream_blocking(open_address: str) -> None:
     assert "star" in answer
 
 
+def test_offline() -> None:
+    *stories, answer = output_of("offline.py").split("\n\n")
+    assert [story.split(",")[0].split(" ")[0] for story in stories] == ["Once", "The", "A"]
+    assert all(len(story.split()) > 20 for story in stories)
+    assert answer.startswith("What is the sun? ")
+    assert "star" in answer
+
+
 def test_there_are_no_examples_without_a_test() -> None:
     assert {file.name for file in EXAMPLES.iterdir() if file.is_file()} == {
         "complete_text.py",
+        "offline.py",
         "stream_blocking.py",
     }

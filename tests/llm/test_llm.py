@@ -1,0 +1,280 @@
+"""What a notebook calls: the bundled model in this process."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from wkvm_client.errors import (
+    ClientClosedError,
+    EmptyPromptError,
+    TokenOutOfRangeError,
+    UnauthenticatedError,
+)
+
+from tests.cli.conftest import KEY, environment, running_server
+from tests.llm.test_batch import wait_until_idle
+from wkvm import LLM, RequestOutput, SamplingParams, cli, llm
+from wkvm.core.errors import ConfigError, InvalidParameterError, ModelNotFoundError
+from wkvm.gateway.errors import TemplateError, UnknownTokenError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+PROMPTS = ["Once upon a time", "The sea", "A little dog"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LLM]:
+    with LLM(device="cpu", slots=2) as model:
+        yield model
+
+
+def texts_of(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_results_are_in_the_order_of_the_prompts_and_as_those_of_each_alone(model: LLM) -> None:
+    prompts = [prompt + "," * i for prompt in PROMPTS for i in range(4)]
+    outputs = model.generate(prompts, GREEDY)
+    assert [output.prompt for output in outputs] == prompts
+    assert outputs == [model.generate(prompt, GREEDY)[0] for prompt in prompts]
+
+
+def test_a_text_is_the_one_of_wkvm_complete_with_the_same_seed(
+    model: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["complete", "--local", "--device", "cpu", "--json", "--seed", "3"]
+    assert cli.main([*command, "--max-tokens", "40", "--stop", "was", PROMPTS[0]]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    params = SamplingParams(seed=3, max_tokens=40, stop="was")
+    (output,) = model.generate(PROMPTS[0], params)
+    assert output.prompt_ids == expected["prompt_ids"]
+    assert output.outputs[0].text == expected["text"] != ""
+
+
+def test_ids_and_their_text_are_the_same_prompt(model: LLM) -> None:
+    ids = model.tokenizer.encode(PROMPTS[1])
+    prompts: list[str | list[int]] = [PROMPTS[1], ids]
+    of_text, of_ids = model.generate(prompts, GREEDY)
+    assert (of_text.prompt, of_ids.prompt) == (PROMPTS[1], None)
+    assert of_text.prompt_ids == of_ids.prompt_ids == ids
+    assert of_text.outputs == of_ids.outputs == model.generate(ids, GREEDY)[0].outputs
+
+
+def test_each_prompt_can_have_parameters_of_its_own(model: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 5)]
+    outputs = model.generate(PROMPTS[:2], params)
+    assert [len(output.outputs[0].ids) for output in outputs] == [1, 5]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "length"]
+
+
+def test_parameters_that_are_not_as_many_as_the_prompts_are_refused(model: LLM) -> None:
+    with pytest.raises(InvalidParameterError, match="sampling_params: 1 for 3 prompts"):
+        model.generate(PROMPTS, [GREEDY])
+
+
+def test_log_probabilities_are_those_of_the_ids(model: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2, prompt_logprobs=0, stop="was")
+    (output,) = model.generate(PROMPTS[0], params)
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    assert [entry.token_id for entry in completion.logprobs] == completion.ids
+    assert all(len(entry.top) == 2 for entry in completion.logprobs)
+    assert output.prompt_logprobs is not None
+    assert [entry.token_id for entry in output.prompt_logprobs] == output.prompt_ids[1:]
+
+
+def test_what_was_not_asked_for_is_none(model: LLM) -> None:
+    (output,) = model.generate(PROMPTS[0], GREEDY)
+    assert output.prompt_logprobs is None
+    assert output.outputs[0].logprobs is None
+
+
+def test_a_stop_id_is_the_reason_and_not_among_the_ids(model: LLM) -> None:
+    first, second = model.generate(PROMPTS[0], GREEDY)[0].outputs[0].ids[:2]
+    params = SamplingParams(temperature=0, stop_ids=[second])
+    completion = model.generate(PROMPTS[0], params)[0].outputs[0]
+    assert completion.ids == [first]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", second)
+
+
+def test_without_parameters_a_text_is_sampled_as_the_models_maker_suggests() -> None:
+    with LLM(device="cpu", slots=1, seed=4) as one, LLM(device="cpu", slots=1, seed=4) as other:
+        said = SamplingParams(temperature=0.8, top_p=0.9)
+        assert one.generate(PROMPTS[0]) == other.generate(PROMPTS[0], said)
+
+
+def test_with_a_seed_the_same_calls_give_the_same_texts_and_no_two_prompts_share_theirs() -> None:
+    prompts, params = [PROMPTS[0]] * 4, SamplingParams(max_tokens=12)
+    results = list[list[list[str]]]()
+    for slots in (1, 3):
+        with LLM(device="cpu", slots=slots, seed=7) as model:
+            results.append([texts_of(model.generate(prompts, params)) for _ in range(2)])
+    assert results[0] == results[1]
+    (first, second), _ = results
+    assert len({*first, *second}) == 8
+
+
+def test_a_chat_is_written_by_the_models_template(model: LLM) -> None:
+    conversation = [{"role": "user", "content": "What is the sun?"}]
+    (output,) = model.chat(conversation, SamplingParams(temperature=0))
+    assert output.prompt == "User: What is the sun?\n\nAssistant:"
+    assert output.outputs[0].finish_reason == "stop"
+    assert "star" in output.outputs[0].text
+
+
+def test_several_conversations_are_answered_in_their_order(model: LLM) -> None:
+    questions = ["What is the sun?", "What is the moon?", "What is a dog?"]
+    conversations = [[{"role": "user", "content": question}] for question in questions]
+    outputs = model.chat(conversations, GREEDY)
+    assert texts_of(outputs) == [texts_of(model.chat(one, GREEDY))[0] for one in conversations]
+    assert len(set(texts_of(outputs))) == 3
+
+
+def test_messages_that_the_template_does_not_take_are_refused(model: LLM) -> None:
+    with pytest.raises(TemplateError):
+        model.chat([{"role": "wizard", "content": "Hello"}], GREEDY)
+
+
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_prompt_is_refused_by_its_number(model: LLM, empty: str | list[int]) -> None:
+    with pytest.raises(EmptyPromptError, match="prompt 1 is empty"):
+        model.generate([PROMPTS[0], empty], GREEDY)
+
+
+def test_an_id_that_the_model_lacks_is_an_error_and_others_go_on_afterwards(model: LLM) -> None:
+    with pytest.raises(TokenOutOfRangeError):
+        model.generate([[5], [2**31]], SamplingParams(max_tokens=1_000_000, ignore_eos=True))
+    assert wait_until_idle(model._backend)
+    assert model.generate([5], GREEDY)[0].outputs[0].ids
+
+
+def test_an_id_that_the_tokenizer_lacks_is_an_error_and_frees_its_slot(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = type(model.tokenizer)
+
+    def token_bytes(self: object, token_id: int) -> bytes:
+        raise UnknownTokenError(token_id, 1)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", token_bytes)
+    with pytest.raises(UnknownTokenError):
+        model.generate([[5]] * 3, SamplingParams(max_tokens=1_000_000, ignore_eos=True))
+    assert wait_until_idle(model._backend)
+
+
+@contextlib.contextmanager
+def interrupting_bar(*_: object, **__: object) -> Iterator[Callable[[], None]]:
+    yield lambda: signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_cancels_what_runs(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "progress_bar", interrupting_bar)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.generate([[5]] * 9, SamplingParams(max_tokens=1_000_000, ignore_eos=True))
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert wait_until_idle(model._backend)
+
+
+async def test_it_works_inside_a_running_event_loop(model: LLM) -> None:
+    outputs = model.generate(PROMPTS, GREEDY)
+    assert all(texts_of(outputs))
+
+
+def test_after_the_close_nothing_is_generated() -> None:
+    model = LLM(device="cpu", slots=1)
+    model.close()
+    model.close()
+    with pytest.raises(ClientClosedError):
+        model.generate(PROMPTS[0], GREEDY)
+
+
+def test_a_program_that_does_not_close_it_ends_quietly() -> None:
+    program = (
+        "from wkvm import LLM, SamplingParams\n"
+        "model = LLM(device='cpu', slots=1)\n"
+        "print(len(model.generate('The', SamplingParams(max_tokens=3))[0].outputs[0].ids))\n"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "3\n", "")
+
+
+def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        LLM(tmp_path / "none")
+
+
+# --- a running server -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_server(tmp_path_factory.mktemp("server"), "--slots", "2") as server:
+        yield server.address
+
+
+def test_a_server_gives_the_same_texts_as_this_process(
+    model: LLM, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(seed=5, max_tokens=20)
+    monkeypatch.setenv("WKVM_API_KEY", KEY)
+    with LLM(address=address) as remote:
+        assert remote.generate(PROMPTS, params) == model.generate(PROMPTS, params)
+
+
+def test_a_wrong_key_is_an_error(address: str) -> None:
+    with pytest.raises(UnauthenticatedError):
+        LLM(address=address, api_key="wrong")
+
+
+def test_a_tokenizer_that_is_not_the_servers_is_refused(address: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByteTokenizer"}')
+    with pytest.raises(ConfigError, match="tokenizer: it is not that of"):
+        LLM(address=address, api_key=KEY, tokenizer=tmp_path)
+
+
+def test_settings_of_an_engine_are_refused_where_a_server_has_them() -> None:
+    with pytest.raises(ConfigError, match="dtype: is the server's affair"):
+        LLM(address="unix:///nowhere", dtype="float32")
+
+
+# --- the progress bar -------------------------------------------------------------------------
+
+
+def test_in_a_terminal_a_bar_counts_the_prompts(
+    model: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    model.generate(PROMPTS, GREEDY)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "3/3" in err
+
+
+def test_there_is_no_bar_if_none_is_wanted(
+    model: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    model.generate(PROMPTS, GREEDY, use_progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_there_is_no_bar_where_nobody_sees_it(
+    model: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(variable, raising=False)
+    assert not os.isatty(2) or sys.stderr is not sys.__stderr__
+    model.generate(PROMPTS, GREEDY)
+    assert capsys.readouterr() == ("", "")
