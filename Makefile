@@ -8,7 +8,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-PORT ?= 8001
+PORT ?= 8000
+BINARY_PORT ?= 8001
 MODEL ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
@@ -31,7 +32,7 @@ INPUTS := pyproject.toml constraints.txt
 .DELETE_ON_ERROR:
 
 run: $(STAMPS)/engine
-	@exec $(BIN)/python -m tools.demo --port $(PORT) $(MODEL)
+	@exec $(BIN)/python -m tools.demo --port $(PORT) --binary-port $(BINARY_PORT) $(MODEL)
 
 test: $(STAMPS)/test
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

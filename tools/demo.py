@@ -24,11 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; the value is the exit status."""
     parser = argparse.ArgumentParser(description="Serve a model and show one completion.")
     parser.add_argument("model", nargs="?", help="what to serve (default: the bundled model)")
-    parser.add_argument("--port", default="8001", help="TCP port (default: %(default)s)")
+    parser.add_argument("--port", default="8000", help="TCP port of HTTP (default: %(default)s)")
+    parser.add_argument(
+        "--binary-port",
+        default="8001",
+        help="TCP port of the binary protocol (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     model = [options.model] if options.model else []
 
-    command = wkvm("serve", *model, "--binary-port", options.port)
+    ports = ["--port", options.port, "--binary-port", options.binary_port]
+    command = wkvm("serve", *model, *ports)
     print("starting: wkvm", *command[3:], flush=True)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -52,10 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         subprocess.run(show, check=False)
         print("\nserving at", *addresses, "- Ctrl-C stops. Try, in another terminal:")
-        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}", flush=True)
+        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}")
+        print(f"    curl {addresses[1]}/v1/models", flush=True)
     status = server.wait()
     if first_line[:1] != ["ready"]:
-        print("There is no server. Another port is chosen by: make run PORT=N", file=sys.stderr)
+        print("There is no server. Other ports: make run PORT=N BINARY_PORT=N", file=sys.stderr)
     return status
 
 

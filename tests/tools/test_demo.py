@@ -1,6 +1,7 @@
 """``make run``: a completion, the address, and an orderly end."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def demo(port: int) -> subprocess.Popen[str]:
+def demo(port: int, binary_port: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tools.demo", "--port", str(port)],
+        [
+            sys.executable,
+            "-m",
+            "tools.demo",
+            "--port",
+            str(port),
+            "--binary-port",
+            str(binary_port),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -39,17 +48,19 @@ def test_a_completion_is_shown_and_a_signal_ends_it_with_status_0(as_from_a_term
     assert process.returncode == 0, rest
     at = next(i for i, line in enumerate(lines) if line.startswith("Once upon a time"))
     assert len("".join(lines[at:]).split()) > 30
+    assert re.search(r"^serving at tcp://127.0.0.1:\d+ http://127.0.0.1:\d+ ", lines[-1])
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
 
-def test_a_taken_port_is_named_and_the_status_is_not_0() -> None:
+@pytest.mark.parametrize("which", ["port", "binary_port"])
+def test_a_taken_port_is_named_and_the_status_is_not_0(which: str) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with demo(port) as process:
+        with demo(**({"port": 0, "binary_port": 0} | {which: port})) as process:
             output, _ = process.communicate()
     assert process.returncode != 0
     assert f"{port}: Address already in use" in output
