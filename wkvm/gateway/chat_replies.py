@@ -109,7 +109,6 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    service_tier: None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -9,6 +9,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/ping", health.health, serves_draining=True, needs_engine=False),
     Route("GET", "/ready", health.ready, is_open=True),
     Route("POST", "/v1/cancel", native.cancel, serves_draining=True),
+    Route("POST", "/v1/chat/completions", chat.chat_completions),
     Route("POST", "/v1/completions", completions.completions),
     Route("POST", "/v1/generate", native.generate),
     Route("GET", "/v1/models", models.models),
