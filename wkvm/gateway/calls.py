@@ -15,7 +15,6 @@ from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import HttpError, invalid
-from wkvm.gateway.long_work import LongWork
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.running import Running
 from wkvm.gateway.submitted import Submitted
@@ -34,7 +33,6 @@ class Gateway:
 
     Attributes:
         counts: of the HTTP requests.
-        long_work: runs what takes long.
         watch: asks the engine how it is.
         running: the requests that can be cancelled by name.
         submitted: the requests that nobody waits for.
@@ -48,7 +46,6 @@ class Gateway:
     texts: Texts
     started_at: int
     counts: HttpCounts = field(default_factory=HttpCounts)
-    long_work: LongWork = field(default_factory=LongWork)
     watch: EngineWatch = field(init=False)
     running: Running = field(default_factory=Running)
     offload: Offload = field(default_factory=Offload)

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector, exposition
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from wkvm import __version__
@@ -55,6 +55,7 @@ _LENGTHS = {
     "prompt_length": ("wkvm_request_prompt_tokens", "Ids of a request's prompt."),
     "output_length": ("wkvm_request_output_tokens", "Ids that a request produced."),
 }
+_OPEN_METRICS = "application/openmetrics-text"
 _BOUND = re.compile(r"(?P<name>\w+)_le_(?P<bound>\d+)")
 
 
@@ -64,11 +65,10 @@ async def metrics(call: Call) -> web.Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(call.gateway, reading))
     ProcessCollector(registry=registry)
-    if "application/openmetrics-text" in call.request.headers.get("Accept", ""):
-        body, kind = openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST
-    else:
-        body, kind = exposition.generate_latest(registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
-    return web.Response(body=body, headers={"Content-Type": kind})
+    # Not the client's header itself: what the library reads in it can make it raise.
+    wants_open_metrics = _OPEN_METRICS in call.request.headers.get("Accept", "")
+    encode, content_type = choose_encoder(_OPEN_METRICS if wants_open_metrics else "")
+    return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
 
 class _Snapshot(Collector):

@@ -4,10 +4,13 @@ from wkvm.gateway import chat, completions, health, metrics, models, native
 from wkvm.gateway.calls import Route
 
 ROUTES: tuple[Route, ...] = (
+    Route("POST", "/detokenize", tokens.detokenize),
     Route("GET", "/health", health.health, is_open=True),
     Route("GET", "/metrics", metrics.metrics, serves_draining=True, needs_engine=False),
     Route("GET", "/ping", health.health, serves_draining=True, needs_engine=False),
     Route("GET", "/ready", health.ready, is_open=True),
+    Route("POST", "/tokenize", tokens.tokenize),
+    Route("GET", "/tokenizer_info", tokens.tokenizer_info),
     Route("POST", "/v1/cancel", native.cancel, serves_draining=True),
     Route("POST", "/v1/chat/completions", chat.chat_completions),
     Route("POST", "/v1/completions", completions.completions),

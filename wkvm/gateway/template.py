@@ -53,6 +53,8 @@ class ChatTemplate:
     """A compiled template. Immutable and thread-safe.
 
     Attributes:
+        source: Jinja.
+        variables: what it may name besides the messages, such as ``eos_token``.
         stops: strings that end an answer besides the model's own end ids.
         knows_tools: whether it writes tools, their calls and their results by itself.
         knows_developer: whether it may know the role ``developer``.
@@ -67,16 +69,14 @@ class ChatTemplate:
     ) -> None:
         """Compile a template.
 
-        Args:
-            source: Jinja.
-            variables: what it may name besides the messages, such as ``bos_token``.
-            stops: see above.
+        Args: as the attributes.
 
         Raises:
             TemplateError: it does not compile.
         """
+        self.source = source
+        self.variables: Mapping[str, str] = dict(variables or {})
         self.stops = stops
-        self._variables = dict(variables or {})
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -115,7 +115,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **self.variables,
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template: {error}") from error
