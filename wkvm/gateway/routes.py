@@ -1,6 +1,6 @@
 """The table of all routes."""
 
-from wkvm.gateway import chat, completions, health, metrics, models, native
+from wkvm.gateway import chat, completions, health, metrics, models, native, tokens
 from wkvm.gateway.calls import Route
 
 ROUTES: tuple[Route, ...] = (
