@@ -17,4 +17,4 @@ with LLM(*sys.argv[1:]) as llm:
     for output in llm.generate(prompts, params):
         print(f"{output.prompt}{output.outputs[0].text}\n")
     (answer,) = llm.chat(question, SamplingParams(temperature=0))
-    print(f"{question[0]['content']}{answer.outputs[0].text}")
+    print(f"{question[0]['content']} {answer.outputs[0].text}")

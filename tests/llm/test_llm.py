@@ -1,6 +1,7 @@
 """What a notebook calls: the bundled model in this process."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.llm.test_batch import wait_until_idle
 from wkvm import LLM, RequestOutput, SamplingParams, cli, llm
 from wkvm.core.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
+from wkvm.gateway.template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = ["Once upon a time", "The sea", "A little dog"]
@@ -135,9 +137,39 @@ def test_several_conversations_are_answered_in_their_order(model: LLM) -> None:
     assert len(set(texts_of(outputs))) == 3
 
 
-def test_messages_that_the_template_does_not_take_are_refused(model: LLM) -> None:
-    with pytest.raises(TemplateError):
-        model.chat([{"role": "wizard", "content": "Hello"}], GREEDY)
+def test_an_answer_does_not_begin_with_the_space_that_ends_its_prompt(model: LLM) -> None:
+    (output,) = model.chat([{"role": "user", "content": "What is the sun?"}], GREEDY)
+    completion = output.outputs[0]
+    assert f" {completion.text}" == model.tokenizer.decode(completion.ids)
+
+
+def test_the_parts_of_a_message_are_taken_together(model: LLM) -> None:
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the sun?"}]
+    (output,) = model.chat([{"role": "user", "content": parts}], GREEDY)
+    assert output.prompt == "User: What is\nthe sun?\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [[]],
+        [{"role": "user"}],
+        [{"role": "wizard", "content": "Hello"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
+def test_what_is_no_conversation_is_refused(model: LLM, messages: list[object]) -> None:
+    with pytest.raises(InvalidParameterError, match="messages"):
+        model.chat(messages, GREEDY)  # type: ignore[arg-type]
+
+
+def test_messages_that_the_template_refuses_are_refused(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("{{ raise_exception('no') }}")
+    monkeypatch.setattr(model, "_texts", dataclasses.replace(model._texts, template=template))
+    with pytest.raises(TemplateError, match="no"):
+        model.chat([{"role": "user", "content": "Hello"}], GREEDY)
 
 
 @pytest.mark.parametrize("empty", ["", []])

@@ -23,16 +23,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
+import msgspec
 from wkvm_client.errors import ClientClosedError, EmptyPromptError
 
 from wkvm.assembly.backend import Backend, Local, Place, Remote
-from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
-from wkvm.assembly.texts import check_tokenizer
+from wkvm.assembly.models import find_model, model_name, require_engine
+from wkvm.assembly.texts import check_tokenizer, load_texts
 from wkvm.core.config import API_KEY_VARIABLE, MAX_SECONDS, EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.gateway.failures import HttpError
+from wkvm.gateway.messages import Message as ChatMessage
+from wkvm.gateway.messages import template_messages
 from wkvm.gateway.template import Message
-from wkvm.gateway.text import Tokenizer, load_chat_template, load_tokenizer
-from wkvm.gateway.texts import Texts
+from wkvm.gateway.text import Tokenizer, load_tokenizer
 from wkvm.llm.batch import Batch, Job
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.progress import progress_bar
@@ -98,11 +101,8 @@ class LLM:
             ClientError: of ``wkvm_client``; the server cannot be had.
         """
         path = find_model(None if model is None else str(model))
-        self._texts = Texts(
-            load_tokenizer(path if tokenizer is None else Path(tokenizer)),
-            load_chat_template(path),
-            generation_settings(path).suggested(),
-        )
+        its_tokenizer = load_tokenizer(path if tokenizer is None else Path(tokenizer))
+        self._texts = load_texts(path, its_tokenizer, default_max_tokens=None)
         self._seeds = random.Random(seed) if seed is not None else None
         engine_settings = {"device": device, "dtype": dtype, "n_slots": slots, "n_threads": threads}
         given = {name: value for name, value in engine_settings.items() if value is not None}
@@ -172,7 +172,13 @@ class LLM:
         each = _prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in each]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in each]
-        return self._run(texts, ids, sampling_params, (), use_progress=use_progress)
+        jobs = [
+            self._job(text, prompt, params)
+            for text, prompt, params in zip(
+                texts, ids, _each(sampling_params, len(ids)), strict=True
+            )
+        ]
+        return self._run(jobs, use_progress=use_progress)
 
     def chat(
         self,
@@ -191,42 +197,46 @@ class LLM:
             As many results as conversations, in their order.
 
         Raises:
-            TemplateError: the template does not take the messages; nothing was generated.
-            InvalidParameterError, ClientError: as of ``generate``.
+            TemplateError, InvalidParameterError: the template does not take the messages, or
+                they are none; nothing was generated.
+            ClientError: as of ``generate``.
         """
         conversations = _conversations(messages)
-        template, tokenizer = self._texts.template, self.tokenizer
-        texts = [template.render(conversation) for conversation in conversations]
-        ids = [template.encode(conversation, tokenizer) for conversation in conversations]
-        return self._run(texts, ids, sampling_params, template.stops, use_progress=use_progress)
+        each = _each(sampling_params, len(conversations))
+        jobs = [
+            self._chat_job(conversation, params)
+            for conversation, params in zip(conversations, each, strict=True)
+        ]
+        return self._run(jobs, use_progress=use_progress)
 
-    def _run(
-        self,
-        texts: Sequence[str | None],
-        prompts: Sequence[list[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        stops: tuple[str, ...],
-        *,
-        use_progress: bool,
-    ) -> list[RequestOutput]:
+    def _job(self, text: str | None, prompt: list[int], params: SamplingParams) -> Job:
+        if params.seed is None and self._seeds is not None:
+            params = dataclasses.replace(params, seed=self._seeds.getrandbits(64))
+        return Job(text, prompt, params, self._texts.suggested, params.stops)
+
+    def _chat_job(self, conversation: Conversation, params: SamplingParams) -> Job:
+        template = self._texts.template
+        try:
+            messages = template_messages(
+                msgspec.convert(conversation, list[ChatMessage]), template, omit_media=False
+            )
+        except (msgspec.ValidationError, HttpError) as error:
+            raise InvalidParameterError("messages", str(error)) from error
+        text = template.render(messages)
+        job = self._job(text, template.encode(messages, self.tokenizer), params)
+        return dataclasses.replace(
+            job, stops=(*job.stops, *template.stops), drops_space=text.endswith(":")
+        )
+
+    def _run(self, jobs: list[Job], *, use_progress: bool) -> list[RequestOutput]:
         if not self._finish.alive:
             raise ClientClosedError("the LLM was closed")
-        for index, prompt in enumerate(prompts):
-            if not prompt:
+        for index, job in enumerate(jobs):
+            if not job.prompt:
                 raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
-        jobs = [
-            Job(text, prompt, self._options(one), one.stops + stops)
-            for text, prompt, one in zip(texts, prompts, _each(params, len(prompts)), strict=True)
-        ]
         batch = Batch(jobs, self._texts)
         with progress_bar(batch, len(jobs), is_wanted=use_progress) as show:
             return _wait(self._backend.run(batch.run), show)
-
-    def _options(self, params: SamplingParams) -> dict[str, Any]:
-        options = params.keywords(self._texts.suggested)
-        if params.seed is None and self._seeds is not None:
-            options["seed"] = self._seeds.getrandbits(64)
-        return options
 
 
 def _local(path: Path, settings: Mapping[str, Any]) -> Local:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,9 +10,11 @@ from wkvm_client import aio
 from wkvm_client.errors import QueueFullError, TooManyLanesError
 from wkvm_client.results import TokenLogprobs
 
+from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
 from wkvm.gateway.texts import Texts
+from wkvm.llm.params import SamplingParams
 from wkvm.llm.results import CompletionOutput, RequestOutput
 
 T = TypeVar("T")
@@ -32,20 +34,18 @@ class Job:
 
     Attributes:
         text: of the prompt, if it was one.
-        options: keywords of ``wkvm_client.aio.Client.generate``.
+        params: for its completions.
+        suggested: what counts where ``params`` say nothing.
         stops: strings that end a completion.
+        drops_space: whether a space at a completion's very beginning belongs to the prompt.
     """
 
     text: str | None
     prompt: list[int]
-    options: dict[str, Any]
+    params: SamplingParams
+    suggested: Mapping[str, float | int]
     stops: tuple[str, ...]
-
-    @property
-    def n_choices(self) -> int:
-        """How many completions there will be."""
-        n: int = self.options["n"]
-        return n
+    drops_space: bool = False
 
 
 class Batch:
@@ -80,7 +80,7 @@ class Batch:
 
     def _n_open(self, client: aio.Client) -> int:
         """How many jobs to have open: enough that no slot waits for the next one."""
-        most_choices = max((job.n_choices for job in self._jobs), default=1)
+        most_choices = max((job.params.n for job in self._jobs), default=1)
         wanted = CHOICES_PER_SLOT * client.server.n_slots // most_choices
         return max(1, min(wanted, client.server.max_lanes, len(self._jobs)))
 
@@ -100,19 +100,23 @@ class Batch:
                 await asyncio.sleep(max(error.retry_after_ms / 1000, RETRY_PAUSE_S))
 
     async def _attempt(self, client: aio.Client, job: Job) -> RequestOutput:
-        # Without a limit on ids that wait here: they are kept anyway.
-        async with await client.generate(job.prompt, credit=None, **job.options) as stream:
-            # So that each choice ends at its own stop string.
-            outputs = await _side_by_side(self._read(choice, job) for choice in stream.choices)
-            logprobs = stream.prompt_logprobs if "prompt_logprobs" in job.options else None
+        keywords = job.params.keywords(job.suggested)
+        keywords["credit"] = None  # no limit on ids that wait here: they are kept anyway
+        async with Lanes(client) as lanes:
+            streams = await lanes.open(job.prompt, keywords, n=job.params.n)
+            outputs = await _side_by_side(
+                self._read(stream.choices[0], index, job) for index, stream in enumerate(streams)
+            )
+        wants_prompt = job.params.prompt_logprobs is not None
+        logprobs = streams[0].prompt_logprobs if wants_prompt else None
         return RequestOutput(job.text, job.prompt, logprobs, outputs)
 
-    async def _read(self, choice: aio.Choice, job: Job) -> CompletionOutput:
+    async def _read(self, choice: aio.Choice, index: int, job: Job) -> CompletionOutput:
         """Read one choice to its end or to a stop string, which lets go of it."""
         options = TextOptions(
             stops=job.stops,
-            min_tokens=job.options["min_tokens"],
-            logprobs="logprobs" in job.options,
+            min_tokens=job.params.min_tokens,
+            logprobs=job.params.logprobs is not None,
         )
         reader = ChoiceText(choice, self._texts, options, n_prompt=len(job.prompt))
         text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
@@ -128,12 +132,16 @@ class Batch:
                 finish = piece.finish
         except HttpError:  # how the reader says that the server has ended the choice early
             pass
+        whole = "".join(text)
+        stop_reason = finish.stop_reason if finish else None
+        if stop_reason not in (*job.stops, *job.params.stop_ids):
+            stop_reason = None  # the model's own end
         return CompletionOutput(
-            index=choice.index,
-            text="".join(text),
+            index=index,
+            text=whole.removeprefix(" ") if job.drops_space else whole,
             ids=ids,
             finish_reason=finish.reason if finish else str(choice.result.reason),
-            stop_reason=finish.stop_reason if finish else None,
+            stop_reason=stop_reason,
             logprobs=logprobs if options.logprobs else None,
         )
 

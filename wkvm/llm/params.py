@@ -67,7 +67,7 @@ class SamplingParams:
             raise InvalidParameterError("stop", "must not be empty")
         values = self.keywords({})
         values["logit_bias"] = tuple((self.logit_bias or {}).items())
-        EngineParams(**values)
+        EngineParams(**values, n=self.n)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -78,11 +78,11 @@ class SamplingParams:
         """What to ask an engine for: what is said here, then what is suggested.
 
         Returns:
-            Keywords of ``wkvm_client.aio.Client.generate``, without those that are None.
+            Keywords of ``wkvm_client.aio.Client.generate``, without ``n`` and those that are None.
         """
         said = {
             field.name: value
             for field in dataclasses.fields(self)
-            if field.name != "stop" and (value := getattr(self, field.name)) is not None
+            if field.name not in ("n", "stop") and (value := getattr(self, field.name)) is not None
         }
         return {**suggested, **said}

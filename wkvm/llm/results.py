@@ -11,11 +11,13 @@ class CompletionOutput:
 
     Attributes:
         index: which of the ``n`` it is.
-        text: without the stop string that ended it.
+        text: without the stop string that ended it; the answer of a chat also without the space
+            that belongs to its template.
         ids: its ids, without a stop id, up to the one that completed the stop string.
         finish_reason: ``stop`` or ``length``; or, if the server ended it early, ``timed_out``
             or ``cancelled``.
-        stop_reason: the stop string, or the stop id, that ended it.
+        stop_reason: the stop string that ended it, or the one of ``stop_ids``; None at the
+            model's own end.
         logprobs: one entry for each of ``ids``; None if none were asked for.
     """
 
