@@ -14,7 +14,7 @@ from wkvm.gateway.failures import invalid
 
 MAX_TOOLS = 128
 
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 Schema: TypeAlias = dict[str, object]
 
 
@@ -72,7 +72,7 @@ class ToolUse:
                 "function": {
                     "name": function.name,
                     "description": function.description or "",
-                    "parameters": function.parameters or _NO_PARAMETERS,
+                    "parameters": _parameters(function),
                 },
             }
             for function in self.functions
@@ -105,7 +105,9 @@ class ToolUse:
         return "\n".join([f"start: {' | '.join(starts)}", *lines, ""])
 
 
-_NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
+def _parameters(function: Function) -> Schema:
+    none: Schema = {"type": "object", "properties": {}}
+    return none if function.parameters is None else function.parameters
 
 
 def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse | None:
@@ -145,7 +147,7 @@ def arguments_schema(function: Function) -> Schema:
     Properties that the function does not name are left out, unless it says that there may be
     others. Parts of the schema that no grammar can express are ignored unless it is ``strict``.
     """
-    schema = cast("Schema", _closed(function.parameters or _NO_PARAMETERS))
+    schema = cast("Schema", _closed(_parameters(function)))
     return compact({**schema, "type": "object"}, lenient=not function.strict)
 
 
