@@ -16,8 +16,13 @@ from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 BENCHES = {
     "decode": "the bundled model against the rwkv package, batch 1 and 16",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",
+    "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
+    "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",
 }
+
+MODULES = {"json": "json_codecs"}
+"""Where a benchmark is whose module cannot have its name."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parser().parse_args(argv)
     compare: Callable[..., Coroutine[Any, Any, list[Comparison]]]
-    compare = importlib.import_module(f"wkvm_bench.{arguments.name}").compare
+    compare = importlib.import_module(
+        f"wkvm_bench.{MODULES.get(arguments.name, arguments.name)}"
+    ).compare
     before = environment()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -6,8 +6,8 @@ is reported is the median of the pairs' ratios beside each side's own figures.
 """
 
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 class BenchError(Exception):
@@ -56,6 +56,7 @@ class Comparison:
         unit: of both sides' samples.
         a, b: the samples, in pairs.
         bar: for the ratio of A to B.
+        besides: what else was measured, by name.
     """
 
     case: str
@@ -65,6 +66,7 @@ class Comparison:
     a: tuple[float, ...]
     b: tuple[float, ...]
     bar: Bar
+    besides: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def ratio(self) -> Summary:

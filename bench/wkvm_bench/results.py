@@ -15,7 +15,10 @@ from wkvm_bench.harness import Comparison, Summary
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Where a checkout keeps the lines. An installed package has no such folder."""
-PACKAGES = ("torch", "numpy", "msgspec", "uvloop", "rwkv", "aiohttp")
+PACKAGES = (
+    *("torch", "numpy", "msgspec", "uvloop", "rwkv", "aiohttp"),
+    *("fastapi", "uvicorn", "pydantic", "orjson"),
+)
 
 
 def environment() -> dict[str, object]:
@@ -51,6 +54,7 @@ def to_line(
         "ratio": asdict(comparison.ratio),
         "bar": str(comparison.bar),
         "met": comparison.bar.is_met(comparison.ratio.median),
+        **({"besides": dict(comparison.besides)} if comparison.besides else {}),
         "settings": settings,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(command),
@@ -74,6 +78,7 @@ def to_text(bench: str, comparison: Comparison) -> str:
         f"  ratio {ratio.median:.2f} (p10 {ratio.p10:.2f}, p90 {ratio.p90:.2f});"
         f" the bar is {comparison.bar}: {verdict}"
     )
+    lines += [f"    {name}: {value:,.4g}" for name, value in comparison.besides.items()]
     return "\n".join(lines)
 
 

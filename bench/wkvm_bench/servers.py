@@ -22,8 +22,8 @@ SSE_EVENTS_HEADER = "Wkvm-Bench-Events"
 
 
 @contextlib.asynccontextmanager
-async def running(kind: str, path: Path) -> AsyncIterator[None]:
-    """Run a server of a kind for the length of a block.
+async def running(kind: str, path: Path) -> AsyncIterator[int]:
+    """Run a server of a kind for the length of a block, which gets its process id.
 
     Raises:
         BenchError: it ended, or did not listen in time.
@@ -37,7 +37,7 @@ async def running(kind: str, path: Path) -> AsyncIterator[None]:
                 if process.returncode is not None:
                     raise BenchError(f"the server {kind} ended with {process.returncode}")
                 await asyncio.sleep(0.02)
-        yield
+        yield process.pid
     except TimeoutError:
         raise BenchError(f"the server {kind} does not listen") from None
     finally:
@@ -100,7 +100,32 @@ async def _serve_events(path: str) -> None:
     await asyncio.Event().wait()
 
 
-SERVERS = {"echo": _serve_echo, "null": _serve_null, "events": _serve_events}
+async def _serve_fastapi(path: str) -> None:
+    from wkvm_bench import fastapi_peer
+
+    await fastapi_peer.serve(path, batch_wait_s=fastapi_peer.BATCH_WAIT_S)
+
+
+async def _serve_fastapi_at_once(path: str) -> None:
+    from wkvm_bench import fastapi_peer
+
+    await fastapi_peer.serve(path, batch_wait_s=0.0)
+
+
+async def _serve_gateway(path: str) -> None:
+    from wkvm_bench import null_gateway
+
+    await null_gateway.serve(path)
+
+
+SERVERS = {
+    "echo": _serve_echo,
+    "null": _serve_null,
+    "events": _serve_events,
+    "fastapi": _serve_fastapi,
+    "fastapi-at-once": _serve_fastapi_at_once,
+    "gateway": _serve_gateway,
+}
 
 
 def _main(kind: str, path: str) -> None:

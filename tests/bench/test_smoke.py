@@ -10,9 +10,33 @@ from pathlib import Path
 import pytest
 from wkvm_bench.command import BENCHES
 
-PEERS = {"decode": "rwkv", "fanout": "aiohttp"}
+PEERS = {"decode": "rwkv", "fanout": "aiohttp", "gateway": "fastapi", "json": "orjson"}
 """The optional packages that a benchmark compares with."""
-CASES = {"decode": ["batch 1", "batch 16"], "fanout": ["256 lanes"], "ping": ["unix socket"]}
+CASES = {
+    "decode": ["batch 1", "batch 16"],
+    "fanout": ["256 lanes"],
+    "gateway": [
+        "first event, idle, no wait",
+        "first event, idle",
+        "events, 1 stream",
+        "events, 16 streams",
+        "first event, 16 at once",
+        "events, 64 streams",
+        "first event, 64 at once",
+    ],
+    "json": [
+        "text of an event, 4 characters",
+        "text of an event, 40 characters",
+        "text of an event, 400 characters",
+        "event with all its fields",
+        "reply, 100 kB of text",
+        "body, small, checked",
+        "body, small, parsed alone",
+        "body, 100 kB of ids, checked",
+        "body, 100 kB of ids, parsed alone",
+    ],
+    "ping": ["unix socket"],
+}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

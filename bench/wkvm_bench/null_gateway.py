@@ -1,0 +1,78 @@
+"""The gateway on a null engine, in one process and on one loop, as ``wkvm serve`` runs it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from wkvm_client import aio
+
+from wkvm.core.config import ServerConfig
+from wkvm.engine.loop import EngineLoop
+from wkvm.gateway.app import build_app
+from wkvm.gateway.calls import Gateway
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.door import Door
+from wkvm.gateway.engines import Engines
+from wkvm.gateway.routes import ROUTES
+from wkvm.server.listen import UnixSocket
+from wkvm.server.serve import Server
+from wkvm_bench.null_engine import NullEngine
+from wkvm_bench.null_texts import null_texts
+
+N_TURNS = 3
+"""Of the loop, from a step to its events on the socket: the client reads ids, handlers wake, and
+what they wrote is sent. A real model's step takes longer than that; the null engine's must be
+held up, or ids of several steps would share an event."""
+
+
+class PacedLoop(EngineLoop):
+    """Begins a step when the ids of the one before are on their way to HTTP clients."""
+
+    async def _turn(self, worker: object) -> None:
+        await super()._turn(worker)  # type: ignore[arg-type]
+        for _ in range(N_TURNS):
+            await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs."""
+
+    engine_loop: EngineLoop
+    server: Server
+    gateway: Gateway
+    door: Door
+
+
+@asynccontextmanager
+async def running(engine_loop: EngineLoop, path: str) -> AsyncIterator[Running]:
+    """Serve an engine over HTTP on a unix socket for the length of a block."""
+    server = Server(engine_loop, ServerConfig(binary_port=None))
+
+    async def connect(key: str | None) -> aio.Client:
+        sock = await server.connect_local(is_trusted=key is None)
+        return await aio.from_socket(sock, api_key=key)
+
+    stepping = asyncio.create_task(engine_loop.run())
+    engines = Engines(connect)
+    config = GatewayConfig(port=None, uds=path)
+    gateway = Gateway(config, engines, null_texts(), started_at=int(time.time()))
+    listener = UnixSocket(path, setting="uds")
+    door = Door(gateway, build_app(gateway, ROUTES), [listener.socket])
+    try:
+        await engines.open()
+        await door.start()
+        yield Running(engine_loop, server, gateway, door)
+    finally:
+        await door.close()
+        engine_loop.close()
+        await asyncio.wait([stepping])
+        await server.close()
+
+
+async def serve(path: str) -> None:
+    """Serve the null engine until cancelled."""
+    async with running(PacedLoop(NullEngine()), path):
+        await asyncio.Event().wait()
