@@ -1,12 +1,24 @@
-"""Tokenizers that the tests of the text layer share."""
+"""Tokenizers that the tests of the text layer share; the event loop is the one that serves."""
 
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "wkvm" / "bundled" / "rwkv7-tinystories"
+
+
+def pytest_asyncio_loop_factories(
+    config: Any, item: Any
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    del config, item
+    return {"uvloop": uvloop.new_event_loop}
+
 
 WORLD_TOKENS = [
     *[bytes((byte,)) for byte in range(256)],
