@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import aiohttp
 from wkvm_client import aio
+from wkvm_client.errors import ConnectFailedError
 
 from tests.fakes import FakeModel
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
@@ -95,6 +97,13 @@ async def gateway_running(
                 yield Running(http, path, gateway, door, server, engine_loop)
         finally:
             await door.close()
-            engine_loop.close()
-            await asyncio.wait([stepping])
-            await server.close()
+
+
+async def lose_engine(running: Running) -> None:
+    """End the gateway's connections to the engine, and let no new ones be made."""
+
+    async def refuse(key: str | None) -> NoReturn:
+        raise ConnectFailedError("nobody is there")
+
+    running.gateway.engines._connect = refuse
+    await running.server.close()

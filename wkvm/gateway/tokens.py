@@ -4,7 +4,6 @@ The routes have vLLM's names and fields. Evaluation harnesses use them to need n
 their own.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -72,7 +71,7 @@ class _TokenizerInfo(msgspec.Struct):
     vocab_size: int
     digest: str
     eos_token: str | None
-    eos_token_ids: Sequence[int]
+    eos_token_ids: list[int]
     bos_token: str | None
     pad_token: str | None
     unk_token: str | None
@@ -122,7 +121,7 @@ async def tokenizer_info(call: Call) -> web.Response:
     """GET /tokenizer_info."""
     texts, info = call.gateway.texts, call.gateway.engines.info
     tokenizer, names = texts.tokenizer, texts.template.variables
-    eos_ids = unpack_ids(info.eos_ids)
+    eos_ids = list(unpack_ids(info.eos_ids))
     eos_names = [tokenizer.specials.get(eos_id) for eos_id in eos_ids]
     eos = names.get("eos_token") or next(filter(None, eos_names), None)
     body = _TokenizerInfo(

@@ -1,0 +1,65 @@
+"""The model is listed under the name by which it is served."""
+
+import pytest
+
+from tests.fakes import FakeModel
+from tests.gateway.harness import gateway_running
+from wkvm.core.config import EngineConfig
+from wkvm.engine.engine import Engine
+
+
+def engine(name: str, max_model_len: int | None = None) -> Engine:
+    config = EngineConfig(n_slots=2, max_model_len=max_model_len)
+    return Engine(FakeModel(vocab_size=256), config, served_name=name)
+
+
+async def test_the_one_model_is_listed() -> None:
+    async with (
+        gateway_running(engine("tiny", 512)) as running,
+        running.http.get("/v1/models") as response,
+    ):
+        assert response.status == 200
+        assert await response.json() == {
+            "object": "list",
+            "data": [
+                {
+                    "id": "tiny",
+                    "object": "model",
+                    "created": running.gateway.started_at,
+                    "owned_by": "wkvm",
+                    "root": "tiny",
+                    "parent": None,
+                    "max_model_len": 512,
+                    "permission": [],
+                }
+            ],
+        }
+
+
+@pytest.mark.parametrize("path", ["org/model", "org%2Fmodel"])
+async def test_a_model_is_found_by_a_name_with_a_slash(path: str) -> None:
+    async with (
+        gateway_running(engine("org/model")) as running,
+        running.http.get(f"/v1/models/{path}") as response,
+    ):
+        assert response.status == 200
+        assert (await response.json())["id"] == "org/model"
+
+
+async def test_without_a_limit_the_length_is_null() -> None:
+    async with (
+        gateway_running(engine("tiny")) as running,
+        running.http.get("/v1/models/tiny") as response,
+    ):
+        assert (await response.json())["max_model_len"] is None
+
+
+@pytest.mark.parametrize("name", ["other", "tiny2", "tiny/", "Tiny"])
+async def test_another_model_is_not_found(name: str) -> None:
+    async with (
+        gateway_running(engine("tiny")) as running,
+        running.http.get(f"/v1/models/{name}") as response,
+    ):
+        assert response.status == 404
+        error = (await response.json())["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
