@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import uvloop
 
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
 from tests.fakes import FakeModel
+from tests.gateway.bridge import over_websocket
+from tests.gateway.harness import gateway_over
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.loop import EngineLoop
@@ -24,9 +28,16 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+@dataclass
+class Rig:
     """A server with both doors and few slots."""
+
+    server: Server
+    engine_loop: EngineLoop
+
+
+@pytest.fixture
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     path = tmp_path_factory.mktemp("server") / "s"
     engine = Engine(
         FakeModel(vocab_size=VOCAB_SIZE, eos_ids=(0,)),
@@ -36,26 +47,28 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     server = Server(loop, ServerConfig(binary_port=0, binary_uds=str(path)))
     stepping = asyncio.create_task(loop.run())
     await server.start()
-    yield server
+    yield Rig(server, loop)
     await server.close()
     loop.close()
     await stepping
 
 
-@pytest.fixture(params=["tcp", "unix", "pair"])
+@pytest.fixture(params=["tcp", "unix", "pair", "websocket"])
 def door(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(params=[AioDriver, BlockingDriver], ids=["aio", "blocking"])
-async def driver(
-    request: pytest.FixtureRequest, server: Server, door: str
-) -> AsyncIterator[Driver]:
+async def driver(request: pytest.FixtureRequest, rig: Rig, door: str) -> AsyncIterator[Driver]:
     driver: Driver = request.param()
-    if door == "pair":
-        await driver.from_socket(await server.connect_local())
-    else:
-        (address,) = [one for one in server.addresses if one.startswith(door)]
-        await driver.connect(address)
-    yield driver
-    await driver.close()
+    async with AsyncExitStack() as stack:
+        if door == "pair":
+            await driver.from_socket(await rig.server.connect_local())
+        elif door == "websocket":
+            running = await stack.enter_async_context(gateway_over(rig.server, rig.engine_loop))
+            await driver.from_socket(await stack.enter_async_context(over_websocket(running.http)))
+        else:
+            (address,) = [one for one in rig.server.addresses if one.startswith(door)]
+            await driver.connect(address)
+        yield driver
+        await driver.close()

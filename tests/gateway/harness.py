@@ -74,15 +74,36 @@ async def gateway_running(
     server_config = dataclasses.replace(server_config, api_keys=tuple(keys))
     server = Server(engine_loop, server_config)
     stepping = asyncio.create_task(engine_loop.run())
+    try:
+        async with gateway_over(server, engine_loop, texts, config, routes) as running:
+            yield running
+    finally:
+        engine_loop.close()
+        await asyncio.wait([stepping])
+        await server.close()
+
+
+@asynccontextmanager
+async def gateway_over(
+    server: Server,
+    engine_loop: EngineLoop,
+    texts: Texts | None = None,
+    config: GatewayConfig | None = None,
+    routes: Sequence[Route] = ROUTES,
+) -> AsyncIterator[Running]:
+    """As ``gateway_running``, for an engine that is served already."""
 
     async def connect(key: str | None) -> aio.Client:
         sock = await server.connect_local(is_trusted=key is None)
         return await aio.from_socket(sock, api_key=key)
 
+    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(sock=await server.connect_local(is_trusted=False))
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "http.sock"
         config = dataclasses.replace(config or GatewayConfig(), port=None, uds=str(path))
-        engines = Engines(connect)
+        engines = Engines(connect, dial)
         gateway = Gateway(config, engines, texts or byte_texts(), started_at=int(time.time()))
         listener = UnixSocket(str(path), setting="uds")
         door = Door(gateway, build_app(gateway, routes), [listener.socket])

@@ -15,6 +15,8 @@ from wkvm_client.errors import ClientError, UnauthenticatedError
 
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
 from wkvm.gateway.failures import SERVER, HttpError, error_body, http_error
+from wkvm.gateway.keys import request_key
+from wkvm.gateway.origins import check_origin
 from wkvm.gateway.watch import ANSWER_TIMEOUT_S
 
 logger = logging.getLogger("wkvm.gateway")
@@ -85,9 +87,12 @@ async def _let_in(call: Call, route: Route) -> None:
 
     Raises:
         ClientError: nobody's; or the engine, which knows, cannot be asked.
-        HttpError: 503; the gateway is draining.
+        HttpError: 503; the gateway is draining. 403; it is a browser page's from elsewhere, and
+            nothing but the lack of a key lets it in.
     """
-    gateway, key = call.gateway, bearer_key(call.request)
+    gateway, key = call.gateway, request_key(call.request)
+    if not gateway.engines.needs_key:
+        check_origin(call.request, gateway.config, needs_key=False)
     try:
         async with asyncio.timeout(None if route.needs_engine else ANSWER_TIMEOUT_S):
             call.tenant_client = await gateway.engines.client(key)
@@ -100,12 +105,6 @@ async def _let_in(call: Call, route: Route) -> None:
     call.tenant = gateway.engines.tenant(key)
     if gateway.is_draining and not route.serves_draining:
         raise HttpError(503, "the server is draining", SERVER, code="draining", retry_after_s=1.0)
-
-
-def bearer_key(request: web.Request) -> str:
-    """The key that a request brings; empty if it brings none."""
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def error_response(error: HttpError) -> web.Response:

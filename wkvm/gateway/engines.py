@@ -6,7 +6,8 @@ for both doors, and the gateway has none.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from wkvm_client import aio
@@ -14,6 +15,7 @@ from wkvm_client.errors import (
     BadPeerError,
     ClientClosedError,
     ClientError,
+    ConnectFailedError,
     UnauthenticatedError,
 )
 from wkvm_protocol.messages import HelloOk
@@ -21,6 +23,10 @@ from wkvm_protocol.messages import HelloOk
 Connect: TypeAlias = Callable[[str | None], Awaitable[aio.Client]]
 """Makes a connected client that presents a key, or, with None, is the gateway's own and presents
 what the gateway was given for itself. It does not reconnect by itself."""
+
+Dial: TypeAlias = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Makes a connection on which nothing was said yet, and which is trusted with nothing. Raises
+OSError if there is none to be had."""
 
 MAX_HANDSHAKES = 16
 """Connections that may be in the making at once: wrong keys cost a handshake each."""
@@ -36,8 +42,10 @@ class Engines:
     says of itself.
     """
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, dial: Dial | None = None) -> None:
         self._connect = connect
+        self._dial = dial
+        self._dialled = set[asyncio.StreamWriter]()
         self._clients: dict[bytes, aio.Client] = {}
         self._pending: dict[bytes, asyncio.Task[aio.Client]] = {}
         self._handshakes = asyncio.Semaphore(MAX_HANDSHAKES)
@@ -111,9 +119,33 @@ class Engines:
         """Whether a key was somebody's when the engine was last asked."""
         return self._is_open or _name(key) in self._clients
 
+    @asynccontextmanager
+    async def dialled(
+        self,
+    ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection for somebody who speaks the protocol: nothing was said on it yet.
+
+        Raises:
+            ConnectFailedError: there is none to be had.
+        """
+        if self._closed or self._dial is None:
+            raise ClientClosedError("the gateway is closing")
+        try:
+            reader, writer = await self._dial()
+        except OSError as error:
+            raise ConnectFailedError(f"the engine cannot be reached: {error}") from error
+        self._dialled.add(writer)
+        try:
+            yield reader, writer
+        finally:
+            self._dialled.discard(writer)
+            writer.transport.abort()
+
     async def aclose(self) -> None:
         """Close all connections; what is open on them fails."""
         self._closed = True
+        for writer in self._dialled:
+            writer.transport.abort()
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)

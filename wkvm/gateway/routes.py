@@ -1,6 +1,6 @@
 """The table of all routes."""
 
-from wkvm.gateway import chat, completions, health, metrics, models, native, tokens
+from wkvm.gateway import chat, completions, health, metrics, models, native, tokens, websocket
 from wkvm.gateway.calls import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -20,6 +20,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/status/{id}", native.status, serves_draining=True),
     Route("POST", "/v1/stream", native.stream),
     Route("POST", "/v1/submit", native.submit),
+    Route("GET", "/v1/ws", websocket.websocket),
     Route("GET", "/v2/health/live", health.health, serves_draining=True, needs_engine=False),
     Route("GET", "/v2/health/ready", health.ready, serves_draining=True, needs_engine=False),
     Route("GET", "/version", health.version, serves_draining=True, needs_engine=False),

@@ -1,0 +1,54 @@
+"""Pages of browsers on all routes; those that ask for a WebSocket are in ``test_websocket``."""
+
+import pytest
+
+from tests.gateway.harness import gateway_running
+from tests.gateway.test_native import ANNA, KEYS
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.errors import SettingError
+
+FOREIGN = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+BODY = b'{"ids":[1],"max_tokens":1}'
+
+
+async def test_without_keys_a_page_from_elsewhere_makes_nothing_run() -> None:
+    async with (
+        gateway_running() as running,
+        running.http.post("/v1/generate", data=BODY, headers=FOREIGN) as response,
+    ):
+        assert response.status == 403
+        assert (await response.json())["error"]["code"] == "origin_not_allowed"
+        client = await running.gateway.engines.own()
+        assert (await client.stats())["requests_total"] == 0
+
+
+async def test_without_keys_a_name_that_was_pointed_here_is_no_page_of_ours() -> None:
+    rebound = {"Origin": "http://evil.example:8000", "Host": "evil.example:8000"}
+    async with (
+        gateway_running() as running,
+        running.http.post("/v1/generate", data=BODY, headers=rebound) as response,
+    ):
+        assert response.status == 403
+
+
+async def test_a_page_that_has_a_key_is_let_in() -> None:
+    async with (
+        gateway_running(keys=KEYS) as running,
+        running.http.post("/v1/generate", data=BODY, headers={**FOREIGN, **ANNA}) as response,
+    ):
+        assert response.status == 200
+
+
+async def test_a_page_that_the_settings_name_is_let_in() -> None:
+    config = GatewayConfig(allowed_origins=("http://evil.example",))
+    async with (
+        gateway_running(config=config) as running,
+        running.http.post("/v1/generate", data=BODY, headers=FOREIGN) as response,
+    ):
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("origin", ["example.com", "https://", "https://a/", "https://a b", ""])
+def test_what_is_no_origin_is_no_setting(origin: str) -> None:
+    with pytest.raises(SettingError, match="allowed-origins"):
+        GatewayConfig(allowed_origins=(origin,))

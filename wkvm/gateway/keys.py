@@ -1,0 +1,42 @@
+"""The key that a request brings, wherever it may bring it."""
+
+import base64
+import binascii
+
+from aiohttp import web
+
+from wkvm.gateway.failures import HttpError
+
+KEY_PROTOCOL = "wkvm.key."
+"""A WebSocket subprotocol of this name and a key, in base64url without padding. Browsers let pages
+name subprotocols, but set no header."""
+
+
+def request_key(request: web.Request) -> str:
+    """The key that a request brings; empty if it brings none.
+
+    Raises:
+        HttpError: 401; one is there and cannot be read.
+    """
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    for protocol in offered_protocols(request):
+        if protocol.startswith(KEY_PROTOCOL):
+            return _decoded(protocol.removeprefix(KEY_PROTOCOL))
+    return ""
+
+
+def offered_protocols(request: web.Request) -> list[str]:
+    """The WebSocket subprotocols that a request offers."""
+    lines = request.headers.getall("Sec-WebSocket-Protocol", ())
+    return [one.strip() for line in lines for one in line.split(",")]
+
+
+def _decoded(text: str) -> str:
+    try:
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError) as error:
+        why = f"what follows {KEY_PROTOCOL} is not a key in base64url"
+        raise HttpError(401, why, "authentication_error", code="invalid_api_key") from error

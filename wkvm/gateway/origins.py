@@ -1,0 +1,65 @@
+"""Which browser pages may use the server. What is no browser sends no Origin and is let in.
+
+A page that a user visits can send requests to a server on the user's own machine: across sites,
+or, after its name was pointed at a loopback address (DNS rebinding), as if from the same site.
+Where no key is needed, nothing else would stop it.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.failures import HttpError
+
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+def check_origin(request: web.Request, config: GatewayConfig, *, needs_key: bool) -> None:
+    """Refuse pages from elsewhere.
+
+    A page is from here if its origin is the Host that it asks for; without keys also only if that
+    is an address or ``localhost``, which nobody can point elsewhere. Others have to be among the
+    settings' ``allowed_origins``.
+
+    Raises:
+        HttpError: 403.
+    """
+    origin = request.headers.get("Origin")
+    if origin is None or "*" in config.allowed_origins or origin in config.allowed_origins:
+        return
+    if _is_same(origin, request.headers.get("Host", "")) and (needs_key or _is_fixed(origin)):
+        return
+    raise HttpError(
+        403,
+        "a page of this origin may not use this server; see --allowed-origins",
+        "permission_error",
+        code="origin_not_allowed",
+    )
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether an origin, such as ``http://localhost:8000``, is of a host: ``localhost:8000``."""
+    try:
+        page, asked = urlsplit(origin), urlsplit(f"//{host}")
+        default = _PORTS.get(page.scheme)
+        return (
+            page.hostname is not None
+            and page.hostname == asked.hostname
+            and (page.port or default) == (asked.port or default)
+        )
+    except ValueError:
+        return False
+
+
+def _is_fixed(origin: str) -> bool:
+    """Whether a page's host is no name that its owner could point elsewhere."""
+    host = urlsplit(origin).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

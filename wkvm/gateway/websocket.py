@@ -1,0 +1,250 @@
+"""``GET /v1/ws``: the binary protocol over WebSocket. One message of a WebSocket is one payload.
+
+Each WebSocket has a connection of its own to the engine, and messages pass through as they are:
+whose a key is, what may be asked, and how long silence may last, the engine decides as at its own
+door. Only the first message of a client is opened, since the key may have come by the upgrade.
+
+Neither side is read while the other does not take what was passed on, so what is stored is what
+the sockets' buffers hold and a message each way. A client that does not read is cut off by the
+deadline of its HTTP connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+from aiohttp import WSMsgType, web
+from wkvm_protocol.codec import Codec
+from wkvm_protocol.errors import ErrorCode, ProtocolError
+from wkvm_protocol.framing import HEADER_BYTES
+from wkvm_protocol.messages import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_FRAME_BYTES,
+    Error,
+    GoAway,
+    Hello,
+    HelloOk,
+)
+
+from wkvm.gateway.calls import Call
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.keys import offered_protocols, request_key
+from wkvm.gateway.origins import check_origin
+
+logger = logging.getLogger("wkvm.gateway")
+
+PROTOCOL = "wkvm.v1"
+CLOSE_TIMEOUT_S = 1.0
+"""How long a client may take to answer a close."""
+
+OK, UNSUPPORTED_DATA, TOO_BIG = 1000, 1003, 1009
+PROTOCOL_ERROR, POLICY, INTERNAL, RESTART, TRY_LATER = 1002, 1008, 1011, 1012, 1013
+
+CLOSE_CODES: dict[int, int] = {
+    ErrorCode.PROTOCOL_VIOLATION: PROTOCOL_ERROR,
+    ErrorCode.FRAME_TOO_LARGE: TOO_BIG,
+    ErrorCode.UNSUPPORTED_VERSION: PROTOCOL_ERROR,
+    ErrorCode.UNAUTHENTICATED: POLICY,
+    ErrorCode.AUTH_TIMEOUT: POLICY,
+    ErrorCode.FRAME_TIMEOUT: POLICY,
+    ErrorCode.IDLE_TIMEOUT: POLICY,
+    ErrorCode.SLOW_CONSUMER: POLICY,
+    ErrorCode.TOO_MANY_CONNECTIONS: TRY_LATER,
+    ErrorCode.DRAINING: RESTART,
+}
+"""With what a WebSocket is closed after an Error; INTERNAL after any other."""
+
+_hello = Codec(Hello)
+_telling = Codec(HelloOk, GoAway, Error)
+_TELLING_TAGS = frozenset((0x02, 0x05, 0x06))
+_GO_AWAY_TAG = 0x05
+
+
+async def websocket(call: Call) -> web.StreamResponse:
+    """``GET /v1/ws``: become a connection of the binary protocol."""
+    gateway, request = call.gateway, call.request
+    check_origin(request, gateway.config, needs_key=gateway.engines.needs_key)
+    if PROTOCOL not in offered_protocols(request):
+        raise invalid(
+            None, f"offer the WebSocket subprotocol {PROTOCOL}", code="subprotocol_missing"
+        )
+    socket = web.WebSocketResponse[bool](
+        protocols=(PROTOCOL,),
+        compress=False,
+        # A message of this length is already too long.
+        max_msg_size=MAX_FRAME_BYTES + 1,
+        timeout=CLOSE_TIMEOUT_S,
+        decode_text=False,
+    )
+    if not socket.can_prepare(request).ok:
+        raise invalid(None, "this is no upgrade to a WebSocket", code="upgrade_missing")
+    async with gateway.engines.dialled() as (reader, writer):
+        await socket.prepare(request)
+        await _Proxy(call, socket, reader, writer).run()
+    return socket
+
+
+class _Proxy:
+    """One WebSocket and its connection to the engine."""
+
+    def __init__(
+        self,
+        call: Call,
+        socket: "web.WebSocketResponse[bool]",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        gateway = call.gateway
+        self._gateway = gateway
+        self._socket = socket
+        self._reader = reader
+        self._writer = writer
+        # Without keys a key means nothing: what is not needed is not passed on.
+        self._key = request_key(call.request) if gateway.engines.needs_key else ""
+        self._limit = MAX_HELLO_FRAME_BYTES
+        self._is_open = False
+        self._is_leaving = False
+        self._is_going = False
+        self._close: tuple[int, str] | None = None
+        self._farewell: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Pass messages both ways until one side ends, and close the other."""
+        upwards = asyncio.create_task(self._upwards())
+        self._gateway.on_drain.add(self._drain)
+        if self._gateway.is_draining:
+            self._drain()
+        try:
+            await self._downwards()
+        except Exception:
+            logger.exception("internal error on a WebSocket")
+            self._end(INTERNAL, "internal error")
+        finally:
+            self._gateway.on_drain.discard(self._drain)
+            upwards.cancel()
+            if self._farewell is not None:
+                self._farewell.cancel()
+            await asyncio.wait([upwards])
+        code, why = self._close or self._last_word()
+        await self._socket.close(code=code, message=why.encode())
+
+    # --- from the client ------------------------------------------------------------------
+
+    async def _upwards(self) -> None:
+        """Pass on what the client sends. The end of it ends the engine's connection."""
+        try:
+            await self._pass_up()
+        except ConnectionError:
+            pass
+        except Exception:
+            logger.exception("internal error on a WebSocket")
+            self._end(INTERNAL, "internal error")
+        finally:
+            self._writer.transport.abort()
+
+    async def _pass_up(self) -> None:
+        is_first = True
+        while True:
+            message = await self._socket.receive()
+            if message.type is WSMsgType.TEXT:
+                self._end(UNSUPPORTED_DATA, "messages are binary")
+                return
+            if message.type is not WSMsgType.BINARY:
+                return
+            payload: bytes = message.data
+            if len(payload) > self._limit:
+                self._end(TOO_BIG, f"longer than {self._limit} bytes")
+                return
+            if is_first:
+                payload = self._opened(payload)
+                is_first = False
+            elif _tag(payload) == _GO_AWAY_TAG:
+                self._is_leaving = True
+            # An empty one too: what is wrong with it the engine says.
+            self._writer.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+            await self._writer.drain()
+
+    def _opened(self, payload: bytes) -> bytes:
+        """The first message, with what the gateway has to say in it."""
+        try:
+            hello = _hello.decode(payload)
+            return _hello.encode(
+                msgspec.structs.replace(
+                    hello,
+                    api_key=hello.api_key or self._key,
+                    max_frame_bytes=min(hello.max_frame_bytes, MAX_FRAME_BYTES),
+                )
+            )
+        except ProtocolError:
+            # What is wrong with it the engine says.
+            return payload
+
+    # --- from the engine ------------------------------------------------------------------
+
+    async def _downwards(self) -> None:
+        """Pass on what the engine sends, until it ends the connection or the client is gone."""
+        reader, send = self._reader, self._socket.send_bytes
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                header = await reader.readexactly(HEADER_BYTES)
+                n_bytes = int.from_bytes(header, "little")
+                if not 0 < n_bytes <= MAX_FRAME_BYTES:
+                    self._end(INTERNAL, "the engine broke the protocol")
+                    return
+                payload = await reader.readexactly(n_bytes)
+                is_telling = not self._is_open or _tag(payload) in _TELLING_TAGS
+                if not is_telling or self._may_pass(payload):
+                    await send(payload)
+
+    def _may_pass(self, payload: bytes) -> bool:
+        """Take note of what the engine says of the connection."""
+        try:
+            message = _telling.decode(payload)
+        except ProtocolError:
+            return True
+        match message:
+            case HelloOk():
+                self._limit = message.max_frame_bytes
+                self._is_open = True
+            case GoAway():
+                was_going, self._is_going = self._is_going, True
+                return not was_going
+            case Error():
+                self._end(CLOSE_CODES.get(message.code, INTERNAL), "see the Error")
+            case _:
+                pass
+        return True
+
+    # --- ends -----------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Tell the client to open no more lanes; those that are open go on."""
+        if not self._is_open:
+            self._writer.transport.abort()
+        elif not self._is_going:
+            self._is_going = True
+            self._farewell = asyncio.create_task(self._say_farewell())
+
+    async def _say_farewell(self) -> None:
+        # If the client is gone, others see it too.
+        with contextlib.suppress(ConnectionError):
+            await self._socket.send_bytes(_telling.encode(GoAway("the server is draining")))
+
+    def _end(self, code: int, why: str) -> None:
+        """Note why the WebSocket is closed. The first reason counts."""
+        if self._close is None:
+            self._close = code, why
+
+    def _last_word(self) -> tuple[int, str]:
+        """Why the connection ended, where nobody said so."""
+        if self._is_going or self._gateway.is_draining:
+            return RESTART, "the server is going away"
+        if self._is_leaving:
+            return OK, ""
+        return INTERNAL, "the engine ended the connection"
+
+
+def _tag(payload: bytes) -> int | None:
+    """The tag of a message in its shortest form; None for others."""
+    return payload[1] if len(payload) > 1 and payload[0] & 0xF0 == 0x90 else None
