@@ -180,23 +180,25 @@ async def test_a_timeout_is_a_status_before_the_first_event_and_an_event_after_i
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
 
 
-async def test_a_request_that_is_cancelled_by_name_ends_and_says_so() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_is_cancelled_by_name_ends_and_says_so(stream: bool) -> None:
     async with gateway_running(engine()) as running:
+        body = {**LONG, "stream": stream, "n": 2, "allowed_token_ids": [97]}
+        begun = asyncio.Event()
 
-        async def ask(stream: bool) -> tuple[int, str]:
-            async with running.http.post(
-                "/v1/completions",
-                json={**LONG, "stream": stream, "n": 2},
-                headers={"X-Request-Id": "mine"},
-            ) as answer:
-                return answer.status, await answer.text()
+        async def ask() -> tuple[int, bytes]:
+            headers = {"X-Request-Id": "mine"}
+            async with running.http.post("/v1/completions", json=body, headers=headers) as answer:
+                begun.set()
+                return answer.status, await answer.read()
 
-        for stream, status in ((False, 499), (True, 200)):
-            asking = asyncio.create_task(ask(stream))
-            await until_stats(running, n_running=2)
-            async with running.http.post("/v1/cancel", json={"id": "mine"}) as answer:
-                assert answer.status == 200
-            got, text = await asking
-            assert got == status
-            assert '"code":"cancelled"' in text
+        asking = asyncio.create_task(ask())
+        await until_stats(running, n_running=2)
+        if stream:
+            await begun.wait()
+        async with running.http.post("/v1/cancel", json={"id": "mine"}) as answer:
+            assert answer.status == 200
+        status, data = await asking
+        assert status == (200 if stream else 499)
+        assert b'"code":"cancelled"' in data
         await until_stats(running, **IDLE)
