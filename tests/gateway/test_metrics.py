@@ -5,6 +5,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -23,6 +24,7 @@ from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.watch import EngineWatch
 
+ROOT = Path(__file__).parents[2]
 KEYS = (ApiKey.of("secret", "anna"),)
 SECRET = {"Authorization": "Bearer secret"}
 
@@ -281,3 +283,20 @@ async def test_streams_are_counted_while_they_are_open_and_left_ones_as_gone() -
         await until(lambda: not running.gateway.counts.n_streams)
         values = await values_of(running)
         assert (values[label % "2xx"], values[label % "gone"]) == (1, 1)
+
+
+async def test_the_documented_names_are_those_that_are_told() -> None:
+    text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    section = text.partition("### Metrics\n")[2].partition("\n## ")[0]
+    documented = {
+        name.partition("{")[0] for name in re.findall(r"`((?:wkvm_|vllm:)[^`]+)`", section)
+    }
+    async with gateway_running() as running:
+        await generate(running, 1, 1)
+        families = text_string_to_metric_families(await text_of(running))
+        told = {
+            f"{family.name}_total" if family.type == "counter" else family.name
+            for family in families
+            if not family.name.startswith("process_")
+        }
+    assert told == documented
