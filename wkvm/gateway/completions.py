@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from wkvm.gateway.calls import Call
+from wkvm.gateway.calls import Call, decode_body, read_body
 from wkvm.gateway.choices import MAX_CHOICES, Arrivals, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import Integer, SamplingFields
@@ -62,7 +62,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 async def completions(call: Call) -> web.StreamResponse:
     """Answer a completion."""
-    job = await _job(call, await call.body(CompletionRequest))
+    job = await _job(call)
     async with Lanes(call.client) as lanes:
         for prompt in job.prompts:
             await lanes.open(prompt.ids, job.keywords, n=job.n)
@@ -111,21 +111,24 @@ class _Job:
         return [len(prompt.ids) for prompt in self.prompts]
 
 
-async def _job(call: Call, body: CompletionRequest) -> _Job:
-    """Check a body.
+async def _job(call: Call) -> _Job:
+    """Read and check a body.
 
     Raises:
-        HttpError: 400 or 404.
+        HttpError: 400, 404, 408 or 413.
     """
     gateway = call.gateway
+    data = await read_body(call.request, gateway.config)
+    body = decode_body(data, CompletionRequest)
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
     n = body.n_choices
     _refuse(body, n)
     texts, max_model_len = gateway.texts, gateway.engines.info.max_model_len or None
-    prompts = await read_prompts(
-        body.prompt, texts.tokenizer, max_ids=_n_kept(body.truncate_prompt_tokens, max_model_len)
+    n_kept = _n_kept(body.truncate_prompt_tokens, max_model_len)
+    prompts = await gateway.offload.run(
+        lambda: read_prompts(body.prompt, texts.tokenizer, max_ids=n_kept), size=len(data)
     )
     if len(prompts) * n > MAX_CHOICES:
         why = f"{len(prompts)} prompts with n = {n}; at most {MAX_CHOICES} choices are allowed"

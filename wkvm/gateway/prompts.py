@@ -1,7 +1,5 @@
 """The prompts of a completion: one or many, as text or as ids."""
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,9 +9,6 @@ from wkvm.gateway.text import Tokenizer
 
 PromptField: TypeAlias = str | list[str | int | list[int]]
 """Text, ids, or a list of one of these. What else the type allows is refused by ``parse``."""
-
-LONG_TEXT = 16 * 1024
-"""Characters from which on a text is encoded in a thread, so that the event loop goes on."""
 
 
 @dataclass(slots=True)
@@ -37,17 +32,12 @@ class Prompt:
             raise invalid("prompt", str(error)) from error
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    """As ``Tokenizer.encode``, without holding up the event loop for long."""
-    if len(text) < LONG_TEXT:
-        return tokenizer.encode(text, special=special)
-    return await asyncio.to_thread(tokenizer.encode, text, special=special)
-
-
-async def read_prompts(
+def read_prompts(
     given: PromptField | None, tokenizer: Tokenizer, *, max_ids: int | None
 ) -> list[Prompt]:
     """The prompts of a body. The names of special tokens in them stand for these tokens.
+
+    Cost: some MB of text a second.
 
     Args:
         max_ids: of each prompt the last so many count; None takes all.
@@ -55,18 +45,15 @@ async def read_prompts(
     Raises:
         HttpError: 400; there is none, or texts and ids are mixed.
     """
-    prompts = list[Prompt]()
-    for one in _parse(given):
-        prompts.append(await _prompt(one, tokenizer, max_ids))
-    return prompts
+    return [_prompt(one, tokenizer, max_ids) for one in _parse(given)]
 
 
-async def _prompt(given: str | Sequence[int], tokenizer: Tokenizer, max_ids: int | None) -> Prompt:
+def _prompt(given: str | list[int], tokenizer: Tokenizer, max_ids: int | None) -> Prompt:
     text = None
     if isinstance(given, str):
-        text, ids = given, await encode(tokenizer, given, special=True)
+        text, ids = given, tokenizer.encode(given, special=True)
     else:
-        ids = list(given)
+        ids = given
     if not ids:
         raise invalid("prompt", "a prompt needs at least one token")
     if max_ids is not None and len(ids) > max_ids:
