@@ -10,10 +10,11 @@ from typing import Any
 
 import uvloop
 
-from wkvm_bench.harness import BenchError, Comparison
+from wkvm_bench.harness import BenchError, Comparison, Finding
 from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 
 BENCHES = {
+    "aborts": "100,000 streams of the HTTP gateway given up in every state: what is left of them",
     "decode": "the bundled model against the rwkv package, batch 1 and 16",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",
     "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
@@ -32,19 +33,19 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0 for a run, whatever its figures; 1 where it could not be run.
     """
     arguments = _parser().parse_args(argv)
-    compare: Callable[..., Coroutine[Any, Any, list[Comparison]]]
+    compare: Callable[..., Coroutine[Any, Any, list[Comparison | Finding]]]
     compare = importlib.import_module(
         f"wkvm_bench.{MODULES.get(arguments.name, arguments.name)}"
     ).compare
     before = environment()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            comparisons = runner.run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
+            results = runner.run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
     except BenchError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return 1
-    for comparison in comparisons:
-        print(to_text(arguments.name, comparison))
+    for result in results:
+        print(to_text(arguments.name, result))
     folder: Path | None = arguments.results
     if folder is None and RESULTS.is_dir() and not arguments.smoke:
         folder = RESULTS
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         command = ["python", "-m", "wkvm_bench", *argv]
         lines = [
             to_line(arguments.name, one, command=command, settings=settings, environment=before)
-            for one in comparisons
+            for one in results
         ]
         print(f"added to {append(folder, arguments.name, lines)}")
     return 0

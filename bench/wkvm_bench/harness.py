@@ -74,6 +74,24 @@ class Comparison:
         return Summary.of([a / b for a, b in zip(self.a, self.b, strict=True)])
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure that stands for itself.
+
+    Attributes:
+        case: of the benchmark.
+        unit: of the value.
+        bar: for the value.
+        besides: what else was measured, by name.
+    """
+
+    case: str
+    value: float
+    unit: str
+    bar: Bar
+    besides: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
 Side = Callable[[], Awaitable[float]]
 """Takes one sample."""
 

@@ -1,6 +1,7 @@
 """The gateway on a null engine, in one process and on one loop, as ``wkvm serve`` runs it."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,11 +45,14 @@ class Running:
     server: Server
     gateway: Gateway
     door: Door
+    port: int
 
 
 @asynccontextmanager
-async def running(engine_loop: EngineLoop, path: str) -> AsyncIterator[Running]:
-    """Serve an engine over HTTP on a unix socket for the length of a block."""
+async def running(
+    engine_loop: EngineLoop, path: str, *, port: int | None = None
+) -> AsyncIterator[Running]:
+    """Serve an engine over HTTP for the length of a block, on a unix socket and perhaps a port."""
     server = Server(engine_loop, ServerConfig(binary_port=None))
 
     async def connect(key: str | None) -> aio.Client:
@@ -57,14 +61,18 @@ async def running(engine_loop: EngineLoop, path: str) -> AsyncIterator[Running]:
 
     stepping = asyncio.create_task(engine_loop.run())
     engines = Engines(connect)
-    config = GatewayConfig(port=None, uds=path)
+    config = GatewayConfig(port=port, uds=path)
     gateway = Gateway(config, engines, null_texts(), started_at=int(time.time()))
     listener = UnixSocket(path, setting="uds")
-    door = Door(gateway, build_app(gateway, ROUTES), [listener.socket])
+    sockets = [listener.socket]
+    if port is not None:
+        sockets.append(socket.create_server(("127.0.0.1", port)))
+        port = sockets[-1].getsockname()[1]
+    door = Door(gateway, build_app(gateway, ROUTES), sockets)
     try:
         await engines.open()
         await door.start()
-        yield Running(engine_loop, server, gateway, door)
+        yield Running(engine_loop, server, gateway, door, port or 0)
     finally:
         await door.close()
         engine_loop.close()

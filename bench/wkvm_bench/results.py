@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import wkvm
-from wkvm_bench.harness import Comparison, Summary
+from wkvm_bench.harness import Comparison, Finding, Summary
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Where a checkout keeps the lines. An installed package has no such folder."""
@@ -38,23 +38,31 @@ def environment() -> dict[str, object]:
 
 def to_line(
     bench: str,
-    comparison: Comparison,
+    result: Comparison | Finding,
     *,
     command: Sequence[str],
     settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> str:
-    """One comparison as a line of JSON, without the newline."""
+    """One result as a line of JSON, without the newline."""
+    if isinstance(result, Finding):
+        figures: dict[str, object] = {"value": result.value}
+        judged = result.value
+    else:
+        figures = {
+            "a": {"name": result.a_name, **asdict(Summary.of(result.a))},
+            "b": {"name": result.b_name, **asdict(Summary.of(result.b))},
+            "ratio": asdict(result.ratio),
+        }
+        judged = result.ratio.median
     record = {
         "bench": bench,
-        "case": comparison.case,
-        "unit": comparison.unit,
-        "a": {"name": comparison.a_name, **asdict(Summary.of(comparison.a))},
-        "b": {"name": comparison.b_name, **asdict(Summary.of(comparison.b))},
-        "ratio": asdict(comparison.ratio),
-        "bar": str(comparison.bar),
-        "met": comparison.bar.is_met(comparison.ratio.median),
-        **({"besides": dict(comparison.besides)} if comparison.besides else {}),
+        "case": result.case,
+        "unit": result.unit,
+        **figures,
+        "bar": str(result.bar),
+        "met": result.bar.is_met(judged),
+        **({"besides": dict(result.besides)} if result.besides else {}),
         "settings": settings,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(command),
@@ -63,8 +71,22 @@ def to_line(
     return json.dumps(_rounded(record))
 
 
-def to_text(bench: str, comparison: Comparison) -> str:
-    """One comparison as lines to read."""
+def to_text(bench: str, result: Comparison | Finding) -> str:
+    """One result as lines to read."""
+    lines = _finding(bench, result) if isinstance(result, Finding) else _comparison(bench, result)
+    lines += [f"    {name}: {value:,.4g}" for name, value in result.besides.items()]
+    return "\n".join(lines)
+
+
+def _finding(bench: str, finding: Finding) -> list[str]:
+    verdict = "met" if finding.bar.is_met(finding.value) else "MISSED"
+    return [
+        f"{bench}, {finding.case}: {finding.value:,.5g} {finding.unit};"
+        f" the bar is {finding.bar}: {verdict}"
+    ]
+
+
+def _comparison(bench: str, comparison: Comparison) -> list[str]:
     lines = [f"{bench}, {comparison.case}:"]
     for name, samples in ((comparison.a_name, comparison.a), (comparison.b_name, comparison.b)):
         s = Summary.of(samples)
@@ -78,8 +100,7 @@ def to_text(bench: str, comparison: Comparison) -> str:
         f"  ratio {ratio.median:.2f} (p10 {ratio.p10:.2f}, p90 {ratio.p90:.2f});"
         f" the bar is {comparison.bar}: {verdict}"
     )
-    lines += [f"    {name}: {value:,.4g}" for name, value in comparison.besides.items()]
-    return "\n".join(lines)
+    return lines
 
 
 def append(folder: Path, bench: str, lines: Sequence[str]) -> Path:

@@ -118,6 +118,12 @@ async def _serve_gateway(path: str) -> None:
     await null_gateway.serve(path)
 
 
+async def _serve_watched(path: str) -> None:
+    from wkvm_bench import watched_gateway
+
+    await watched_gateway.serve(path)
+
+
 SERVERS = {
     "echo": _serve_echo,
     "null": _serve_null,
@@ -125,6 +131,7 @@ SERVERS = {
     "fastapi": _serve_fastapi,
     "fastapi-at-once": _serve_fastapi_at_once,
     "gateway": _serve_gateway,
+    "watched": _serve_watched,
 }
 
 

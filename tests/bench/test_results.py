@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from wkvm_bench.harness import Bar, Comparison
+from wkvm_bench.harness import Bar, Comparison, Finding
 from wkvm_bench.results import append, environment, to_line, to_text
 
 COMPARISON = Comparison("batch 1", "wkvm", "peer", "ids/s", (30.0, 1 / 3), (10.0, 1.0), Bar(2.0))
@@ -31,3 +31,12 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
 def test_the_text_says_whether_the_bar_is_met() -> None:
     assert "ratio 1.67" in to_text("decode", COMPARISON)
     assert to_text("decode", COMPARISON).endswith("the bar is at least 2: MISSED")
+
+
+def test_a_figure_of_its_own_is_judged_by_its_value() -> None:
+    finding = Finding("tasks", 1, "left over", Bar(0.0, at_least=False), {"before": 2, "after": 3})
+    record = json.loads(to_line("aborts", finding, command=[], settings={}, environment={}))
+    assert (record["value"], record["met"], record["besides"]["after"]) == (1, False, 3)
+    text = to_text("aborts", finding).splitlines()
+    assert text[0] == "aborts, tasks: 1 left over; the bar is at most 0: MISSED"
+    assert text[1:] == ["    before: 2", "    after: 3"]
