@@ -22,7 +22,7 @@ from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway, Route
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door
-from wkvm.gateway.engines import Engines
+from wkvm.gateway.engines import Engines, Streams
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
 from wkvm.gateway.texts import Texts
@@ -97,7 +97,7 @@ async def gateway_over(
         sock = await server.connect_local(is_trusted=key is None)
         return await aio.from_socket(sock, api_key=key)
 
-    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def dial() -> Streams:
         return await asyncio.open_unix_connection(sock=await server.connect_local(is_trusted=False))
 
     with tempfile.TemporaryDirectory() as folder:

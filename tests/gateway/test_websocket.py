@@ -375,6 +375,42 @@ async def test_a_drain_is_announced_once_and_open_lanes_go_on() -> None:
         await closing
 
 
+async def test_a_drain_ends_a_websocket_without_lanes_at_once() -> None:
+    async with gateway_running() as running, joined(running, hello=HELLO) as peer:
+        assert isinstance(await peer.hear(), HelloOk)
+        running.gateway.begin_drain()
+        assert isinstance(await peer.hear(), GoAway)
+        assert await peer.closed() == 1012
+
+
+async def test_a_drain_ends_a_websocket_with_its_last_lane() -> None:
+    async with gateway_running() as running, joined(running, hello=HELLO) as peer:
+        await peer.say(LONG)
+        await until_running(running)
+        running.gateway.begin_drain()
+        await peer.hear_until(GoAway)
+        assert isinstance(await peer.hear(), Tokens)
+        await peer.say(GoAway())
+        await peer.say(Cancel(1))
+        await peer.hear_until(End)
+        assert await peer.closed() == 1012
+
+
+@pytest.mark.parametrize("message", [Generate(2, pack_ids([1])), Stats(2)])
+async def test_a_lane_that_crosses_with_the_drain_is_refused_by_itself(
+    message: Generate | Stats,
+) -> None:
+    async with gateway_running() as running, joined(running, hello=HELLO) as peer:
+        await peer.say(LONG)
+        await until_running(running)
+        running.gateway.begin_drain()
+        await peer.say(message)
+        failed = await peer.hear_until(Failed)
+        assert isinstance(failed, Failed)
+        assert (failed.request_id, failed.code, failed.retryable) == (2, ErrorCode.DRAINING, True)
+        assert isinstance(await peer.hear(), Tokens)
+
+
 async def test_a_gateway_that_closes_says_so() -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         assert isinstance(await peer.hear(), HelloOk)

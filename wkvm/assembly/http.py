@@ -12,6 +12,7 @@ from typing import TypeAlias
 import uvloop
 from wkvm_client import aio
 from wkvm_client.errors import BadPeerError, UnauthenticatedError
+from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
 
 from wkvm.assembly.texts import check_tokenizer
 from wkvm.core.config import is_loopback
@@ -20,7 +21,7 @@ from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door, check_parser, tls_context
-from wkvm.gateway.engines import Connect, Engines
+from wkvm.gateway.engines import Connect, Dial, Engines, Streams
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
 from wkvm.server.listen import Listening, bind
@@ -35,14 +36,16 @@ class HttpDoor:
     """The gateway, from its sockets to its connections to the engine.
 
     Args:
-        connect: to the engine.
+        connect, dial: to the engine.
         hint: what to do if the engine serves a model with another tokenizer.
     """
 
-    def __init__(self, config: GatewayConfig, texts: Texts, connect: Connect, *, hint: str) -> None:
+    def __init__(
+        self, config: GatewayConfig, texts: Texts, connect: Connect, dial: Dial, *, hint: str
+    ) -> None:
         self._config = config
         self._texts = texts
-        self._engines = Engines(connect)
+        self._engines = Engines(connect, dial)
         self._hint = hint
         self._bound: Listening | None = None
         self._door: Door | None = None
@@ -115,7 +118,11 @@ def beside(server: Server, config: GatewayConfig, texts: Texts) -> HttpDoor:
         sock = await server.connect_local(is_trusted=key is None)
         return await aio.from_socket(sock, api_key=key)
 
-    return HttpDoor(config, texts, connect, hint="both come from the model's folder")
+    async def dial() -> Streams:
+        sock = await server.connect_local(is_trusted=False)
+        return await asyncio.open_unix_connection(sock=sock)
+
+    return HttpDoor(config, texts, connect, dial, hint="both come from the model's folder")
 
 
 def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None) -> HttpDoor:
@@ -143,7 +150,16 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
             await _check_asks_for_keys(client)
         return await client(key)
 
-    return HttpDoor(config, texts, connect, hint="give the right one with --model or --tokenizer")
+    async def dial() -> Streams:
+        match parse_address(address):
+            case TcpAddress(host, port):
+                return await asyncio.open_connection(host, port)
+            case UnixAddress(path):
+                return await asyncio.open_unix_connection(path)
+
+    return HttpDoor(
+        config, texts, connect, dial, hint="give the right one with --model or --tokenizer"
+    )
 
 
 async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Client]]) -> None:

@@ -24,7 +24,8 @@ Connect: TypeAlias = Callable[[str | None], Awaitable[aio.Client]]
 """Makes a connected client that presents a key, or, with None, is the gateway's own and presents
 what the gateway was given for itself. It does not reconnect by itself."""
 
-Dial: TypeAlias = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial: TypeAlias = Callable[[], Awaitable[Streams]]
 """Makes a connection on which nothing was said yet, and which is trusted with nothing. Raises
 OSError if there is none to be had."""
 
@@ -37,6 +38,10 @@ class Engines:
 
     A connection that was lost, or that takes no new requests, is replaced when it is next
     asked for.
+
+    Args:
+        connect: makes them.
+        dial: makes those of ``dialled``; None where there shall be none.
 
     Its own connection is for what belongs to no client: readiness, counters, and what the engine
     says of itself.
@@ -120,16 +125,16 @@ class Engines:
         return self._is_open or _name(key) in self._clients
 
     @asynccontextmanager
-    async def dialled(
-        self,
-    ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def dialled(self) -> AsyncGenerator[Streams]:
         """A connection for somebody who speaks the protocol: nothing was said on it yet.
 
         Raises:
             ConnectFailedError: there is none to be had.
         """
-        if self._closed or self._dial is None:
+        if self._closed:
             raise ClientClosedError("the gateway is closing")
+        if self._dial is None:
+            raise ConnectFailedError("the engine is not reached in that way here")
         try:
             reader, writer = await self._dial()
         except OSError as error:

@@ -22,9 +22,13 @@ from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
     Error,
+    Failed,
+    Generate,
+    GenerateConstrained,
     GoAway,
     Hello,
     HelloOk,
+    Stats,
 )
 
 from wkvm.gateway.calls import Call
@@ -55,9 +59,14 @@ CLOSE_CODES: dict[int, int] = {
 }
 """With what a WebSocket is closed after an Error; INTERNAL after any other."""
 
+DRAINING = "the server is draining"
+
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
+_opening = Codec(Generate, GenerateConstrained, Stats)
+_wire = Codec(GoAway, Failed)
 _TELLING_TAGS = frozenset((0x02, 0x05, 0x06))
+_OPENING_TAGS = frozenset((0x10, 0x13, 0x40))
 _GO_AWAY_TAG = 0x05
 
 
@@ -105,7 +114,10 @@ class _Proxy:
         self._limit = MAX_HELLO_FRAME_BYTES
         self._is_open = False
         self._is_leaving = False
+        """The engine was sent a GoAway: by the client, or, if ``_has_left``, for it."""
+        self._has_left = False
         self._is_going = False
+        """The client was sent a GoAway."""
         self._close: tuple[int, str] | None = None
         self._farewell: asyncio.Task[None] | None = None
 
@@ -160,10 +172,18 @@ class _Proxy:
                 payload = self._opened(payload)
                 is_first = False
             elif _tag(payload) == _GO_AWAY_TAG:
+                if self._is_leaving:
+                    continue
                 self._is_leaving = True
-            # An empty one too: what is wrong with it the engine says.
-            self._writer.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+            elif self._has_left and (refusal := _refusal(payload)) is not None:
+                await self._socket.send_bytes(refusal)
+                continue
+            self._write(payload)
             await self._writer.drain()
+
+    def _write(self, payload: bytes) -> None:
+        # An empty one too: what is wrong with it the engine says.
+        self._writer.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
 
     def _opened(self, payload: bytes) -> bytes:
         """The first message, with what the gateway has to say in it."""
@@ -219,17 +239,21 @@ class _Proxy:
     # --- ends -----------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Tell the client to open no more lanes; those that are open go on."""
+        """Tell the client to open no more lanes, and the engine to end with the last of them."""
         if not self._is_open:
             self._writer.transport.abort()
-        elif not self._is_going:
+            return
+        if not self._is_going:
             self._is_going = True
             self._farewell = asyncio.create_task(self._say_farewell())
+        if not self._is_leaving:
+            self._is_leaving = self._has_left = True
+            self._write(_wire.encode(GoAway()))
 
     async def _say_farewell(self) -> None:
         # If the client is gone, others see it too.
         with contextlib.suppress(ConnectionError):
-            await self._socket.send_bytes(_telling.encode(GoAway("the server is draining")))
+            await self._socket.send_bytes(_wire.encode(GoAway(DRAINING)))
 
     def _end(self, code: int, why: str) -> None:
         """Note why the WebSocket is closed. The first reason counts."""
@@ -243,6 +267,20 @@ class _Proxy:
         if self._is_leaving:
             return OK, ""
         return INTERNAL, "the engine ended the connection"
+
+
+def _refusal(payload: bytes) -> bytes | None:
+    """The answer to a message that opens a lane too late; None for another message."""
+    if _tag(payload) not in _OPENING_TAGS:
+        return None
+    try:
+        message = _opening.decode(payload)
+    except ProtocolError:
+        return None
+    assert isinstance(message, Generate | GenerateConstrained | Stats)
+    return _wire.encode(
+        Failed(message.request_id, ErrorCode.DRAINING, ErrorCode.DRAINING.retryable, DRAINING)
+    )
 
 
 def _tag(payload: bytes) -> int | None:
