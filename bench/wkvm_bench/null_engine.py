@@ -1,6 +1,6 @@
 """An engine that computes nothing: what is left is the cost of everything around a model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from wkvm.core.errors import QueueFullError, WkvmError
@@ -147,6 +147,10 @@ class NullEngine:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
         return events
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Nothing comes up by itself."""
+        del wake
 
     def next_deadline(self) -> float | None:
         """There are no deadlines."""

@@ -1,6 +1,6 @@
 """An engine that computes nothing and is limited by nothing but its readers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from wkvm.core.errors import DrainingError, WkvmError
@@ -117,6 +117,9 @@ class Fountain:
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        del wake
 
     def next_deadline(self) -> float | None:
         return None

@@ -10,7 +10,14 @@ from wkvm.core.errors import ConfigError
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
-from wkvm.gateway.text import tokenizer_digest
+from wkvm.engine.grammars import GrammarCompiler, can_compile
+from wkvm.gateway.text import (
+    Tokenizer,
+    TokenizerError,
+    UnknownTokenError,
+    load_tokenizer,
+    tokenizer_digest,
+)
 from wkvm.models.base import Model
 from wkvm.models.registry import ModelDescription, describe, load_model
 
@@ -56,8 +63,14 @@ def _fitting(path: Path, *, device: str, dtype: str) -> tuple[ModelDescription, 
     return description, slots_that_fit(description, device=device, dtype=dtype)
 
 
-def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engine:
+def build_engine(
+    path: Path, config: EngineConfig, *, served_name: str, takes_grammars: bool = False
+) -> Engine:
     """Load a model, run it once and make its engine.
+
+    Args:
+        takes_grammars: whether requests may have grammars, as far as llguidance is installed
+            and there is a tokenizer. That takes up to a second for a large vocabulary.
 
     Raises:
         CheckpointError, ConfigError: as ``load_model``.
@@ -65,7 +78,13 @@ def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engin
     began = time.monotonic()
     model = load_model(path, device=config.device, dtype=config.dtype)
     warm_up(model, config)
-    engine = Engine(model, config, served_name=served_name, tokenizer_digest=tokenizer_digest(path))
+    engine = Engine(
+        model,
+        config,
+        served_name=served_name,
+        tokenizer_digest=tokenizer_digest(path),
+        grammars=_grammars(path, model) if takes_grammars else None,
+    )
     logger.info(
         "%s: %s, %s on %s, %d slots, %.1f MiB of states, loaded in %.1f s",
         served_name,
@@ -77,6 +96,38 @@ def build_engine(path: Path, config: EngineConfig, *, served_name: str) -> Engin
         time.monotonic() - began,
     )
     return engine
+
+
+def _grammars(path: Path, model: Model) -> GrammarCompiler | None:
+    """What makes requests' grammars work, ready for use; None, and a word in the log, if nothing.
+
+    A model can be served without its tokenizer, so one that cannot be read is no error here.
+    """
+    if not can_compile():
+        logger.info("no grammars: llguidance is not installed")
+        return None
+    try:
+        tokenizer = load_tokenizer(path)
+    except TokenizerError as error:
+        logger.info("no grammars: %s", error)
+        return None
+    grammars = GrammarCompiler(
+        texts_of_ids(tokenizer, model.info.eos_ids), vocab_size=model.info.vocab_size
+    )
+    grammars.prepare()
+    return grammars
+
+
+def texts_of_ids(tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> list[bytes]:
+    """By id, the bytes that it adds to a text: none where it is unknown, special or ends it."""
+    not_text = tokenizer.special_ids.union(eos_ids)
+    texts = list[bytes]()
+    for token_id in range(tokenizer.vocab_size):
+        try:
+            texts.append(b"" if token_id in not_text else tokenizer.token_bytes(token_id))
+        except UnknownTokenError:
+            texts.append(b"")
+    return texts
 
 
 def warm_up(model: Model, config: EngineConfig) -> None:

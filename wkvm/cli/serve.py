@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     check_addresses(server_config)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
-    engine = build_engine(path, engine_config, served_name=name)
+    engine = build_engine(path, engine_config, served_name=name, takes_grammars=True)
     opened = list[assembly.HttpDoor]()
 
     def doors(server: Server) -> list[assembly.HttpDoor]:

@@ -3,8 +3,9 @@
 Plain data and an interface: what carries grammars out is the engine's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wkvm.core.errors import InvalidParameterError
 
@@ -34,6 +35,20 @@ class Grammar:
             or len(self.source.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES
         ):
             raise InvalidParameterError("grammar", f"the limit is {MAX_GRAMMAR_BYTES:,} bytes")
+
+
+class Unbound(NamedTuple):
+    """A request that got a slot and lacks the constraint that its grammar makes.
+
+    Attributes:
+        stops: ids that end it.
+        allowed_ids: only these may be chosen; None allows all.
+    """
+
+    request_id: int
+    grammar: Grammar
+    stops: tuple[int, ...]
+    allowed_ids: Sequence[int] | None
 
 
 class Constraint(Protocol):

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wkvm.core.errors import RequestError
+from wkvm.core.grammar import Constraint
 from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
 
@@ -28,6 +30,8 @@ class RowPlan(NamedTuple):
         next_id: the prompt id after ``ids``, if prompt log probabilities are wanted
             and there is one; the logits of the last of ``ids`` score it.
         banned_ids: must not be sampled: the request's stops, before its ``min_tokens``.
+        constraint: what may be sampled, by the request's grammar; whoever runs the step
+            advances it. None allows all.
     """
 
     request_id: int
@@ -43,6 +47,7 @@ class RowPlan(NamedTuple):
     branch: int
     next_id: int | None = None
     banned_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,13 @@ class StepResult:
 
     Attributes:
         token_ids: the sampled id of each row; None where none was to be sampled or
-            the row is not finite.
+            could be.
         not_finite: indices of rows whose logits hold NaN or infinity.
         logprobs: for rows that asked, by row index: those of the sampled id.
         prompt_logprobs: for rows that asked, by row index: those of the prompt ids that
             the step's logits score.
+        complete: indices of rows whose grammars let nothing follow, after the id if any.
+        unmet: why a row has no id that its grammar allows, by row index.
     """
 
     token_ids: tuple[int | None, ...]
@@ -82,3 +89,5 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(
         default_factory=dict[int, tuple[Logprobs, ...]]
     )
+    complete: frozenset[int] = frozenset()
+    unmet: Mapping[int, RequestError] = field(default_factory=dict[int, RequestError])

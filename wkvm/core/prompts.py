@@ -83,7 +83,7 @@ def _divide_by_priority(
 
 def absorbable(request: Request) -> int:
     """How many ids of its prompt a running request could absorb in a step without a budget."""
-    if request.paused_since is None:
+    if request.paused_since is None and request.is_ready:
         return request.n_known - request.n_computed
     if request.held and request.params.prompt_logprobs is not None:
         return 0
@@ -110,4 +110,5 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
         branch=request.branch,
         next_id=request.prompt[end] if wants_next else None,
         banned_ids=request.stops if samples and request.n_output < params.min_tokens else (),
+        constraint=request.constraint,
     )

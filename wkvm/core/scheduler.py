@@ -20,6 +20,7 @@ from wkvm.core.errors import (
     StalledError,
     WkvmError,
 )
+from wkvm.core.grammar import Constraint, Unbound
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import (
@@ -54,6 +55,9 @@ class Scheduler:
     absorbs nothing. An id whose step was in flight when the hold came is still delivered.
     A stop id costs no credit, but is not looked for without.
 
+    Grammars: a request that has one waits in the same way until ``bind`` brings what was made
+    of it, and no clock of a stall runs.
+
     Stops: a stop id that is sampled before ``min_tokens`` is output like any other.
     """
 
@@ -69,6 +73,7 @@ class Scheduler:
         self._deadlines = Deadlines(self._due)
         self._in_flight: StepPlan | None = None
         self._freed = dict[int, None]()
+        self._unbound = list[Unbound]()
         self._events = list[Event]()
         self._turn = 0
         self._draining = False
@@ -172,6 +177,24 @@ class Scheduler:
             request.held = held
             self._note_pause(request, now)
 
+    def take_unbound(self) -> list[Unbound]:
+        """The requests with grammars that got slots since the last call, perhaps ended since."""
+        unbound, self._unbound = self._unbound, []
+        return unbound
+
+    def bind(self, request_id: int, constraint: Constraint) -> None:
+        """Let a request with a grammar produce. Unknown and ended ones are ignored."""
+        request = self._table.get(request_id)
+        if request is not None:
+            request.constraint = constraint
+            request.is_ready = True
+
+    def refuse(self, request_id: int, error: WkvmError, now: float) -> None:
+        """End a request whose grammar is wrong. Unknown and ended ones are ignored."""
+        request = self._table.get(request_id)
+        if request is not None:
+            self._end(request, Status.FINISHED_ERROR, now, error=error)
+
     def drain(self) -> None:
         """Refuse new requests from now on; those that are queued or running go on."""
         self._draining = True
@@ -198,7 +221,7 @@ class Scheduler:
         for request in self._running.values():
             if request.n_known - request.n_computed > 1:
                 prompts.append(request)
-            elif request.paused_since is None:
+            elif request.paused_since is None and request.is_ready:
                 n_output, params = request.n_output, request.params
                 rows.append(
                     RowPlan(
@@ -215,6 +238,7 @@ class Scheduler:
                         request.branch,
                         None,
                         request.stops if n_output < params.min_tokens else (),
+                        request.constraint,
                     )
                 )
         if prompts:
@@ -251,6 +275,11 @@ class Scheduler:
             self._running[request.request_id] = request
             self._next_turn(request)
             self._note_pause(request, now)
+            if request.grammar is not None:
+                wanted = Unbound(
+                    request.request_id, request.grammar, request.stops, request.params.allowed_ids
+                )
+                self._unbound.append(wanted)
 
     def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
         """Rows for the prompts that get a share of ``budget``."""
@@ -273,7 +302,8 @@ class Scheduler:
         if len(result.token_ids) != len(plan.rows):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
-        not_finite, logprobs = result.not_finite, result.logprobs
+        not_finite, logprobs, complete = result.not_finite, result.logprobs, result.complete
+        unmet = result.unmet
         running, n_first = self._running, 0
         request_ids, indices, token_ids = list[int](), list[int](), list[int]()
         logprobs_at = dict[int, Logprobs]()
@@ -297,6 +327,12 @@ class Scheduler:
                     ended.append((request, Status.LENGTH, None, None))
                 continue
             token_id = result.token_ids[index]
+            if index in unmet:
+                ended.append((request, Status.FINISHED_ERROR, None, unmet[index]))
+                continue
+            if token_id is None and index in complete:
+                ended.append((request, Status.STOPPED, None, None))
+                continue
             if token_id is None:
                 raise ValueError(f"row {index} samples, and its result has no id")
             n_output, params = request.n_output, request.params
@@ -315,7 +351,9 @@ class Scheduler:
             request.n_output = n_output = n_output + 1
             request.n_known += 1
             request.last_id = token_id
-            if n_output == params.max_tokens:
+            if index in complete:
+                ended.append((request, Status.STOPPED, None, None))
+            elif n_output == params.max_tokens:
                 ended.append((request, Status.LENGTH, None, None))
             elif request.credit is not None:
                 request.credit -= 1

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from wkvm.core.errors import WkvmError
+from wkvm.core.grammar import Constraint, Grammar
 from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 
@@ -27,7 +28,7 @@ class Request:
     """A live request. Mutable, and nobody's but the scheduler's.
 
     Attributes:
-        prompt, params, tenant, priority: from the spec.
+        prompt, params, tenant, priority, grammar: from the spec.
         seed, branch: with a position, the key of its random numbers.
         stops, stop_set: ids that end it once it has produced ``params.min_tokens``.
         submitted_at, admitted_at, first_token_at: of the caller's clock.
@@ -41,6 +42,8 @@ class Request:
         credit: how many more it may produce; None is any number.
         held: whether it must produce nothing whatever its credit.
         paused_since: since when it has held its slot without being allowed to produce.
+        constraint: what its grammar makes of the output so far.
+        is_ready: whether it has a constraint or needs none; else it may not produce.
         turn: rises each time a share of the budget is given to it; orders the prompts.
     """
 
@@ -59,6 +62,9 @@ class Request:
     n_known: int
     last_id: int
     credit: int | None
+    grammar: Grammar | None = None
+    constraint: Constraint | None = None
+    is_ready: bool = True
     status: Status = Status.QUEUED
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -128,6 +134,8 @@ def choices_of(
             n_known=len(spec.prompt),
             last_id=spec.prompt[-1],
             credit=spec.credit,
+            grammar=spec.grammar,
+            is_ready=spec.grammar is None,
         )
         for request_id, branch in zip(request_ids, branches, strict=True)
     ]

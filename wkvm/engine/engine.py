@@ -2,15 +2,16 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import ConfigError, StepFailedError, WkvmError
+from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError, WkvmError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import Event, RequestSpec
+from wkvm.core.request import Event, RequestSpec, Status
 from wkvm.core.scheduler import Scheduler
+from wkvm.engine.grammars import GrammarCompiler
 from wkvm.engine.interface import EngineInfo
 from wkvm.engine.runner import Runner
 from wkvm.models.base import Model
@@ -30,6 +31,9 @@ class Engine:
 
     On a CPU it sets the number of torch's threads, for the whole process: as configured, or
     one for a small model, whose products are over before a second thread has started.
+
+    Args:
+        grammars: makes constraints of requests' grammars; None takes no such requests.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Engine:
         *,
         served_name: str | None = None,
         tokenizer_digest: str = "",
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         n_threads = config.n_threads
         if n_threads is None and model.info.weight_bytes < SMALL_MODEL_BYTES:
@@ -54,7 +59,9 @@ class Engine:
             eos_ids=model.info.eos_ids,
             n_slots=config.n_slots,
             max_model_len=config.max_model_len,
+            takes_grammars=grammars is not None,
         )
+        self._grammars = grammars
         self._scheduler = Scheduler(
             config, vocab_size=model.info.vocab_size, eos_ids=model.info.eos_ids
         )
@@ -91,6 +98,8 @@ class Engine:
             RequestError: the request is wrong.
             CapacityError: the queue has no room for all, or the engine is draining.
         """
+        if spec.grammar is not None and self._grammars is None:
+            raise InvalidParameterError("grammar", "this engine takes none")
         first, n = self._n_submitted + 1, spec.params.n
         request_ids = tuple(range(first, first + n))
         seed, branches = spec.params.seed, range(n)
@@ -118,7 +127,28 @@ class Engine:
 
     def plan(self, now: float) -> StepPlan | None:
         """Expire what is overdue, admit what fits, and choose the next step's rows."""
-        return self._scheduler.plan(now)
+        if self._grammars is None:
+            return self._scheduler.plan(now)
+        self._bind(self._grammars, now)
+        plan = self._scheduler.plan(now)
+        self._grammars.want(self._scheduler.take_unbound())
+        # What is known already needs no thread, and there may be nothing else to do.
+        if self._bind(self._grammars, now) and plan is None:
+            plan = self._scheduler.plan(now)
+        return plan
+
+    def _bind(self, grammars: GrammarCompiler, now: float) -> bool:
+        """Hand over the constraints that are ready; whether there were any."""
+        ready = grammars.turn(self._is_running)
+        for request_id, outcome in ready:
+            if isinstance(outcome, InvalidParameterError):
+                self._scheduler.refuse(request_id, outcome, now)
+            else:
+                self._scheduler.bind(request_id, outcome)
+        return bool(ready)
+
+    def _is_running(self, request_id: int) -> bool:
+        return self._scheduler.status(request_id) is Status.RUNNING
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a step. Blocks for as long as the step takes; raises what the model raises."""
@@ -140,6 +170,11 @@ class Engine:
         """When ``plan`` should be called although nothing else happens; None for never."""
         return self._scheduler.next_deadline()
 
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from another thread, when ``plan`` may find something new."""
+        if self._grammars is not None:
+            self._grammars.wake = wake
+
     def drain(self) -> None:
         """Refuse new requests from now on; those that are queued or running go on."""
         self._scheduler.drain()
@@ -151,12 +186,16 @@ class Engine:
     def step(self, now: float) -> list[Event]:
         """Plan, run and commit one step, for use without a loop.
 
+        Waits for a grammar that is being compiled if there is nothing else to do.
+
         A model that raises ends the step's requests with StepFailedError; the cause is logged.
 
         Returns:
             What happened; empty if there was nothing to do.
         """
         plan = self.plan(now)
+        if plan is None and self._grammars is not None and self._grammars.wait():
+            plan = self.plan(now)
         if plan is not None:
             try:
                 result = self.run(plan)

@@ -1,6 +1,6 @@
 """What the step loop and the server ask of an engine. No torch here: a null engine fits too."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,6 +110,10 @@ class EngineLike(Protocol):
 
     def next_deadline(self) -> float | None:
         """When ``plan`` should be called although nothing else happens; None for never."""
+        ...
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when ``plan`` may find something unasked for."""
         ...
 
     def drain(self) -> None:

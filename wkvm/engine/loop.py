@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from wkvm.core.errors import DrainingError, StepFailedError
@@ -146,6 +147,7 @@ class EngineLoop:
         no new ones are taken, and the exception comes out of here.
         """
         worker = _Worker(self._engine) if self._engine.blocks else _Here(self._engine)
+        self._engine.set_wake(partial(self._wake_from_afar, asyncio.get_running_loop()))
         self._runs = True
         try:
             while not self._closing:
@@ -221,6 +223,13 @@ class EngineLoop:
             self._wake.set()
             if self._busy_since is None:
                 self._busy_since = self._clock()
+
+    def _wake_from_afar(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the coroutine, from another thread."""
+        try:
+            loop.call_soon_threadsafe(self._turn_soon)
+        except RuntimeError:
+            logger.debug("something came up after the loop was closed")
 
     def _flush(self) -> None:
         self._flush_is_due = False

@@ -4,8 +4,9 @@ Work that no row of a step needs is not done: where all rows are greedy and plai
 is one argmax. The arithmetic is in ``wkvm.kernels.sampling``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,10 +15,12 @@ from wkvm.core.plan import RowPlan
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.memory import PenaltyMemory
 from wkvm.kernels.philox import philox_uniform, uniform
-from wkvm.kernels.sampling import add_bias, allow_only, ban, choose, choose_likeliest
+from wkvm.kernels.sampling import add_bias, allow_only, ban, choose, choose_likeliest, keep_only
 
 FEW_ROWS = 24
 """Up to here, random numbers from Python integers are quicker than those from tensors."""
+
+NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,20 @@ class Sampler:
             if self._rules[row.slot].has_penalties:
                 self._memory.feed(row)
 
-    def choose(self, rows: Sequence[RowPlan], logits: Tensor) -> Tensor:
+    def choose(
+        self, rows: Sequence[RowPlan], logits: Tensor, masks: Mapping[int, bytes] = NO_MASKS
+    ) -> Tensor:
         """Sample one id for each row.
 
         Args:
             rows: ``B`` rows that were fed before.
             logits: ``[B, V]`` float32, as the model gave them; left as they were.
+            masks: by row, the ids that its constraint allows, as it gives them.
 
         Returns:
             ``[B]`` int64. Any ids for rows that are not finite.
         """
-        logits = self._ruled(rows, logits)
+        logits = self._ruled(rows, logits, masks)
         greedy = [row.params.temperature == 0 for row in rows]
         if all(greedy):
             return choose_likeliest(logits)
@@ -112,10 +118,14 @@ class Sampler:
         seed, branch, position = torch.tensor(signed, dtype=torch.int64).unbind(1)
         return philox_uniform(seed, branch, position).to(self._device)
 
-    def _ruled(self, rows: Sequence[RowPlan], logits: Tensor) -> Tensor:
-        """The logits after bias, allowed and banned ids, and penalties."""
+    def _ruled(self, rows: Sequence[RowPlan], logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
+        """The logits after bias, allowed and banned ids, constraints and penalties."""
         rules = [self._rules[row.slot] for row in rows]
-        if all(rule.is_plain for rule in rules) and not any(row.banned_ids for row in rows):
+        if (
+            not masks
+            and all(rule.is_plain for rule in rules)
+            and not any(row.banned_ids for row in rows)
+        ):
             return logits
         logits = logits.clone()
         for at, (row, rule) in enumerate(zip(rows, rules, strict=True)):
@@ -125,6 +135,10 @@ class Sampler:
                 allow_only(logits[at], rule.allowed)
             if row.banned_ids:
                 ban(logits[at], self._tensor(row.banned_ids))
+        if masks:
+            packed = torch.frombuffer(bytearray(b"".join(masks.values())), dtype=torch.uint8)
+            packed = packed.view(len(masks), -1).to(self._device)
+            keep_only(logits, self._tensor(list(masks)), packed)
         penalized = [at for at, rule in enumerate(rules) if rule.has_penalties]
         if penalized:
             self._memory.penalize(logits, penalized, [rows[at] for at in penalized])

@@ -47,6 +47,19 @@ def allow_only(row: Tensor, ids: Tensor) -> None:
     row[ids] = allowed
 
 
+def keep_only(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Rule out, in some rows, all ids whose bit is not set, in place.
+
+    Args:
+        logits: ``[B, V]`` float32.
+        rows: ``[n]`` int64, distinct.
+        masks: ``[n, ceil(V / 8)]`` uint8: id i is bit ``i % 8`` of byte ``i // 8``.
+    """
+    shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    is_out = (masks[:, :, None] >> shifts & 1 == 0).flatten(1)[:, : logits.shape[-1]]
+    logits[rows] = logits[rows].masked_fill_(is_out, -torch.inf)
+
+
 def ban(row: Tensor, ids: Tensor) -> None:
     """Rule out ``ids`` in one row ``[V]``, in place."""
     row[ids] = -torch.inf
