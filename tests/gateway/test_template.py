@@ -169,3 +169,51 @@ def test_a_damaged_configuration_is_a_typed_error(tmp_path: Path, content: str) 
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(TemplateError, match="tokenizer_config"):
         load_chat_template(tmp_path)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a<|end|>": "<|end|>"}}}
+
+
+def test_a_template_that_names_tools_is_given_them() -> None:
+    template = ChatTemplate("{% if tools %}{{ tools[0].function.name }}{% else %}none{% endif %}")
+    assert template.knows_tools
+    assert template.render(CHAT, tools=[TOOL]) == "f"
+    assert template.render(CHAT) == "none"
+
+
+def test_a_template_that_sets_tools_only_where_there_are_none_knows_them() -> None:
+    template = ChatTemplate(
+        "{%- if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}"
+    )
+    assert template.knows_tools
+
+
+def test_the_bundled_template_knows_no_tools() -> None:
+    template = load_chat_template(BUNDLED)
+    assert not template.knows_tools
+    assert not template.knows_developer
+
+
+def test_tools_cannot_forge_special_tokens(bundled: Tokenizer) -> None:
+    template = ChatTemplate("{{ tools | tojson }}<|end|>")
+    ids = template.encode(CHAT, bundled, tools=[TOOL])
+    assert [i for i in ids if i in bundled.special_ids] == [1]
+    assert bundled.decode(ids, skip_special=False) == template.render(CHAT, tools=[TOOL])
+
+
+def test_the_last_message_can_be_continued_just_where_it_ends(bundled: Tokenizer) -> None:
+    template = load_chat_template(BUNDLED)
+    for end in ("Once", "Once ", "Once <|end|>", "Once \ufdd2"):
+        messages = [*CHAT[:2], {"role": "assistant", "content": end}]
+        ids = template.encode(
+            messages, bundled, add_generation_prompt=False, continue_final_message=True
+        )
+        text = bundled.decode(ids, skip_special=False)
+        assert text == f"System: Be kind.\n\nUser: Hello!\n\nAssistant: {end}"
+        assert not [i for i in ids if i in bundled.special_ids]
+
+
+def test_a_template_that_leaves_out_the_last_message_cannot_continue_it(bundled: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(TemplateError, match="cannot be continued"):
+        template.encode(CHAT, bundled, continue_final_message=True)

@@ -21,6 +21,7 @@ from wkvm.gateway.chat_replies import (
     whole_message,
 )
 from wkvm.gateway.choices import Arrivals, Lanes, collect
+from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, EventStream
@@ -93,6 +94,8 @@ async def _job(call: Call) -> _Job:
     gateway = call.gateway
     data = await read_body(call.request, gateway.config)
     body = decode_body(data, ChatBody)
+    if body.model is None:
+        raise invalid("model", "is required")
     gateway.check_model(body.model)
     info = gateway.engines.info
     asked = await gateway.offload.run(

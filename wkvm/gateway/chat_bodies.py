@@ -79,8 +79,8 @@ class ChatBody(SamplingFields, kw_only=True):
         continue_final_message: let the model go on with the last message.
     """
 
-    model: str
-    messages: list[Message]
+    model: str | None = None
+    messages: list[Message] | None = None
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
     stream: bool | None = None
@@ -236,6 +236,8 @@ def _prompt(
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if opens and continues:
         raise invalid("continue_final_message", "excludes add_generation_prompt")
+    if body.messages is None:
+        raise invalid("messages", "is required")
     messages = template_messages(body.messages, template, omit_media=omit_media)
     if use is not None and not template.knows_tools:
         text = use.instructions()
