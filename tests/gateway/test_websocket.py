@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,7 @@ import pytest
 from aiohttp import WSMsgType
 from wkvm_protocol.codec import Codec
 from wkvm_protocol.errors import ErrorCode
+from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import (
     Cancel,
     ClientMessage,
@@ -48,6 +51,22 @@ SERVER: Codec[ServerMessage] = Codec(
     HelloOk, Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
 )
 LONG = Generate(1, pack_ids([1, 2]), Sampling(temperature=0, max_tokens=10**6, ignore_eos=True))
+
+
+def _illegal() -> dict[str, Any]:
+    """Recorded messages that a server must refuse. Lengths that lie have no place here."""
+    folder = Path(__file__).parents[2] / "protocol" / "vectors"
+    found = dict[str, Any]()
+    for path in sorted(folder.glob("illegal-*.json")):
+        vector = json.loads(path.read_text(encoding="utf-8"))
+        frame = bytes.fromhex(vector["frame"])
+        is_whole = int.from_bytes(frame[:HEADER_BYTES], "little") == len(frame) - HEADER_BYTES
+        if vector["sender"] == "client" and is_whole:
+            found[path.stem] = vector
+    return found
+
+
+ILLEGAL = _illegal()
 
 
 @dataclasses.dataclass
@@ -273,6 +292,22 @@ async def test_a_violation_is_answered_by_the_engines_error(payload: bytes) -> N
         error = await peer.hear()
         assert isinstance(error, Error)
         assert error.code == ErrorCode.PROTOCOL_VIOLATION
+        assert await peer.closed() == 1002
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+async def test_a_recorded_violation_is_one_here_too(name: str) -> None:
+    vector = ILLEGAL[name]
+    payload = bytes.fromhex(vector["frame"])[HEADER_BYTES:]
+    async with gateway_running() as running, joined(running) as peer:
+        if vector["state"] == "open":
+            await peer.say(HELLO)
+            assert isinstance(await peer.hear(), HelloOk)
+            await peer.say(Generate(1, pack_ids([1]), Sampling(n=2, max_tokens=10**6)))
+        await peer.socket.send_bytes(payload)
+        error = await peer.hear_until(Error)
+        assert isinstance(error, Error)
+        assert error.code == vector["code"]
         assert await peer.closed() == 1002
 
 
