@@ -202,3 +202,27 @@ async def test_a_request_that_is_cancelled_by_name_ends_and_says_so(stream: bool
         assert status == (200 if stream else 499)
         assert b'"code":"cancelled"' in data
         await until_stats(running, **IDLE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_a_drain_cuts_off_may_be_sent_elsewhere(stream: bool) -> None:
+    async with gateway_running(engine()) as running:
+        body = {**LONG, "stream": stream, "allowed_token_ids": [97]}
+        begun = asyncio.Event()
+
+        async def ask() -> tuple[int, bytes]:
+            headers = {"X-Request-Id": "mine"}
+            async with running.http.post("/v1/completions", json=body, headers=headers) as answer:
+                begun.set()
+                return answer.status, await answer.read()
+
+        asking = asyncio.create_task(ask())
+        await until_stats(running, n_running=1)
+        if stream:
+            await begun.wait()
+        running.gateway.begin_drain()
+        async with running.http.post("/v1/cancel", json={"id": "mine"}) as answer:
+            assert answer.status == 200
+        status, data = await asking
+        assert status == (200 if stream else 503)
+        assert b'"code":"draining"' in data

@@ -4,7 +4,6 @@ A handler is a function of a ``Call``; what it raises is answered here, in OpenA
 """
 
 import asyncio
-import logging
 import math
 import re
 import uuid
@@ -14,12 +13,10 @@ from aiohttp import web
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
-from wkvm.gateway.failures import SERVER, HttpError, error_body, http_error
+from wkvm.gateway.failures import SERVER, HttpError, error_body
 from wkvm.gateway.keys import request_key
 from wkvm.gateway.origins import check_origin
 from wkvm.gateway.watch import ANSWER_TIMEOUT_S
-
-logger = logging.getLogger("wkvm.gateway")
 
 _IS_STREAM = web.RequestKey("is_stream", bool)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -73,8 +70,8 @@ def _endpoint(
             response = await route.handler(call)
         except web.HTTPException:
             raise
-        except Exception as error:  # noqa: BLE001  (_known() logs what was not meant)
-            response = error_response(_known(error, request_id))
+        except Exception as error:  # noqa: BLE001  (what was not meant is logged)
+            response = error_response(call.failure(error))
         if not response.prepared:
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
@@ -117,15 +114,6 @@ def error_response(error: HttpError) -> web.Response:
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
-
-
-def _known(error: Exception, request_id: str) -> HttpError:
-    """The error for the client. A bug is logged, and the client is told no more than that."""
-    known = http_error(error)
-    if known is None:
-        logger.error("request %s failed", request_id, exc_info=error)
-        known = HttpError(500, f"internal error; the log has it as {request_id}", SERVER)
-    return known
 
 
 async def _not_found(call: Call) -> web.StreamResponse:

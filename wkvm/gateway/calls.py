@@ -1,6 +1,7 @@
 """What handlers have to do with: the call that they answer, its body, and the table of routes."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -14,12 +15,21 @@ from wkvm_client import aio
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.engines import Engines
-from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.failures import (
+    CANCELLED,
+    DEFAULT_RETRY_AFTER_S,
+    SERVER,
+    HttpError,
+    http_error,
+    invalid,
+)
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.running import Running
 from wkvm.gateway.submitted import Submitted
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.watch import EngineWatch
+
+logger = logging.getLogger("wkvm.gateway")
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<field>\w+)?[^`]*`$")
@@ -113,6 +123,18 @@ class Call:
         Streams that were cancelled end with reason CANCELLED.
         """
         return self.gateway.running.joined(self.tenant, self.request_id, *streams)
+
+    def failure(self, error: Exception) -> HttpError:
+        """The error for the client. A bug is logged, and the client is told no more than that."""
+        known = http_error(error)
+        if known is None:
+            logger.error("request %s failed", self.request_id, exc_info=error)
+            return HttpError(500, f"internal error; the log has it as {self.request_id}", SERVER)
+        if known.code == CANCELLED and self.gateway.is_draining:
+            # Not by the client: it may send the request elsewhere.
+            why = "the server is draining, and the request was not over in time"
+            return HttpError(503, why, SERVER, code="draining", retry_after_s=DEFAULT_RETRY_AFTER_S)
+        return known
 
     async def body(self, kind: type[BodyT]) -> BodyT:
         """The JSON body.

@@ -10,6 +10,8 @@ from wkvm.gateway.errors import TemplateError, UnknownTokenError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+CANCELLED = "cancelled"
+"""The code of a request that was cancelled by its name, or by a drain."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from wkvm_client import Completion, EndReason, TokenLogprobs
 from wkvm_client.aio import Choice
 from wkvm_client.errors import ClientError
 
-from wkvm.gateway.failures import SERVER, HttpError
+from wkvm.gateway.failures import CANCELLED, SERVER, HttpError
 from wkvm.gateway.text import IncrementalDecoder, StopStrings
 from wkvm.gateway.texts import Texts
 
@@ -234,4 +234,4 @@ def _unfinished(reason: EndReason) -> HttpError:
     """What an end that is not of the text's own making is for an HTTP client."""
     if reason is EndReason.TIMED_OUT:
         return HttpError(504, "the request's time was over before it was", SERVER, code="timeout")
-    return HttpError(499, "the request was cancelled", SERVER, code="cancelled")
+    return HttpError(499, "the request was cancelled", SERVER, code=CANCELLED)

@@ -5,16 +5,13 @@ it beyond that. Who does not read is the connection's business, which ends with 
 nothing more is written while the transport is full.
 """
 
-import logging
 from types import TracebackType
 from typing import Self
 
 from aiohttp import HttpVersion11, web
 
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call
-from wkvm.gateway.failures import SERVER, HttpError, error_body, http_error
-
-logger = logging.getLogger("wkvm.gateway")
+from wkvm.gateway.failures import HttpError, error_body
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -114,15 +111,7 @@ class EventStream:
             return False
         try:
             if not isinstance(exc, ConnectionError):
-                await self.fail(self._known(exc))
+                await self.fail(self._call.failure(exc))
         except ConnectionError:
             pass
         return True
-
-    def _known(self, error: Exception) -> HttpError:
-        known = http_error(error)
-        if known is None:
-            request_id = self._call.request_id
-            logger.error("request %s failed", request_id, exc_info=error)
-            known = HttpError(500, f"internal error; the log has it as {request_id}", SERVER)
-        return known
