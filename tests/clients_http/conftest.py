@@ -1,0 +1,78 @@
+"""One real server for the HTTP clients of others: the bundled model, on a free port, with a key.
+
+The clients are imported by fixtures, since some take seconds to load, and every process of a test
+run looks into every test module.
+"""
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cli.conftest import KEY, RunningServer, end_server, running_server
+
+MODEL = "rwkv7-tinystories"
+N_SLOTS = 8
+MAX_QUEUE = 64
+
+QUESTION = "What is the sun?"
+ANSWER = "The sun is a very big and hot star. It gives us light and warmth."
+"""What the model answers at temperature 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A server that speaks HTTP.
+
+    Attributes:
+        url: without a path.
+        server: its process, and its binary address.
+    """
+
+    url: str
+    server: RunningServer
+
+    @property
+    def base_url(self) -> str:
+        """What clients of OpenAI's interface are given."""
+        return f"{self.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    settings = ("--slots", str(N_SLOTS), "--max-queue", str(MAX_QUEUE), "--seed", "1")
+    # Answers that nobody limits end by themselves; images are replaced by a note.
+    http = ("--default-max-tokens", "1024", "--omit-media")
+    with running_server(tmp_path_factory.mktemp("door"), *settings, *http, http="0") as server:
+        found = re.search(r"http://\S+", server.ready_line)
+        assert found is not None, server.ready_line
+        yield Door(found[0], server)
+        assert end_server(server) == 0
+
+
+@pytest.fixture(scope="session")
+def key() -> str:
+    return KEY
+
+
+@pytest.fixture(autouse=True)
+def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No library asks for a host but this one, whatever it makes of being refused."""
+    asked = list[str]()
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: str | bytes | None, *args: object, **kwargs: object) -> object:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in ("127.0.0.1", "localhost", None):
+            asked.append(str(name))
+            raise socket.gaierror(socket.EAI_NONAME, "no network in this test")
+        return real(host, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.lower(), raising=False)
+    yield
+    assert asked == []

@@ -1,0 +1,121 @@
+"""Calls of LiteLLM, in a process of their own: it leaves connections and event loops open.
+
+    python litellm_calls.py BASE_URL KEY MODEL QUESTION
+
+Prints one JSON object: by the adapter's prefix, what came of each call.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+asked = list[str]()
+
+
+def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+    """Look up this machine alone."""
+    if host not in ("127.0.0.1", b"127.0.0.1", "localhost"):
+        asked.append(str(host))
+        raise socket.gaierror(socket.EAI_NONAME, "no network in this test")
+    return look_up(host, *args, **kwargs)
+
+
+look_up, socket.getaddrinfo = socket.getaddrinfo, getaddrinfo
+
+import litellm  # noqa: E402  reads the environment
+
+
+def usage_of(reply: Any) -> list[int]:
+    """Tokens of prompt and completion, and their sum."""
+    usage = reply.usage
+    return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens]
+
+
+def text_of(chunks: list[Any]) -> str:
+    """The text of a streamed chat."""
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The class of the error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "none"
+
+
+async def at_once(chat: dict[str, Any]) -> list[str]:
+    """Chats side by side, streamed and not."""
+
+    async def streamed() -> str:
+        stream = await litellm.acompletion(**chat, stream=True)
+        return text_of([chunk async for chunk in stream])
+
+    async def whole() -> str:
+        return str((await litellm.acompletion(**chat)).choices[0].message.content)
+
+    return list(await asyncio.gather(streamed(), whole(), streamed(), whole()))
+
+
+def chat_calls(chat: dict[str, Any], model: str) -> dict[str, Any]:
+    """Every kind of chat through one adapter."""
+    whole = litellm.completion(**chat)
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(litellm.completion(**chat, **usage))
+    stopped = litellm.completion(**chat, stop=["hot star"])
+    other = chat["model"].replace(model, "other")
+    return {
+        "text": whole.choices[0].message.content,
+        "finish_reason": whole.choices[0].finish_reason,
+        "usage": usage_of(whole),
+        "streamed_text": text_of(chunks),
+        "n_chunks": len(chunks),
+        "streamed_usage": usage_of(chunks[-1]),
+        "stopped_text": stopped.choices[0].message.content,
+        "at_once": asyncio.run(at_once(chat)),
+        "errors": [
+            error_of(lambda: litellm.completion(**chat | {"temperature": -1})),
+            error_of(lambda: litellm.completion(**chat | {"api_key": "wrong"})),
+            error_of(lambda: litellm.completion(**chat | {"model": other})),
+        ],
+    }
+
+
+def text_calls(text: dict[str, Any]) -> dict[str, Any]:
+    """A completion through one adapter, whole and streamed."""
+    whole = litellm.text_completion(**text)
+    chunks = list(litellm.text_completion(**text, stream=True))
+    return {
+        "text": whole.choices[0].text,
+        "usage": usage_of(whole),
+        "streamed_text": "".join(c.choices[0].text or "" for c in chunks),
+    }
+
+
+def main(base_url: str, key: str, model: str, question: str) -> None:
+    """Make all calls and print what came of them."""
+    given = {"api_base": base_url, "api_key": key, "temperature": 0, "num_retries": 0}
+    chat = given | {"messages": [{"role": "user", "content": question}]}
+    text = given | {"prompt": "Once upon a time", "max_tokens": 8}
+    litellm.suppress_debug_info = True
+    results: dict[str, Any] = {
+        "chat": {
+            prefix: chat_calls(chat | {"model": f"{prefix}/{model}"}, model)
+            for prefix in ("openai", "hosted_vllm")
+        },
+        "text": {
+            prefix: text_calls(text | {"model": f"{prefix}/{model}"})
+            for prefix in ("text-completion-openai", "hosted_vllm")
+        },
+    }
+    print(json.dumps(results | {"asked": asked}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""LiteLLM's adapters for OpenAI's and vLLM's interfaces against a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.clients_http.conftest import ANSWER, MODEL, QUESTION, Door
+
+CALLS = Path(__file__).with_name("litellm_calls.py")
+
+
+@pytest.fixture(scope="module")
+def results(door: Door, key: str) -> Any:
+    command = [sys.executable, str(CALLS), door.base_url, key, MODEL, QUESTION]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(params=["openai", "hosted_vllm"])
+def chat(request: pytest.FixtureRequest, results: Any) -> Any:
+    return results["chat"][request.param]
+
+
+@pytest.fixture(params=["text-completion-openai", "hosted_vllm"])
+def text(request: pytest.FixtureRequest, results: Any) -> Any:
+    return results["text"][request.param]
+
+
+def test_a_chat_is_answered_with_its_usage(chat: Any) -> None:
+    assert (chat["text"], chat["finish_reason"]) == (ANSWER, "stop")
+    n_prompt, n_output, n_total = chat["usage"]
+    assert n_total == n_prompt + n_output > n_output > 0
+
+
+def test_a_streamed_chat_is_the_whole_one_in_pieces_and_ends_with_its_usage(chat: Any) -> None:
+    assert chat["streamed_text"] == ANSWER
+    assert chat["n_chunks"] > 10
+    assert chat["streamed_usage"] == chat["usage"]
+
+
+def test_async_chats_are_answered_whole_and_streamed(chat: Any) -> None:
+    assert chat["at_once"] == [ANSWER] * 4
+
+
+def test_a_stop_string_ends_an_answer_before_it(chat: Any) -> None:
+    assert chat["stopped_text"] == "The sun is a very big and "
+
+
+def test_errors_are_of_the_classes_for_them(chat: Any) -> None:
+    assert chat["errors"] == ["BadRequestError", "AuthenticationError", "NotFoundError"]
+
+
+def test_a_text_is_completed_whole_and_streamed(text: Any) -> None:
+    assert text["text"] == text["streamed_text"] != ""
+    assert text["usage"][1] == 8
+
+
+def test_no_host_but_this_one_is_asked_for(results: Any) -> None:
+    assert results["asked"] == []
