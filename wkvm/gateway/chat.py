@@ -1,11 +1,14 @@
 """POST /v1/chat/completions: messages to an answer or a tool call, streamed or not."""
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
+from wkvm_client.errors import RequestError
 
 from wkvm.gateway.calls import Call, decode_body, read_body
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
@@ -33,13 +36,31 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     job = await _job(call)
     keywords, n = job.question.keywords, job.body.n_choices
     async with Lanes(call.client) as lanes:
-        await lanes.open(job.question.prompt, keywords, n=n)
+        with _grammar_named(job.question):
+            await lanes.open(job.question.prompt, keywords, n=n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
-            wholes = await collect(job.choice_texts(lanes))
+            with _grammar_named(job.question):
+                wholes = await collect(job.choice_texts(lanes))
     data = msgspec.json.encode(_reply(job, wholes))
     return web.Response(body=data, content_type="application/json")
+
+
+@contextmanager
+def _grammar_named(asked: Question) -> Generator[None]:
+    """Name the field of the request that a grammar was made of, where the engine refuses it.
+
+    Raises:
+        HttpError: 400.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.field != "grammar":
+            raise
+        why = str(error).removeprefix("grammar: ")
+        raise invalid(asked.grammar_field, why) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +173,22 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     texts = job.choice_texts(lanes)
     chunks = _Chunks(job, len(texts))
     async with EventStream(call) as events:
-        if len(texts) == 1:
-            text, is_over = texts[0], False
-            while not is_over:
-                piece = await text.read()
-                is_over = piece.finish is not None
-                data = chunks.of(0, piece)
-                if data:
-                    await events.send_raw(data)
-        else:
-            arrivals = Arrivals(texts)
-            while pieces := await arrivals.read():
-                data = b"".join([chunks.of(index, piece) for index, piece in pieces])
-                if data:
-                    await events.send_raw(data)
-        await events.send_raw(chunks.usage() + DONE)
+        with _grammar_named(job.question):
+            if len(texts) == 1:
+                text, is_over = texts[0], False
+                while not is_over:
+                    piece = await text.read()
+                    is_over = piece.finish is not None
+                    data = chunks.of(0, piece)
+                    if data:
+                        await events.send_raw(data)
+            else:
+                arrivals = Arrivals(texts)
+                while pieces := await arrivals.read():
+                    data = b"".join([chunks.of(index, piece) for index, piece in pieces])
+                    if data:
+                        await events.send_raw(data)
+            await events.send_raw(chunks.usage() + DONE)
     return events.response
 
 

@@ -146,6 +146,7 @@ class Question:
         keywords: of ``Client.generate``.
         options: how the ids of an answer become text.
         use: what may be called.
+        grammar_field: the field that the grammar is made of, if there is one.
         drops_space: whether the prompt ends in a colon, so that a space at the answer's very
             beginning belongs to the template and not to the answer.
         includes_usage: whether a stream ends with what it cost.
@@ -155,6 +156,7 @@ class Question:
     keywords: dict[str, Any]
     options: TextOptions
     use: ToolUse | None
+    grammar_field: str
     drops_space: bool
     includes_usage: bool
 
@@ -195,6 +197,7 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
         keywords,
         body.text_options(logprobs=n_top is not None, stops=texts.template.stops),
         use,
+        "tools" if use is not None and use.is_required else "response_format",
         drops_space,
         body.includes_usage,
     )
