@@ -1,8 +1,11 @@
 """POST /v1/completions: prompts, choices, text, stop strings, usage."""
 
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
@@ -12,7 +15,8 @@ from tests.gateway.scripted import script_engine
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.choices import MAX_CHOICES
-from wkvm.gateway.fields import MAX_STOP_LENGTH, MAX_STOPS
+from wkvm.gateway.completions import CompletionRequest
+from wkvm.gateway.fields import MAX_N, MAX_REQUEST_ID_LENGTH, MAX_STOP_LENGTH, MAX_STOPS
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
 
@@ -290,6 +294,14 @@ async def test_what_asks_for_nothing_and_what_is_unknown_is_taken(running: Runni
     others = {"cache_salt": "s", "user": "u", "add_special_tokens": True, "never_heard_of": [1]}
     others |= {"priority": 1, "logit_bias": {"97": 5}, "top_k": -1, "stream_options": None}
     await complete(running, prompt="x", **nothing, **others, **GREEDY)
+
+
+def test_every_field_is_in_the_documents() -> None:
+    documents = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    for field in msgspec.structs.fields(CompletionRequest):
+        assert f"`{field.name}`" in documents, field.name
+    for limit in (MAX_N, MAX_STOPS, MAX_STOP_LENGTH, MAX_CHOICES, MAX_REQUEST_ID_LENGTH):
+        assert re.search(rf"\b{limit}\b", documents), limit
 
 
 async def test_limits_on_what_one_request_may_ask_for(running: Running) -> None:

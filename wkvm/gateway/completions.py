@@ -17,6 +17,7 @@ from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.structured import StructuredOutputs, grammar_named
 from wkvm.gateway.texts import Texts
 
 
@@ -44,6 +45,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
             many as the engine does.
         add_special_tokens: changes nothing: no tokenizer adds any.
+        structured_outputs: vLLM's; what the text must be.
     """
 
     model: str | None = None
@@ -58,20 +60,39 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     truncate_prompt_tokens: Integer | None = None
     add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Not supported; see _REPLACED.
+    response_format: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+
+
+_REPLACED = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields that ask for what ``structured_outputs`` is the name of here."""
 
 
 async def completions(call: Call) -> web.StreamResponse:
     """Answer a completion."""
     job = await _job(call)
     async with Lanes(call.client) as lanes:
-        for prompt in job.prompts:
-            await lanes.open(prompt.ids, job.keywords, n=job.n)
+        with grammar_named():
+            for prompt in job.prompts:
+                await lanes.open(prompt.ids, job.keywords, n=job.n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
-            wholes = await collect(job.choice_texts(lanes))
-            reply = _reply(job, lanes, wholes)
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+            with grammar_named():
+                wholes = await collect(job.choice_texts(lanes))
+    data = msgspec.json.encode(_reply(job, lanes, wholes))
+    return web.Response(body=data, content_type="application/json")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +163,8 @@ async def _job(call: Call) -> _Job:
     keywords = body.keywords(texts, max_tokens=max_tokens)
     keywords["logprobs"] = body.logprobs
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
+    if body.structured_outputs is not None:
+        keywords["grammar"] = body.structured_outputs.to_grammar()
     if not body.stream:
         # Its reader takes everything as soon as it comes.
         keywords["credit"] = None
@@ -160,6 +183,10 @@ async def _job(call: Call) -> _Job:
 
 def _refuse(body: CompletionRequest, n: int) -> None:
     """Refuse what is not supported, or contradicts itself."""
+    for name in _REPLACED:
+        value: object = getattr(body, name)
+        if value is not None and value != {"type": "text"}:
+            raise invalid(name, "not supported: use structured_outputs")
     if body.suffix:
         raise invalid("suffix", "this model cannot fill in: there is no support for a suffix")
     if body.best_of is not None and body.best_of != n:
@@ -261,22 +288,29 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     texts = job.choice_texts(lanes)
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call) as events:
-        if len(texts) == 1:
-            text, is_over = texts[0], False
-            while not is_over:
-                piece = await text.read()
-                is_over = piece.finish is not None
-                data = chunks.of(0, piece)
-                if data:
-                    await events.send_raw(data)
-        else:
-            arrivals = Arrivals(texts)
-            while pieces := await arrivals.read():
-                data = b"".join([chunks.of(index, piece) for index, piece in pieces])
-                if data:
-                    await events.send_raw(data)
+        with grammar_named():
+            await _send_all(events, chunks, texts)
         await events.send_raw(chunks.usage() + DONE)
     return events.response
+
+
+async def _send_all(events: EventStream, chunks: "_Chunks", texts: Sequence[ChoiceText]) -> None:
+    """Send what arrives, until all choices have ended.
+
+    Raises:
+        ClientError, HttpError: as ``ChoiceText.read``; after the events that came before.
+        ConnectionError: the client is gone.
+    """
+    if len(texts) > 1:
+        arrivals = Arrivals(texts)
+        while pieces := await arrivals.read():
+            await events.send_raw(b"".join([chunks.of(index, piece) for index, piece in pieces]))
+        return
+    piece = await texts[0].read()
+    while piece.finish is None:
+        await events.send_raw(chunks.of(0, piece))
+        piece = await texts[0].read()
+    await events.send_raw(chunks.of(0, piece))
 
 
 class _Chunks:

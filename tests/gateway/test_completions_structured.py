@@ -1,0 +1,90 @@
+"""Completions that must be something: ``structured_outputs``."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeModel
+from tests.gateway.harness import gateway_running
+from tests.gateway.openai_http import added_up, complete, refused, stream_events
+from wkvm.core.config import EngineConfig
+from wkvm.engine.engine import Engine
+from wkvm.engine.grammars import GrammarCompiler
+
+
+def constrained() -> Engine:
+    """An engine that takes grammars; ids are bytes."""
+    grammars = GrammarCompiler([bytes((byte,)) for byte in range(256)], vocab_size=256)
+    return Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=8), grammars=grammars)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "allowed"),
+    [
+        ({"choice": ['say "yes"', "no\\n", "안녕"]}, {'say "yes"', "no\\n", "안녕"}),
+        ({"regex": "[ab]{3}c"}, {f"{a}{b}{c}c" for a in "ab" for b in "ab" for c in "ab"}),
+        ({"json": {"enum": [1, 22]}}, {"1", "22"}),
+        ({"json": '{"enum": [1, 22]}'}, {"1", "22"}),
+        ({"grammar": 'start: "x" | "y"'}, {"x", "y"}),
+    ],
+    ids=["choice", "regex", "schema", "schema as text", "grammar"],
+)
+async def test_the_text_is_what_it_must_be_streamed_and_not(
+    outputs: dict[str, Any], allowed: set[str]
+) -> None:
+    async with gateway_running(constrained()) as running:
+        body = {"prompt": "x", "structured_outputs": outputs, "n": 4, "seed": 2}
+        whole = (await complete(running, **body))["choices"]
+        assert {choice["text"] for choice in whole} <= allowed
+        assert {choice["finish_reason"] for choice in whole} == {"stop"}
+        choices = added_up(await stream_events(running, **body))
+        assert [choices[index] for index in range(4)] == whole
+
+
+async def test_a_json_object_is_one() -> None:
+    async with gateway_running(constrained()) as running:
+        body = {"prompt": "x", "structured_outputs": {"json_object": True}, "max_tokens": 2000}
+        body |= {"logit_bias": {str(ord("}")): 20}}
+        (choice,) = (await complete(running, **body))["choices"]
+        assert isinstance(json.loads(choice["text"]), dict)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {},
+        {"regex": "a", "choice": ["b"]},
+        {"choice": []},
+        {"choice": [""]},
+        {"regex": "["},
+        {"grammar": "start ::="},
+        {"json": "{"},
+        {"json": {"type": "nothing"}},
+        {"structural_tag": {}},
+        {"regex": "a" * 70_000},
+    ],
+    ids=lambda outputs: json.dumps(outputs)[:24],
+)
+async def test_what_makes_no_grammar_is_refused_by_name(outputs: dict[str, Any]) -> None:
+    async with gateway_running(constrained()) as running:
+        for stream in (False, True):
+            body = {"prompt": "x", "structured_outputs": outputs, "stream": stream}
+            param, message = await refused(running, **body)
+            assert param == "structured_outputs"
+            assert message.startswith("structured_outputs: ")
+
+
+async def test_an_engine_without_grammars_says_so() -> None:
+    async with gateway_running() as running:
+        body = {"prompt": "x", "structured_outputs": {"regex": "a"}}
+        assert (await refused(running, **body))[0] == "structured_outputs"
+
+
+@pytest.mark.parametrize("field", ["response_format", "guided_json", "guided_choice"])
+async def test_other_names_for_it_are_refused_and_say_what_to_use(field: str) -> None:
+    async with gateway_running() as running:
+        param, message = await refused(running, prompt="x", **{field: {"type": "json_object"}})
+        assert param == field
+        assert "structured_outputs" in message
+        await complete(running, prompt="x", max_tokens=1, response_format={"type": "text"})
