@@ -14,6 +14,7 @@ from wkvm.kernels.sampling import (
     choose,
     choose_likeliest,
     finite_rows,
+    keep_only,
     logprobs,
     penalize,
 )
@@ -288,3 +289,29 @@ def test_logprobs_equal_a_naive_reference(n_top: int) -> None:
         assert of_ids[b].item() == pytest.approx(row[int(ids[b])] - whole, abs=1e-5)
         expected = [row[i] - whole for i in order[:n_top]]
         assert of_top[b].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@DEVICES
+@pytest.mark.parametrize("vocab_size", [1, 8, 61, 300])
+def test_keep_only_rules_out_what_has_no_bit_in_the_rows_it_is_told(
+    device: str, vocab_size: int
+) -> None:
+    generator = random.Random(vocab_size)
+    logits = random_logits(5, vocab_size, 1)
+    logits[0, 0] = NAN
+    kept = {row: {i for i in range(vocab_size) if generator.random() < 0.5} for row in (3, 1)}
+    masks = [
+        [sum(1 << i % 8 for i in kept[row] if i // 8 == at) for at in range(-(-vocab_size // 8))]
+        for row in kept
+    ]
+    after = logits.to(device, copy=True)
+    keep_only(
+        after,
+        torch.tensor(list(kept), device=device),
+        torch.tensor(masks, dtype=torch.uint8, device=device),
+    )
+    for row in range(5):
+        for i in range(vocab_size):
+            is_out = row in kept and i not in kept[row]
+            value, before = after[row, i].item(), logits[row, i].item()
+            assert value == -INF if is_out else value == before or math.isnan(before), (row, i)

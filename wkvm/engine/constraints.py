@@ -48,7 +48,7 @@ def choices_of(rows: Sequence[RowPlan]) -> Choices | None:
         except InvalidParameterError as error:
             choices.unmet[at] = error
             continue
-        if any(mask):
+        if mask.count(0) < len(mask):
             choices.masks[at] = mask
         elif constraint.may_end:
             choices.complete.add(at)

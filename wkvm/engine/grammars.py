@@ -293,7 +293,7 @@ def _compile(grammar: Grammar, tokenizer: "llguidance.LLTokenizer") -> _Compiled
             source = f"start: %json {json.dumps(schema)}"
         case "regex":
             # in the grammar a regular expression stands between slashes, on one line
-            regex = llguidance.regex_to_lark(grammar.source).replace("\n", r"\n")
+            regex = llguidance.regex_to_lark(grammar.source, "d").replace("\n", r"\n")
             source = f"start: /(?:{regex})/"
         case _:
             source = grammar.source
