@@ -218,3 +218,19 @@ async def test_who_gives_up_waiting_takes_nobody_elses_answer_away() -> None:
         engines.may_go.set()
         assert (await second).is_up
         assert engines.n_asked == 1
+
+
+async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile() -> None:
+    now = 100.0
+    async with gateway_running() as running:
+        engines = CountedEngines(running.gateway.engines)
+        engines.may_go.clear()
+        watched = EngineWatch(engines, clock=lambda: now)
+        first = asyncio.create_task(watched.read())
+        await until(lambda: engines.n_asked > 0)
+        now += MAX_AGE_S * 5
+        second = asyncio.create_task(watched.read())
+        await asyncio.sleep(0)
+        engines.may_go.set()
+        assert await first is await second
+        assert engines.n_asked == 1

@@ -6,6 +6,8 @@ import threading
 from tests.fakes import FakeModel
 from tests.server.harness import VOCAB_SIZE, serving, until
 from wkvm.core.config import EngineConfig
+from wkvm.core.request import RequestSpec
+from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
 from wkvm.engine.loop import NEVER_TURNS_US, EngineLoop
 from wkvm.models.base import Batch
@@ -68,3 +70,24 @@ async def test_what_changed_since_the_last_answer_is_in_the_next() -> None:
         draining = asyncio.create_task(rig.server.drain())
         await until(lambda: rig.loop.stats()["draining"] == 1)
         await draining
+
+
+async def test_what_a_step_produced_is_counted_when_it_is_delivered() -> None:
+    loop: EngineLoop
+
+    def ask(batch: Batch) -> None:
+        loop.stats()
+
+    class Instant(Engine):
+        blocks = False
+
+    delivered = list[int]()
+    model = FakeModel(VOCAB_SIZE, before_forward=ask)
+    loop = EngineLoop(Instant(model, EngineConfig(n_slots=2)))
+    loop.deliver = lambda events: delivered.append(loop.stats()["output_tokens_total"])
+    stepping = asyncio.create_task(loop.run())
+    loop.submit(RequestSpec(prompt=(5,), params=SamplingParams(max_tokens=3, ignore_eos=True)))
+    await until(lambda: loop.n_live == 0)
+    loop.close()
+    await stepping
+    assert delivered == [1, 2, 3]
