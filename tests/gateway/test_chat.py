@@ -296,6 +296,7 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
         ({"audio": {"voice": "a", "format": "wav"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"web_search_options": {}}, "web_search_options"),
+        ({"guided_json": {}}, "guided_json"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"tools": [{"type": "custom"}]}, "tools[0]"),

@@ -183,9 +183,19 @@ async def test_an_answer_can_be_required_to_be_json() -> None:
         assert text["choices"][0]["message"]["content"].startswith("{")
 
 
+async def test_an_answer_can_be_one_of_several_texts() -> None:
+    async with gateway_running(constrained()) as running:
+        answer = await ask(running, structured_outputs={"choice": ["yes", "no"]})
+        for fields in ({"tools": [GO]}, {"response_format": {"type": "json_object"}}):
+            error = await refusal(running, structured_outputs={"choice": ["yes"]}, **fields)
+            assert error["param"] == "structured_outputs"
+    assert answer["choices"][0]["message"]["content"] in ("yes", "no")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         (
             {"tools": [GO | {"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}],
              "tool_choice": "required"},

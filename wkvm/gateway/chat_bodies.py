@@ -8,10 +8,12 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
+from wkvm.gateway.completions import StreamOptions
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import Integer, SamplingFields
 from wkvm.gateway.messages import Message, template_messages
 from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, compact, tool_use
 
@@ -30,8 +32,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": (),
     "modalities": (["text"],),
     "prediction": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "prompt_logprobs": (),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "web_search_options": (),
 }
@@ -43,15 +48,11 @@ _WHY = {
     "functions": "not supported: use tools",
     "function_call": "not supported: use tool_choice",
     "modalities": 'only ["text"] is supported',
-    "structured_outputs": "not supported: use response_format",
+    "guided_choice": "not supported: use structured_outputs",
+    "guided_grammar": "not supported: use structured_outputs",
+    "guided_json": "not supported: use response_format",
+    "guided_regex": "not supported: use structured_outputs",
 }
-
-
-class StreamOptions(msgspec.Struct):
-    """What a stream has besides its text."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class NamedSchema(msgspec.Struct):
@@ -90,6 +91,7 @@ class ChatBody(SamplingFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Not supported; see _NEUTRAL.
@@ -102,8 +104,11 @@ class ChatBody(SamplingFields, kw_only=True):
     functions: object = None
     modalities: object = None
     prediction: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    guided_json: object = None
+    guided_regex: object = None
     prompt_logprobs: object = None
-    structured_outputs: object = None
     truncate_prompt_tokens: object = None
     web_search_options: object = None
 
@@ -181,7 +186,7 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
     _refuse_unsupported(body)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
-    grammar = _grammar(body.response_format, use)
+    grammar, grammar_field = _grammar(body, use)
     prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media)
     room = max_model_len - len(prompt) if max_model_len else None
     default = texts.default_max_tokens
@@ -197,7 +202,7 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
         keywords,
         body.text_options(logprobs=n_top is not None, stops=texts.template.stops),
         use,
-        "tools" if use is not None and use.is_required else "response_format",
+        grammar_field,
         drops_space,
         body.includes_usage,
     )
@@ -261,13 +266,21 @@ def _prompt(
     return ids, opens and tokenizer.token_bytes(ids[-1]).endswith(b":")
 
 
-def _grammar(form: ResponseFormat | None, use: ToolUse | None) -> Grammar | None:
-    """What constrains the answer; None if nothing does."""
-    schema = None if form is None else _answer_schema(form)
-    if use is not None and (use.is_required or schema is not None):
-        # Where a call is required, there is no other answer for a format to be of.
-        return Grammar("lark", use.grammar(None if use.is_required else schema))
-    return None if schema is None else Grammar("json_schema", msgspec.json.encode(schema).decode())
+def _grammar(body: ChatBody, use: ToolUse | None) -> tuple[Grammar | None, str]:
+    """What constrains the answer, if anything does, and the field that says so."""
+    schema = None if body.response_format is None else _answer_schema(body.response_format)
+    if body.structured_outputs is not None:
+        if use is not None or schema is not None:
+            raise invalid("structured_outputs", "excludes tools and response_format")
+        return body.structured_outputs.to_grammar(), "structured_outputs"
+    if use is not None and use.is_required:
+        # There is no other answer for a format to be of.
+        return Grammar("lark", use.grammar()), "tools"
+    if schema is None:
+        return None, ""
+    if use is not None:
+        return Grammar("lark", use.grammar(schema)), "response_format"
+    return Grammar("json_schema", msgspec.json.encode(schema).decode()), "response_format"
 
 
 def _answer_schema(form: ResponseFormat) -> Schema | None:
