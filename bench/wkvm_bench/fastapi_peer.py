@@ -445,6 +445,7 @@ async def serve(path: str, *, batch_wait_s: float) -> None:
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
     )
     await uvicorn.Server(config).serve()
     encoding.cancel()

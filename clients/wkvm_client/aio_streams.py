@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -81,7 +82,8 @@ class Choice(ChoiceView):
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as ``read`` would not wait; at once if it would not now.
 
-        For who reads many choices side by side: it costs neither a task nor a future.
+        For who reads many choices side by side: it costs neither a task nor a future. What came
+        together is all there when it calls back, which must not raise.
 
         Raises:
             RuntimeError: somebody waits already.
@@ -90,7 +92,7 @@ class Choice(ChoiceView):
         if track.n_read < len(track.ids) or track.is_over:
             callback()
         else:
-            track.wait(callback)
+            track.wait(partial(self._session.when_received, callback))
 
     def call_when_over(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as ``completion`` would not wait; at once if it would not now.

@@ -110,6 +110,8 @@ class Session:
         self._n_pings = 0
         self._heard = True
         self._n_misses = 0
+        self._is_receiving = False
+        self._due: list[Callable[[], None]] = []
         self.was_of_use = False
         self.hello: HelloOk | None = None
         self.going_away: GoAway | None = None
@@ -265,6 +267,9 @@ class Session:
                 # The encoder does not say which number it has no form for.
                 if isinstance(value, int) and not -(2**63) <= value < 2**64:
                     return InvalidParameterError(f"{name}: {value} is out of range", field=name)
+        if isinstance(error.__cause__, UnicodeEncodeError):
+            # a request has no other text
+            return InvalidParameterError("grammar: it holds a surrogate", field="grammar")
         match = _FIELD.match(str(error))
         return InvalidParameterError(str(error), field=match[1] if match else "")
 
@@ -283,12 +288,26 @@ class Session:
         """Take bytes from the server. What is wrong with them ends up in ``error``."""
         self._heard = True
         wire = self._wire
+        self._is_receiving = True
         try:
             wire.feed(data)
             while self.error is None and (message := wire.next_message()) is not None:
                 self._handle(message)
         except RemoteProtocolError as error:
             self.close(BadPeerError(f"the server broke the protocol: {error}"))
+        finally:
+            self._is_receiving = False
+        if self._due:
+            due, self._due = self._due, []
+            for callback in due:
+                callback()
+
+    def when_received(self, callback: Callable[[], None]) -> None:
+        """Call back when all that has come with what comes now is taken in."""
+        if self._is_receiving:
+            self._due.append(callback)
+        else:
+            callback()
 
     def end_of_stream(self, cause: Exception | None = None) -> None:
         """Note that the transport has ended, whoever ended it."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from wkvm_client import EndReason, aio
-from wkvm_client.errors import ClientClosedError, ConnectionLostError
-from wkvm_protocol.messages import Cancel, Generate, GoAway, Ping, Pong, Stats, StatsReply
+from wkvm_client.errors import BadPeerError, ClientClosedError, ConnectionLostError
+from wkvm_protocol.connection import packed_tokens
+from wkvm_protocol.messages import Cancel, End, Generate, GoAway, Ping, Pong, Stats, StatsReply
 
 from tests.client.drivers import AioDriver
 from tests.client.fake_server import FakeServer, Peer, answer
@@ -60,6 +61,35 @@ async def test_giving_up_a_read_loses_and_cancels_nothing(server: FakeServer) ->
     peer.tokens([request.request_id], [5])
     assert await stream.read() == [5]
     await peer.nothing()
+    await client.aclose()
+
+
+async def test_who_is_called_back_finds_all_that_came_at_once(server: FakeServer) -> None:
+    client, peer = await dial(server)
+    stream = await client.generate([1])
+    request = await peer.next(Generate)
+    (choice,) = stream.choices
+    found = asyncio.get_running_loop().create_future()
+    choice.call_when_ready(lambda: found.set_result((choice.take(), choice.is_over)))
+    tokens = peer.wire.send(packed_tokens([request.request_id], [5]))
+    end = peer.wire.send(End(request.request_id, 0, EndReason.LENGTH, None, 1, 1, 0, 0, 0))
+    peer.raw(tokens + end)
+    assert await found == ([5], True)
+    await client.aclose()
+
+
+async def test_a_break_of_the_protocol_is_told_to_who_waits_to_be_called_back(
+    server: FakeServer,
+) -> None:
+    client, peer = await dial(server)
+    stream = await client.generate([1])
+    await peer.next(Generate)
+    called = asyncio.Event()
+    stream.choices[0].call_when_ready(called.set)
+    peer.raw(b"\xff" * 64)
+    await called.wait()
+    with pytest.raises(BadPeerError):
+        stream.choices[0].take()
     await client.aclose()
 
 

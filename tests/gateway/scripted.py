@@ -1,6 +1,6 @@
 """Output that a test decides: a model that follows a script, and a choice that a test fills."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -69,6 +69,10 @@ class FilledChoice:
         self._lane = Lane(1, draft, lambda lane, n: None)
         self.cancelled = False
         self.choice = Choice(cast(Session, self), self._lane.tracks[0])
+
+    def when_received(self, callback: Callable[[], None]) -> None:
+        """What a session does that has taken in all that came."""
+        callback()
 
     def cancel(self, lane: Lane) -> None:
         """What a session does for a choice."""

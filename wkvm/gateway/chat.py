@@ -1,14 +1,13 @@
 """POST /v1/chat/completions: messages to an answer or a tool call, streamed or not."""
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
-from wkvm_client.errors import RequestError
 
 from wkvm.gateway.calls import Call, decode_body, read_body
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
@@ -24,10 +23,13 @@ from wkvm.gateway.chat_replies import (
     whole_message,
 )
 from wkvm.gateway.choices import Arrivals, Lanes, collect
+from wkvm.gateway.completions import StreamOptions
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.pump import pump
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
 
 
@@ -36,31 +38,15 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     job = await _job(call)
     keywords, n = job.question.keywords, job.body.n_choices
     async with Lanes(call.client) as lanes:
-        with _grammar_named(job.question):
+        with grammar_named(job.question.grammar_field):
             await lanes.open(job.question.prompt, keywords, n=n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
-            with _grammar_named(job.question):
+            with grammar_named(job.question.grammar_field):
                 wholes = await collect(job.choice_texts(lanes))
     data = msgspec.json.encode(_reply(job, wholes))
     return web.Response(body=data, content_type="application/json")
-
-
-@contextmanager
-def _grammar_named(asked: Question) -> Generator[None]:
-    """Name the field of the request that a grammar was made of, where the engine refuses it.
-
-    Raises:
-        HttpError: 400.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if error.field != "grammar":
-            raise
-        why = str(error).removeprefix("grammar: ")
-        raise invalid(asked.grammar_field, why) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,37 +157,35 @@ def _reply(job: _Job, wholes: list[Whole]) -> ChatCompletion:
 
 async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     texts = job.choice_texts(lanes)
-    chunks = _Chunks(job, len(texts))
+    chunks = _Chunks(job, texts)
     async with EventStream(call) as events:
-        with _grammar_named(job.question):
+        with grammar_named(job.question.grammar_field):
             if len(texts) == 1:
-                text, is_over = texts[0], False
-                while not is_over:
-                    piece = await text.read()
-                    is_over = piece.finish is not None
-                    data = chunks.of(0, piece)
-                    if data:
-                        await events.send_raw(data)
+                last = await pump(texts[0], events, partial(chunks.of, 0))
             else:
+                last = b""
                 arrivals = Arrivals(texts)
                 while pieces := await arrivals.read():
                     data = b"".join([chunks.of(index, piece) for index, piece in pieces])
                     if data:
                         await events.send_raw(data)
-            await events.send_raw(chunks.usage() + DONE)
+            await events.finish(last + chunks.usage() + DONE)
     return events.response
 
 
 class _Chunks:
     """The events of a stream. What all chunks of a choice have in common is encoded once."""
 
-    def __init__(self, job: _Job, n: int) -> None:
+    def __init__(self, job: _Job, texts: Sequence[ChoiceText]) -> None:
         self._job = job
+        self._texts = texts
+        n = len(texts)
         self._readers = [job.reader() for _ in range(n)]
         self._begun = [False] * n
-        body = job.body
+        body, options = job.body, job.body.stream_options or StreamOptions()
         self._has_extras = bool(body.logprobs or body.return_token_ids)
-        self._is_plain = job.question.use is None and not self._has_extras
+        self._continuous = bool(options.continuous_usage_stats)
+        self._is_plain = job.question.use is None and not self._has_extras and not self._continuous
         self._include_usage = job.question.includes_usage
         encode = msgspec.json.Encoder().encode
         self._encode = encode
@@ -259,4 +243,10 @@ class _Chunks:
         return choices
 
     def _event(self, choice: ChunkChoice) -> bytes:
-        return b"".join((self._start, self._encode(choice), self._end))
+        end, encode, prompt = self._end, self._encode, self._job.question.prompt
+        if self._continuous:
+            usage = Usage.of([len(prompt)], [self._texts[choice.index].n_output])
+            end = b'],"usage":%b}\n\n' % encode(usage)
+        if self._job.body.return_token_ids and choice.delta.role is not UNSET:
+            end = b'],"prompt_token_ids":%b%b' % (encode(prompt), end.removeprefix(b"]"))
+        return b"".join((self._start, encode(choice), end))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from wkvm.gateway.fields import Integer, SamplingFields
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
+from wkvm.gateway.pump import pump
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.structured import StructuredOutputs, grammar_named
@@ -289,13 +291,16 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call) as events:
         with grammar_named():
-            await _send_all(events, chunks, texts)
-        await events.send_raw(chunks.usage() + DONE)
+            last = await _send_all(events, chunks, texts)
+        await events.finish(last + chunks.usage() + DONE)
     return events.response
 
 
-async def _send_all(events: EventStream, chunks: "_Chunks", texts: Sequence[ChoiceText]) -> None:
+async def _send_all(events: EventStream, chunks: "_Chunks", texts: Sequence[ChoiceText]) -> bytes:
     """Send what arrives, until all choices have ended.
+
+    Returns:
+        Events that can go with the end of the stream.
 
     Raises:
         ClientError, HttpError: as ``ChoiceText.read``; after the events that came before.
@@ -305,12 +310,8 @@ async def _send_all(events: EventStream, chunks: "_Chunks", texts: Sequence[Choi
         arrivals = Arrivals(texts)
         while pieces := await arrivals.read():
             await events.send_raw(b"".join([chunks.of(index, piece) for index, piece in pieces]))
-        return
-    piece = await texts[0].read()
-    while piece.finish is None:
-        await events.send_raw(chunks.of(0, piece))
-        piece = await texts[0].read()
-    await events.send_raw(chunks.of(0, piece))
+        return b""
+    return await pump(texts[0], events, partial(chunks.of, 0))
 
 
 class _Chunks:

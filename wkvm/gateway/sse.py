@@ -25,6 +25,13 @@ DONE = b"data: [DONE]\n\n"
 """The event that tells OpenAI's clients that no more come."""
 
 
+class _Response(web.StreamResponse):
+    """A response whose headers leave with the first event."""
+
+    # As aiohttp's own Response, whose headers leave with its body.
+    _send_headers_immediately = False
+
+
 class EventStream:
     """The events that answer one call. To be entered with ``async with``.
 
@@ -44,19 +51,22 @@ class EventStream:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._request = call.request
+        self._protocol = call.request.protocol
         self._transport = call.request.transport
         self._is_chunked = call.request.version >= HttpVersion11
-        self.response = web.StreamResponse(headers={**_HEADERS, REQUEST_ID_HEADER: call.request_id})
+        self._has_begun = False
+        self.response = _Response(headers={**_HEADERS, REQUEST_ID_HEADER: call.request_id})
 
     @property
     def is_open(self) -> bool:
         """Whether the response has begun."""
-        return self.response.prepared
+        return self._has_begun
 
     async def open(self) -> None:
         """Begin the response now, before there is an event. Nothing happens the second time."""
-        if not self.response.prepared:
-            await self.response.prepare(self._request)
+        if not self._has_begun:
+            await self._begin()
+            self._request.writer.send_headers()
 
     async def send(self, *events: bytes) -> None:
         """Send events, each one JSON text. Cost: a microsecond and a write for all of them.
@@ -78,21 +88,54 @@ class EventStream:
         """
         if not data:
             return
-        if not self.response.prepared:
-            await self.open()
-        protocol, transport = self._request.protocol, self._transport
-        if protocol.writing_paused:
-            await self._request.writer.drain()
+        if not self._has_begun:
+            await self._begin()
+            await self.response.write(data)
+            return
+        await self.writable()
+        self.send_now(data)
+
+    def send_now(self, data: bytes) -> bool:
+        """Send framed events after the first, without waiting.
+
+        Returns:
+            Whether more may be sent; if not, ``writable`` says when.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+        transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        # Not response.write(): it comes to the same, at several times the cost.
-        if self._is_chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        transport.write(data)
+        if data:
+            # Not response.write(): it comes to the same, at several times the cost.
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        return not self._protocol.writing_paused
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough of what was sent."""
+        if self._protocol.writing_paused:
+            await self._request.writer.drain()
 
     async def done(self) -> None:
         """Send ``DONE``."""
         await self.send_raw(DONE)
+
+    async def finish(self, data: bytes) -> None:
+        """Send the last events, framed, and with them the end of the response.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
+        if not self._has_begun:
+            await self._begin()
+        await self.writable()
+        await self.response.write_eof(data)
+
+    async def _begin(self) -> None:
+        """Make the headers. They leave with what is written next, or by themselves."""
+        await self.response.prepare(self._request)
+        self._has_begun = True
 
     async def fail(self, error: HttpError) -> None:
         """Send an event that says what went wrong. It should be the last."""
@@ -107,7 +150,7 @@ class EventStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if not isinstance(exc, Exception) or not self.response.prepared:
+        if not isinstance(exc, Exception) or not self._has_begun:
             return False
         try:
             if not isinstance(exc, ConnectionError):

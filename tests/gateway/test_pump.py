@@ -1,0 +1,171 @@
+"""A choice that is written as it arrives: in order, no further than its client reads, no longer
+than its handler lives."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from aiohttp import web
+from wkvm_client.errors import StepFailedError
+from wkvm_protocol.messages import EndReason
+
+from tests.gateway.harness import byte_texts, gateway_running
+from tests.gateway.scripted import FilledChoice
+from wkvm.gateway.calls import Call, Route
+from wkvm.gateway.pieces import ChoiceText, Piece
+from wkvm.gateway.pump import pump
+from wkvm.gateway.sse import DONE, EventStream
+
+TEXTS = byte_texts()
+
+
+class Client:
+    """What an EventStream is to a pump: a client that reads or does not."""
+
+    def __init__(self) -> None:
+        self.sent = list[bytes]()
+        self.is_open = False
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.is_gone = False
+
+    async def send_raw(self, data: bytes) -> None:
+        self.is_open = True
+        self.send_now(data)
+
+    def send_now(self, data: bytes) -> bool:
+        if self.is_gone:
+            raise ConnectionResetError("gone")
+        self.sent.append(data)
+        return self.reads.is_set()
+
+    async def writable(self) -> None:
+        await self.reads.wait()
+
+
+def of_piece(piece: Piece) -> bytes:
+    return piece.text.encode() + (b"." if piece.finish is not None else b"")
+
+
+def start(
+    filled: FilledChoice, client: Client, to_events: Callable[[Piece], bytes] = of_piece
+) -> asyncio.Task[bytes]:
+    text = ChoiceText(filled.choice, TEXTS, n_prompt=1)
+    return asyncio.create_task(pump(text, cast(EventStream, client), to_events))
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def begun(filled: FilledChoice, client: Client) -> asyncio.Task[bytes]:
+    """A pump whose first piece is sent."""
+    task = start(filled, client)
+    filled.arrive(b"a")
+    await turns()
+    assert client.sent == [b"a"]
+    return task
+
+
+async def test_what_arrives_is_sent_before_any_task_runs_and_the_last_is_returned() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    filled.arrive(b"b")
+    filled.arrive(b"cd")
+    assert client.sent == [b"a", b"b", b"cd"]
+    filled.end(EndReason.LENGTH)
+    assert await task == b"."
+    assert client.sent == [b"a", b"b", b"cd"]
+
+
+async def test_a_choice_that_is_over_at_once_is_returned_whole() -> None:
+    filled, client = FilledChoice(), Client()
+    filled.arrive(b"ab")
+    filled.end()
+    assert await start(filled, client) == b"ab."
+    assert client.sent == []
+
+
+async def test_nothing_is_sent_to_a_client_that_does_not_read_until_it_does() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    client.reads.clear()
+    filled.arrive(b"b")
+    filled.arrive(b"c")
+    filled.arrive(b"d")
+    await turns()
+    assert client.sent == [b"a", b"b"]
+    client.reads.set()
+    await turns()
+    assert client.sent == [b"a", b"b", b"cd"]
+    filled.end()
+    assert await task == b"."
+
+
+async def test_a_failure_is_raised_by_the_pump_after_what_came_before() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    filled.arrive(b"b")
+    filled.fail(StepFailedError("no"))
+    with pytest.raises(StepFailedError):
+        await task
+    assert client.sent == [b"a", b"b"]
+
+
+async def test_a_client_that_is_gone_and_a_bug_are_raised_by_the_pump() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    client.is_gone = True
+    filled.arrive(b"b")
+    with pytest.raises(ConnectionResetError):
+        await task
+
+    def of_few(piece: Piece) -> bytes:
+        if piece.text == "b":
+            raise KeyError("bug")
+        return of_piece(piece)
+
+    filled, client = FilledChoice(), Client()
+    task = start(filled, client, of_few)
+    filled.arrive(b"a")
+    await turns()
+    filled.arrive(b"b")
+    with pytest.raises(KeyError):
+        await task
+
+
+async def test_nothing_is_sent_for_a_handler_that_was_cancelled() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    task.cancel()
+    filled.arrive(b"b")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    filled.arrive(b"c")
+    filled.end()
+    assert client.sent in ([b"a"], [b"a", b"b"])
+    assert b"c" not in client.sent
+
+
+async def test_headers_leave_with_the_first_event_and_the_end_with_the_last() -> None:
+    proceed = asyncio.Event()
+
+    async def handler(call: Call) -> web.StreamResponse:
+        async with EventStream(call) as events:
+            await events.send(b"1")
+            await proceed.wait()
+            await events.finish(b"data: 2\n\n" + DONE)
+        return events.response
+
+    async with gateway_running(routes=[Route("GET", "/x", handler)]) as running:
+        reader, writer = await asyncio.open_unix_connection(str(running.path))
+        writer.write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+        first = await reader.read(65536)
+        proceed.set()
+        last = await reader.read(65536)
+        writer.close()
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert first.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
+    assert last == b"17\r\ndata: 2\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
