@@ -33,8 +33,10 @@ class Peer:
         self.gone = False
         self.unread: list[Message] = []
 
-    async def hello(self, *, ping_interval_ms: int = 0, max_lanes: int = 1024) -> Hello:
-        self.wire = ServerConnection(max_lanes=max_lanes)
+    async def hello(
+        self, *, ping_interval_ms: int = 0, max_lanes: int = 1024, features: Sequence[str] = ()
+    ) -> Hello:
+        self.wire = ServerConnection(max_lanes=max_lanes, features=features)
         hello = await self.next(Hello)
         self.raw(
             self.wire.send_hello_ok(

@@ -1,6 +1,7 @@
 """Pieces of scripts that many tests share."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from wkvm_protocol.messages import Generate
@@ -15,12 +16,13 @@ async def connected(
     *,
     ping_interval_ms: int = 0,
     max_lanes: int = 1024,
+    features: Sequence[str] = (),
     **options: Any,
 ) -> Peer:
     """Connect a client; returns the server's end."""
     connecting = asyncio.create_task(driver.connect(server.address, **options))
     peer = await server.peer()
-    await peer.hello(ping_interval_ms=ping_interval_ms, max_lanes=max_lanes)
+    await peer.hello(ping_interval_ms=ping_interval_ms, max_lanes=max_lanes, features=features)
     await connecting
     return peer
 

@@ -81,8 +81,8 @@ class RawClient:
     def send(self, *messages: ClientMessage) -> None:
         self.write(b"".join(self.wire.send(message) for message in messages))
 
-    async def hello(self, api_key: str = "") -> HelloOk:
-        self.write(self.wire.send_hello(api_key=api_key))
+    async def hello(self, api_key: str = "", features: Sequence[str] = ()) -> HelloOk:
+        self.write(self.wire.send_hello(api_key=api_key, features=features))
         answer = await self.next()
         assert isinstance(answer, HelloOk), answer
         return answer
