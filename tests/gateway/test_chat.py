@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 import json
 import time
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
@@ -14,7 +16,9 @@ from tests.gateway.openai_http import until_stats
 from tests.gateway.scripted import ScriptModel
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
+from wkvm.gateway.chat_bodies import ChatBody
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.fields import SamplingFields
 from wkvm.gateway.template import ChatTemplate
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tokenizer import ByteTokenizer
@@ -143,6 +147,24 @@ async def test_a_stream_adds_up_to_the_answer_that_is_not_streamed(fields: dict[
     assert found[-1]["choices"] == []
     assert found[-1]["usage"] == answer["usage"]
     assert all(chunk["usage"] is None for chunk in found[:-1])
+
+
+async def test_every_chunk_can_say_what_its_choice_has_cost() -> None:
+    options = {"continuous_usage_stats": True, "include_usage": True}
+    async with gateway_running(saying("Hi")) as running:
+        found = await chunks(running, stream_options=options)
+    spent = [chunk["usage"]["completion_tokens"] for chunk in found]
+    assert spent == [1, 1, 2, 2, 2]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in found} == {len(PROMPT)}
+
+
+async def test_a_stream_tells_the_ids_of_the_prompt_once_for_each_choice() -> None:
+    async with gateway_running() as running:
+        for options in ({}, {"include_usage": True}, {"continuous_usage_stats": True}):
+            found = await chunks(running, return_token_ids=True, n=2, stream_options=options)
+            told = [chunk for chunk in found if "prompt_token_ids" in chunk]
+            assert [chunk["prompt_token_ids"] for chunk in told] == [PROMPT] * 2
+            assert {chunk["choices"][0]["delta"]["role"] for chunk in told} == {"assistant"}
 
 
 async def test_several_choices_differ_and_the_prompt_counts_once() -> None:
@@ -408,3 +430,12 @@ async def test_a_long_message_does_not_hold_up_others() -> None:
         await ask(running)
         answered.set()
         await long
+
+
+def test_every_field_of_a_chat_is_in_the_documents() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    chats = text.partition("### Chats")[2].partition("\n### ")[0]
+    shared = text.partition("### Completions")[2].partition("\n### ")[0]
+    for field in msgspec.structs.fields(ChatBody):
+        inherited = field.name in SamplingFields.__struct_fields__
+        assert f"`{field.name}`" in (shared if inherited else chats), field.name

@@ -57,8 +57,11 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 @contextmanager
-def grammar_named() -> Generator[None]:
+def grammar_named(field: str = FIELD) -> Generator[None]:
     """Name the field of the request where the engine refuses the grammar.
+
+    Args:
+        field: that the grammar was made of.
 
     Raises:
         HttpError: 400, in place of the engine's refusal.
@@ -68,7 +71,7 @@ def grammar_named() -> Generator[None]:
     except RequestError as error:
         if error.field != "grammar":
             raise
-        raise invalid(FIELD, str(error).removeprefix("grammar: ")) from error
+        raise invalid(field, str(error).removeprefix("grammar: ")) from error
 
 
 def _schema(schema: dict[str, object] | bool | str) -> str:
