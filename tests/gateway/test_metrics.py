@@ -300,3 +300,13 @@ async def test_the_documented_names_are_those_that_are_told() -> None:
             if not family.name.startswith("process_")
         }
     assert told == documented
+
+
+async def test_a_streamed_completion_is_an_open_stream() -> None:
+    body = {"model": "fake", "prompt": "x", "max_tokens": 10**9, "stream": True}
+    async with gateway_running() as running:
+        async with running.http.post("/v1/completions", json=body) as response:
+            await response.content.readline()
+            assert (await values_of(running))["wkvm_http_streams_open"] == 1
+            response.close()
+        await until(lambda: not running.gateway.counts.n_streams)
