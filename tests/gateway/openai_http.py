@@ -1,9 +1,10 @@
 """Requests to routes of OpenAI's interface, and what comes back, streamed or not."""
 
+import asyncio
 import json
 from typing import Any
 
-from tests.gateway.harness import Running
+from tests.gateway.harness import TIMEOUT_S, Running
 
 MODEL = "fake"
 
@@ -68,7 +69,8 @@ def added_up(events: list[Any]) -> dict[int, dict[str, Any]]:
 async def until_stats(running: Running, **wanted: int) -> None:
     """Wait until the engine's counters have these values."""
     client = await running.gateway.engines.own()
-    while True:
-        stats = await client.stats()
-        if all(stats[name] == value for name, value in wanted.items()):
-            return
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            stats = await client.stats()
+            if all(stats[name] == value for name, value in wanted.items()):
+                return
