@@ -10,18 +10,45 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+UNSHOWN = {"json"}
+"""Benchmarks that decide something inside; bench/NOTES.md has what came of them."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
 def comparisons(folder: Path) -> list[dict[str, Any]]:
     """The last line of each case of a command that compares two things, in order."""
+    latest = _latest(folder, "ratio")
+    return [latest[key] for key in sorted(latest) if key[0] not in UNSHOWN]
+
+
+def findings(folder: Path) -> list[dict[str, Any]]:
+    """The last line of each case of a command whose figure stands for itself, as recorded."""
+    return list(_latest(folder, "value").values())
+
+
+def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The last line of each case of a command that has a field."""
     latest = dict[tuple[str, str, str], dict[str, Any]]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
-            if "ratio" in record:
+            if field in record:
                 latest[record["bench"], record["case"], record["command"]] = record
-    return [latest[key] for key in sorted(latest)]
+    return latest
+
+
+def figures(folder: Path) -> str:
+    """All that stands between the marks."""
+    return table(comparisons(folder)) + sentences(findings(folder))
+
+
+def sentences(records: list[dict[str, Any]]) -> str:
+    """The figures that stand for themselves, a line for each command."""
+    commands = dict[str, list[str]]()
+    for record in records:
+        figure = f"{record['case']} {record['value']:,.4g} {record['unit']}"
+        commands.setdefault(record["command"], []).append(figure)
+    return "".join(f"\n`{command}`: {'; '.join(all_)}.\n" for command, all_ in commands.items())
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -56,18 +83,18 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_figures(readme: str, figures: str) -> str:
+def with_figures(readme: str, new: str) -> str:
     """``readme`` with what stands between the marks replaced."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    return before + BEGIN + figures + END + after
+    return before + BEGIN + new + END + after
 
 
 def main() -> None:
     """Rewrite README.md."""
     path = ROOT / "README.md"
-    figures = table(comparisons(ROOT / "bench/results"))
-    path.write_text(with_figures(path.read_text(encoding="utf-8"), figures), encoding="utf-8")
+    new = figures(ROOT / "bench/results")
+    path.write_text(with_figures(path.read_text(encoding="utf-8"), new), encoding="utf-8")
 
 
 if __name__ == "__main__":

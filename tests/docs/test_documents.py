@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme_figures import comparisons, table, with_figures
+from tools.readme_figures import figures, with_figures
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -91,5 +91,5 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
 
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    figures = table(comparisons(ROOT / "bench/results"))
-    assert readme == with_figures(readme, figures), "run: python -m tools.readme_figures"
+    measured = figures(ROOT / "bench/results")
+    assert readme == with_figures(readme, measured), "run: python -m tools.readme_figures"

@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from tools.readme_figures import comparisons, table, with_figures
+from tools.readme_figures import comparisons, figures, table, with_figures
 
 
-def line(case: str, median: float) -> str:
+def line(case: str, median: float, bench: str = "decode") -> str:
     side = {"name": "wkvm", "median": median, "p10": 1.0, "p90": 2.0, "n": 9}
     return json.dumps(
         {
-            "bench": "decode",
+            "bench": bench,
             "case": case,
             "unit": "tokens/s",
             "a": side,
@@ -41,6 +41,21 @@ def test_the_last_line_of_a_case_counts_and_other_records_are_left_out(tmp_path:
     assert "| wkvm: 40 tokens/s | peer: 10 tokens/s | 4.00 (1.00 to 2.00) |" in text
     assert "wkvm: 20 " not in text
     assert "a processor, 2 cores, Python 3.11.7" in text
+
+
+def test_a_figure_that_stands_for_itself_is_a_sentence(tmp_path: Path) -> None:
+    command = "python -m wkvm_bench aborts"
+    lines = [
+        {"bench": "aborts", "case": case, "value": value, "unit": "left over", "command": command}
+        for case, value in (("tasks", 7), ("tasks", 0), ("slots", 2))
+    ]
+    (tmp_path / "aborts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    assert figures(tmp_path).endswith(f"\n`{command}`: tasks 0 left over; slots 2 left over.\n")
+
+
+def test_what_decides_something_inside_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "json.jsonl").write_text(line("text", 20.0, "json") + "\n")
+    assert comparisons(tmp_path) == []
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
