@@ -332,6 +332,12 @@ def test_where_nothing_is_left_to_choose_a_complete_output_ends() -> None:
     assert bytes(outcome.ids) == b"a"
 
 
+def test_stop_ids_that_are_banned_are_nothing_to_choose() -> None:
+    outcome = Rig().follow(regex("a(bc)?"), allowed_ids=(ord("a"), EOS), min_tokens=5)
+    assert outcome.status is Status.STOPPED
+    assert bytes(outcome.ids) == b"a"
+
+
 def test_penalties_and_filters_work_on_what_is_left() -> None:
     outcome = Rig().follow(
         regex("[a-z]{26}"), presence_penalty=100.0, repetition_penalty=1.3, temperature=0
