@@ -222,6 +222,9 @@ def test_the_model_may_say_how_long_answers_are(tmp_path: Path, given: int | Non
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 33, "top_k": 5}')
     texts = load_texts(tmp_path, ByteTokenizer(), default_max_tokens=given)
     assert (texts.default_max_tokens, texts.suggested) == (given or 33, {"top_k": 5})
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": -1}')
+    texts = load_texts(tmp_path, ByteTokenizer(), default_max_tokens=given)
+    assert texts.default_max_tokens == (given or 256)
 
 
 @pytest.fixture

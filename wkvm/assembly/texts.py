@@ -22,12 +22,11 @@ def load_texts(model: Path, tokenizer: Tokenizer, *, default_max_tokens: int | N
         CorruptCheckpointError, TemplateError: a file cannot be read.
     """
     settings = generation_settings(model)
-    return Texts(
-        tokenizer,
-        load_chat_template(model),
-        settings.suggested(),
-        default_max_tokens or settings.max_new_tokens or DEFAULT_MAX_TOKENS,
-    )
+    if default_max_tokens is None:
+        # Some write 0 or -1 where they mean no limit.
+        suggested = settings.max_new_tokens or 0
+        default_max_tokens = suggested if suggested > 0 else DEFAULT_MAX_TOKENS
+    return Texts(tokenizer, load_chat_template(model), settings.suggested(), default_max_tokens)
 
 
 def check_tokenizer(tokenizer: Tokenizer, server: HelloOk, *, hint: str) -> None:

@@ -1,7 +1,6 @@
 """One HTTP connection: aiohttp's, with the deadlines that aiohttp does not have.
 
-Of aiohttp's handler only public methods are overridden, and none of its attributes is read
-but those that its own documentation names.
+Of aiohttp's handler only public methods are overridden, and no private attribute is used.
 """
 
 import asyncio
@@ -9,7 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from wkvm.gateway.app import error_response
 from wkvm.gateway.calls import Gateway
@@ -54,6 +53,8 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
+        "_body",
+        "_call_later",
         "_config",
         "_has_begun",
         "_header_clock",
@@ -66,9 +67,10 @@ class Connection(web.RequestHandler):
 
     def __init__(self, shared: Shared, server: web.Server) -> None:
         config = shared.gateway.config
+        loop = asyncio.get_running_loop()
         super().__init__(
             server,
-            loop=asyncio.get_running_loop(),
+            loop=loop,
             keepalive_timeout=config.keepalive_timeout_s,
             access_log=None,  # type: ignore[arg-type]  # aiohttp's own way to have none
             lingering_time=LINGERING_S,
@@ -76,7 +78,9 @@ class Connection(web.RequestHandler):
         )
         self._shared = shared
         self._config = config
+        self._call_later = loop.call_later
         self._wire: asyncio.Transport | None = None
+        self._body: StreamReader | None = None
         self._in_request = False
         self._has_begun = False
         self._header_clock: asyncio.TimerHandle | None = None
@@ -114,7 +118,8 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of requests."""
-        if data and not self._in_request:
+        is_body = self._body is not None and not self._body.is_eof()
+        if data and not self._in_request and not is_body:
             self._has_begun = True
             self._expect_headers()
         super().data_received(data)
@@ -131,8 +136,9 @@ class Connection(web.RequestHandler):
 
     # --- from aiohttp ------------------------------------------------------------------------
 
-    def request_begun(self) -> None:
+    def request_begun(self, body: StreamReader) -> None:
         """A request's headers are complete, and its handler runs."""
+        self._body = body
         self._in_request = True
         self._stop_header_clock()
 
@@ -185,7 +191,7 @@ class Connection(web.RequestHandler):
 
     def _expect_headers(self) -> None:
         if self._header_clock is None:
-            self._header_clock = self._loop.call_later(
+            self._header_clock = self._call_later(
                 self._config.header_timeout_s, self._headers_are_late
             )
 
@@ -207,9 +213,7 @@ class Connection(web.RequestHandler):
     def _expect_reading(self) -> None:
         if self._write_clock is None and self._wire is not None:
             self._n_unsent = self._wire.get_write_buffer_size()
-            self._write_clock = self._loop.call_later(
-                self._config.write_timeout_s, self._check_reading
-            )
+            self._write_clock = self._call_later(self._config.write_timeout_s, self._check_reading)
 
     def _stop_write_clock(self) -> None:
         if self._write_clock is not None:

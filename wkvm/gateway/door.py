@@ -190,7 +190,7 @@ def _tell_of_requests(server: web.Server) -> None:
         task: "asyncio.Task[None]",
     ) -> web.BaseRequest:
         assert isinstance(protocol, Connection)
-        protocol.request_begun()
+        protocol.request_begun(payload)
         return make_request(message, payload, protocol, writer, task)
 
     server.request_factory = begin
