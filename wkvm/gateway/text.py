@@ -98,6 +98,7 @@ class StopStrings:
         if not all(stops):
             raise ValueError("a stop must not be empty")
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._firsts = frozenset(stop[0] for stop in self._stops)
         self._held = ""
 
     def feed(self, text: str) -> StopText:
@@ -105,6 +106,9 @@ class StopStrings:
 
         After a stop was found, feed nothing more.
         """
+        if not self._held and self._firsts.isdisjoint(text):
+            # Most text of most requests: nothing in it begins a stop.
+            return StopText(text)
         pending = self._held + text
         found = [(at + len(s), at, s) for s in self._stops if (at := pending.find(s)) >= 0]
         if found:
@@ -122,11 +126,13 @@ class StopStrings:
 
     def _longest_beginning(self, text: str) -> int:
         """Characters at the end of ``text`` that begin a stop without completing it."""
-        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
-        for length in range(longest, 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
+        longest = min(len(text), len(self._stops[0]) - 1)
+        for start in range(len(text) - longest, len(text)):
+            if text[start] in self._firsts:
+                tail = text[start:]
+                for stop in self._stops:
+                    if stop.startswith(tail):
+                        return len(tail)
         return 0
 
 
