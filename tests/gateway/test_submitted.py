@@ -31,7 +31,7 @@ async def status(running: Running, name: str, query: str = "", **headers: str) -
 async def end(running: Running, name: str, **headers: str) -> Any:
     """Wait for a request to end."""
     while True:
-        code, got = await status(running, name, **headers)
+        code, got = await status(running, name, "?from=1000000", **headers)
         assert code == 200
         if got["status"] != "running":
             return got
@@ -181,6 +181,14 @@ async def test_as_many_run_as_are_kept_and_one_more_is_refused() -> None:
         assert (code, got["error"]["code"]) == (429, "too_many_submitted")
         await submit(running, LONG, **BERT)
         await until_running(running, 3)
+
+
+async def test_nothing_is_left_of_one_that_found_no_room_after_all() -> None:
+    """Both find room at first, since neither has been taken over yet."""
+    async with gateway_running(config=GatewayConfig(max_submitted=1)) as running:
+        answers = await asyncio.gather(*(post(running, "/v1/submit", LONG) for _ in range(2)))
+        assert sorted(code for code, _ in answers) == [202, 429]
+        await until_running(running, 1)
 
 
 async def test_the_one_that_is_over_for_longest_makes_room() -> None:

@@ -8,7 +8,6 @@ from functools import partial
 import msgspec
 from aiohttp import web
 from wkvm_client import Completion, aio
-from wkvm_client.drafts import DEFAULT_CREDIT
 from wkvm_client.errors import ClientError
 
 from wkvm.gateway import native_bodies as bodies
@@ -21,7 +20,7 @@ from wkvm.gateway.submitted import Outcome
 async def generate(call: Call) -> web.StreamResponse:
     """``POST /v1/generate``: wait for the end, and answer with everything."""
     body = await call.body(bodies.GenerateBody)
-    stream = await _ask(call, body, credit=None)
+    stream = await _ask(call, body)
     with call.cancellable(stream):
         try:
             completions = await stream.completions()
@@ -57,7 +56,7 @@ async def submit(call: Call) -> web.StreamResponse:
             return bodies.answer(request_id, model, outcome, status="done")
         return bodies.failed_answer(request_id, model, bodies.native_error(outcome))
 
-    stream = await _ask(call, body, credit=None)
+    stream = await _ask(call, body)
     try:
         # Refusals come ahead of the answer to a ping that follows the request.
         # Where there is no answer, the stream says so itself.
@@ -159,9 +158,7 @@ def _completion(choice: aio.Choice) -> Completion | None:
         return None
 
 
-async def _ask(
-    call: Call, body: bodies.GenerateBody, *, credit: int | None = DEFAULT_CREDIT
-) -> aio.Stream:
+async def _ask(call: Call, body: bodies.GenerateBody) -> aio.Stream:
     """Send a request to the engine.
 
     Raises:
@@ -171,7 +168,7 @@ async def _ask(
     if body.model is not None:
         call.gateway.check_model(body.model)
     try:
-        return await call.client.generate(body.ids, credit=credit, **body.keywords())
+        return await call.client.generate(body.ids, **body.keywords())
     except ClientError as error:
         raise bodies.native_error(error) from error
 

@@ -92,7 +92,7 @@ class Submitted:
             shelf.drop_oldest()
 
     def add(self, tenant: bytes, stream: aio.Stream, seal: Seal) -> Submission:
-        """Take a request over, to its end. Its stream must not wait for credit.
+        """Take a request over, and read it to its end.
 
         Raises:
             HttpError: as ``make_room``.
