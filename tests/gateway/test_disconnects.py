@@ -25,7 +25,7 @@ LONG: dict[str, Any] = {
     "temperature": 1,
     "stream": True,
 }
-IDLE = {"n_running": 0, "n_queued": 0, "n_free_slots": N_SLOTS}
+IDLE = {"n_lanes": 0, "n_running": 0, "n_queued": 0, "n_free_slots": N_SLOTS}
 
 
 def engine(before_forward: Callable[[Batch], None] | None = None) -> Engine:

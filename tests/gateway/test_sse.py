@@ -128,7 +128,7 @@ async def test_a_reader_that_stalls_costs_bounded_memory_and_loses_its_connectio
         events = EventStream(call)
         try:
             async with events:
-                while True:
+                while n_sent < 4096:
                     await events.send(event)
                     n_sent += 1
         finally:
