@@ -100,6 +100,17 @@ async def test_every_keyword_reaches_the_engine(running: Running) -> None:
     assert got["choices"][0]["ids"] == (await stream.completion()).ids
 
 
+async def test_a_grammar_reaches_the_engine(running: Running) -> None:
+    """The fake engine has none, and says so."""
+    grammar = {"kind": "regex", "source": "a+"}
+    status, got = await post(running, "/v1/generate", {"ids": [1], "grammar": grammar})
+    assert status == 400
+    assert "grammar" in got["error"]["message"]
+    assert (await post(running, "/v1/generate", {"ids": [1], "grammar": None}))[0] == 200
+    bad = {"kind": "perl", "source": ""}
+    assert (await post(running, "/v1/generate", {"ids": [1], "grammar": bad}))[0] == 400
+
+
 async def test_a_request_without_output_scores_its_prompt(running: Running) -> None:
     body = {"ids": [5, 6], "max_tokens": 0, "prompt_logprobs": 0}
     _, got = await post(running, "/v1/generate", body)
@@ -190,6 +201,11 @@ async def test_a_running_request_is_cancelled_by_its_name(running: Running) -> N
     assert got["choices"][0]["reason"] == "cancelled"
     status, got = await post(running, "/v1/cancel", {"id": "x"})
     assert (status, got["error"]["code"]) == (404, "request_not_found")
+
+
+@pytest.mark.parametrize("body", [{}, {"id": 1}, {"id": "x" * 129}, {"id": "x", "all": True}])
+async def test_what_names_no_request_is_no_cancellation(running: Running, body: Any) -> None:
+    assert (await post(running, "/v1/cancel", body))[0] == 400
 
 
 async def test_two_requests_of_one_name_are_both_cancelled(running: Running) -> None:

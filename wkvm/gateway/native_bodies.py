@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,6 +10,9 @@ from wkvm_client import Completion, Grammar, TokenLogprobs
 from wkvm_client.errors import ClientError
 
 from wkvm.gateway.failures import HttpError, http_error
+
+MAX_ID_CHARACTERS = 128
+"""In the name of a request."""
 
 # --- asking -------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which request to cancel."""
 
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
 
 
 def native_error(error: ClientError) -> HttpError:
