@@ -209,3 +209,10 @@ def write_tokenizer(folder: Path, vocab: dict[str, int], decoder: dict[str, Any]
         "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True},
     }
     (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def test_a_long_text_has_the_ids_of_its_words(bundled: Tokenizer) -> None:
+    for text in (" once upon a time", "<|end|>\n한"):
+        for special in (False, True):
+            ids = bundled.encode(text, special=special)
+            assert bundled.encode(text * 2000, special=special) == ids * 2000

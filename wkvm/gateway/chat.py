@@ -75,11 +75,10 @@ class _Job:
 
     def logprobs(self, piece: Piece | Whole) -> ChatLogprobs | None:
         """The log probabilities of a piece, if they were asked for."""
-        n_top = self.body.n_top_logprobs
-        if n_top is None:
+        if not self.body.logprobs:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
-        return chat_logprobs(self.texts.tokenizer, piece.logprobs, n_top, as_ids=as_ids)
+        return chat_logprobs(self.texts.tokenizer, piece.logprobs, as_ids=as_ids)
 
     def stop_reason(self, finish: Finish) -> str | int | None:
         """What of the request ended a choice; None for an end of the model or its template."""

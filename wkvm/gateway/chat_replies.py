@@ -113,13 +113,12 @@ class ChatCompletion(msgspec.Struct):
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], n_top: int, *, as_ids: bool
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], *, as_ids: bool
 ) -> ChatLogprobs:
     """Log probabilities in OpenAI's format for chats.
 
     Args:
-        entries: of the ids.
-        n_top: how many of the most likely ids are named.
+        entries: of the ids, with as many of the most likely ones as are to be named.
         as_ids: call ids ``token_id:N``.
     """
 
@@ -140,7 +139,7 @@ def chat_logprobs(
                 token_bytes(entry.token_id),
                 [
                     LikelyToken(name(top.token_id), finite(top.logprob), token_bytes(top.token_id))
-                    for top in entry.top[:n_top]
+                    for top in entry.top
                 ],
             )
             for entry in entries

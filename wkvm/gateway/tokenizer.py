@@ -26,6 +26,9 @@ from wkvm.gateway.world import WorldVocabulary, read_world_vocabulary
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 WORLD_PATTERN = "rwkv_vocab_*.txt"
+_LONG_TEXT = 4096
+"""Characters from which on other threads should not wait for a text to be encoded."""
+
 BYTE_TOKENIZER_CLASS = "ByteTokenizer"
 """A ``tokenizer_config.json`` with this ``tokenizer_class`` declares that an id is a byte."""
 
@@ -204,7 +207,12 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         library = self._with_specials if special else self._plain
         with _as_corrupt(self._path, "cannot encode this text"):
-            return library.encode(_utf8(text).decode(), add_special_tokens=False).ids
+            text = _utf8(text).decode()
+            if len(text) < _LONG_TEXT:
+                return library.encode(text, add_special_tokens=False).ids
+            # The same ids; but only here the library lets other threads run meanwhile.
+            [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
+            return encoding.ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id; the vocabulary may have holes."""
