@@ -299,8 +299,9 @@ def test_the_end_of_the_grammar_goes_before_max_tokens(max_tokens: int) -> None:
     assert outcome.status is (Status.LENGTH if max_tokens == 2 else Status.STOPPED)
 
 
-def test_a_grammar_that_allows_nothing_ends_at_once() -> None:
-    outcome = Rig().follow(regex(""), ignore_eos=True)
+@pytest.mark.parametrize("vocab_size", [256, 301])
+def test_a_grammar_that_allows_nothing_ends_at_once(vocab_size: int) -> None:
+    outcome = Rig(FakeModel(vocab_size, eos_ids=(EOS,))).follow(regex(""), ignore_eos=True)
     assert outcome.status is Status.STOPPED
     assert outcome.ids == []
 
