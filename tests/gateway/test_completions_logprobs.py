@@ -106,6 +106,14 @@ async def test_offsets_are_those_of_the_text_also_within_characters() -> None:
         assert choice["logprobs"]["text_offset"] == [0, 1, 2, 2, 2, 2, 3]
 
 
+async def test_offsets_count_what_a_prompt_leaves_unfinished() -> None:
+    async with gateway_running(script_engine(b"abc")) as running:
+        body = {"prompt": [ord("x"), "é".encode()[0]], "temperature": 0, "max_tokens": 2}
+        (choice,) = (await complete(running, **body, logprobs=0, echo=True))["choices"]
+        assert choice["text"] == "x\ufffdbc"
+        assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
 async def test_ids_can_be_named_by_number(running: Running) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "temperature": 0, "logprobs": 3, "echo": True}
     answer = await complete(running, **body, return_tokens_as_token_ids=True)
