@@ -18,7 +18,7 @@ CALLS = Path(__file__).with_name("litellm_calls.py")
 def results(door: Door, key: str) -> Any:
     command = [sys.executable, str(CALLS), door.base_url, key, MODEL, QUESTION]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=120, check=False
+        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

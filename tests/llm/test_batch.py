@@ -157,6 +157,13 @@ def test_each_choice_ends_at_its_own_stop_string_and_its_ids_with_it() -> None:
         assert bytes(ids).decode() == text[: found + 2]
 
 
+def test_before_min_tokens_no_stop_string_counts() -> None:
+    jobs = [job([1], stop="a", min_tokens=5, max_tokens=9, allowed_ids=list(b"a"))]
+    with backend_of(FakeModel(VOCAB), EngineConfig(n_slots=1)) as backend:
+        (output,) = backend.run(Batch(jobs, byte_texts()).run).result(timeout=30)
+    assert output.outputs[0].text == "aaaaa"
+
+
 def test_no_jobs_are_no_results() -> None:
     with backend_of(FakeModel(VOCAB), EngineConfig(n_slots=1)) as backend:
         assert backend.run(Batch([], byte_texts()).run).result(timeout=30) == []

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,7 +127,7 @@ def test_a_chat_is_written_by_the_models_template(model: LLM) -> None:
     conversation = [{"role": "user", "content": "What is the sun?"}]
     (output,) = model.chat(conversation, SamplingParams(temperature=0))
     assert output.prompt == "User: What is the sun?\n\nAssistant:"
-    assert output.outputs[0].finish_reason == "stop"
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", None)
     assert "star" in output.outputs[0].text
 
 
@@ -141,6 +143,19 @@ def test_an_answer_does_not_begin_with_the_space_that_ends_its_prompt(model: LLM
     (output,) = model.chat([{"role": "user", "content": "What is the sun?"}], GREEDY)
     completion = output.outputs[0]
     assert f" {completion.text}" == model.tokenizer.decode(completion.ids)
+
+
+def test_the_stops_of_the_template_end_an_answer_besides_those_of_the_parameters(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("User: {{ messages[0].content }}\n\nAssistant:", stops=("hot",))
+    monkeypatch.setattr(model, "_texts", dataclasses.replace(model._texts, template=template))
+    conversation = [{"role": "user", "content": "What is the sun?"}]
+    (output,) = model.chat(conversation, SamplingParams(temperature=0))
+    assert output.outputs[0].text == "The sun is a very big and "
+    assert output.outputs[0].stop_reason == "hot"
+    (output,) = model.chat(conversation, SamplingParams(temperature=0, stop="big"))
+    assert output.outputs[0].text == "The sun is a very "
 
 
 def test_the_parts_of_a_message_are_taken_together(model: LLM) -> None:
@@ -215,6 +230,13 @@ def test_ctrl_c_cancels_what_runs(model: LLM, monkeypatch: pytest.MonkeyPatch) -
     assert wait_until_idle(model._backend)
 
 
+def test_threads_that_share_it_get_what_each_gets_alone(model: LLM) -> None:
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda one: model.generate(one, GREEDY), PROMPTS * 2))
+    alone = [model.generate(prompt, GREEDY) for prompt in PROMPTS]
+    assert results == alone * 2
+
+
 async def test_it_works_inside_a_running_event_loop(model: LLM) -> None:
     outputs = model.generate(PROMPTS, GREEDY)
     assert all(texts_of(outputs))
@@ -226,6 +248,14 @@ def test_after_the_close_nothing_is_generated() -> None:
     model.close()
     with pytest.raises(ClientClosedError):
         model.generate(PROMPTS[0], GREEDY)
+
+
+def test_one_that_is_dropped_ends_its_engine() -> None:
+    model = LLM(device="cpu", slots=1)
+    thread = model._backend._thread
+    del model
+    gc.collect()
+    assert not thread.is_alive()
 
 
 def test_a_program_that_does_not_close_it_ends_quietly() -> None:
