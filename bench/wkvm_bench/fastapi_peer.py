@@ -36,7 +36,7 @@ from wkvm.gateway.tokenizer import Tokenizer
 from wkvm_bench.null_engine import VOCAB_SIZE
 from wkvm_bench.null_texts import null_texts
 
-N_TURNS = 3
+N_TURNS = 2
 """Of the loop between two steps: outputs must not come so fast that a collector joins them."""
 
 FINGERPRINT = "fp_000000000000"

@@ -22,7 +22,7 @@ from wkvm.server.serve import Server
 from wkvm_bench.null_engine import NullEngine
 from wkvm_bench.null_texts import null_texts
 
-N_TURNS = 3
+N_TURNS = 2
 """Of the loop, from a step to its events on the socket: the client reads ids, handlers wake, and
 what they wrote is sent. A real model's step takes longer than that; the null engine's must be
 held up, or ids of several steps would share an event."""

@@ -27,6 +27,7 @@ class Track:
         n_read: how many of them the consumer has taken.
         hook: called after an id arrived, if set.
         completion: set when the choice has ended well.
+        is_alone: whether the lane has no other; then nobody but its own reader has to be told.
         abandoned: whether its consumer left before the end.
     """
 
@@ -36,6 +37,7 @@ class Track:
         "hook",
         "ids",
         "index",
+        "is_alone",
         "lane",
         "logprobs",
         "n_read",
@@ -43,9 +45,10 @@ class Track:
         "on_ids",
     )
 
-    def __init__(self, lane: "Lane", index: int) -> None:
+    def __init__(self, lane: "Lane", index: int, *, is_alone: bool) -> None:
         self.lane = lane
         self.index = index
+        self.is_alone = is_alone
         self.ids: array[int] = array("I")
         self.n_read = 0
         self.hook: Callable[[], None] | None = None
@@ -62,9 +65,10 @@ class Track:
 
     def take(self) -> list[int]:
         """All ids that have arrived and were not taken yet."""
-        ids = self.ids[self.n_read :].tolist()
-        self.n_read += len(ids)
-        self.lane.consumed(len(ids))
+        n_read, n_ids = self.n_read, len(self.ids)
+        ids = [self.ids[n_read]] if n_ids == n_read + 1 else self.ids[n_read:].tolist()
+        self.n_read = n_ids
+        self.lane.consumed(n_ids - n_read)
         return ids
 
     def abandon(self) -> bool:
@@ -92,20 +96,29 @@ class Track:
         if self.on_ids is not None:
             raise RuntimeError("a choice has one reader at a time")
         self.on_ids = callback
-        self.lane.starve()
-        self.lane.set_hooks()
+        if self.is_alone:
+            self.hook = self.wake
+        else:
+            self.lane.starve()
+            self.lane.set_hooks()
 
     def stop_waiting(self) -> None:
         """Forget the callback of ``wait``."""
         self.on_ids = None
-        self.lane.set_hooks()
+        if self.is_alone:
+            self.hook = None
+        else:
+            self.lane.set_hooks()
 
     def wake(self) -> None:
         """Tell the reader, if there is one, that it should look again."""
         callback = self.on_ids
         if callback is not None:
             self.on_ids = None
-            self.lane.set_hooks()
+            if self.is_alone:
+                self.hook = None
+            else:
+                self.lane.set_hooks()
             callback()
 
 
@@ -149,7 +162,8 @@ class Lane:
         self._draft = draft
         self._max_ids = draft.max_ids
         self._window = draft.window or 0
-        self.tracks = [Track(self, index) for index in range(draft.n)]
+        is_alone = draft.n == 1
+        self.tracks = [Track(self, index, is_alone=is_alone) for index in range(draft.n)]
         self.n_open = draft.n
         self.n_consumed = 0
         self.granted = draft.window
@@ -210,11 +224,7 @@ class Lane:
     # --- what arrives ---------------------------------------------------------------------
 
     def set_hooks(self) -> None:
-        """Decide which tracks have to call when an id arrives for them."""
-        if len(self.tracks) == 1:
-            track = self.tracks[0]
-            track.hook = track.wake if track.on_ids is not None else None
-            return
+        """Decide which of several tracks have to call when an id arrives for them."""
         someone_waits = any(track.on_ids is not None for track in self.tracks)
         for track in self.tracks:
             if track.on_ids is not None:
