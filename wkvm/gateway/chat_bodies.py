@@ -183,6 +183,13 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
         HttpError: 400; it names the field.
         TemplateError: the template refused the messages.
     """
+    try:
+        return _question(body, texts, max_model_len=max_model_len, omit_media=omit_media)
+    except RecursionError as error:
+        raise invalid(None, "the body is nested too deeply") from error
+
+
+def _question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bool) -> Question:
     _refuse_unsupported(body)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
