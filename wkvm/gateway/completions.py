@@ -167,9 +167,6 @@ async def _job(call: Call) -> _Job:
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
     if body.structured_outputs is not None:
         keywords["grammar"] = body.structured_outputs.to_grammar()
-    if not body.stream:
-        # Its reader takes everything as soon as it comes.
-        keywords["credit"] = None
     return _Job(
         body=body,
         texts=texts,
