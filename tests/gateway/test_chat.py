@@ -439,3 +439,39 @@ def test_every_field_of_a_chat_is_in_the_documents() -> None:
     for field in msgspec.structs.fields(ChatBody):
         inherited = field.name in SamplingFields.__struct_fields__
         assert f"`{field.name}`" in (shared if inherited else chats), field.name
+
+
+async def test_a_chat_whose_time_is_over_says_so() -> None:
+    body = HELLO | {"max_tokens": 10**9, "timeout_s": 0.2}
+    async with gateway_running() as running:
+        async with running.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 504
+            assert (await response.json())["error"]["code"] == "timeout"
+        body["stream"] = True
+        async with running.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            *events, last, rest = (await response.text()).split("\n\n")
+    assert rest == ""
+    assert json.loads(events[0].removeprefix("data: "))["choices"]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+
+
+async def test_a_chat_can_be_cancelled_by_its_request_id() -> None:
+    body = HELLO | {"max_tokens": 10**9}
+    headers = {"X-Request-Id": "mine"}
+    async with gateway_running() as running, asyncio.timeout(TIMEOUT_S):
+        posting = asyncio.create_task(
+            running.http.post("/v1/chat/completions", json=body, headers=headers)
+        )
+        await until_stats(running, n_running=1)
+        async with running.http.post("/v1/cancel", json={"id": "mine"}) as response:
+            assert response.status == 200
+        async with await posting as response:
+            assert response.status == 499
+            assert response.headers["X-Request-Id"] == "mine"
+        await until_stats(running, n_running=0)
+
+
+async def test_a_request_may_name_its_answer() -> None:
+    async with gateway_running() as running:
+        assert (await ask(running, request_id="mine"))["id"] == "chatcmpl-mine"
