@@ -211,8 +211,8 @@ async def test_headers_that_stop_are_given_up_under_tls(certificate: tuple[str, 
         raw(running.path, trusting(certificate)) as one,
     ):
         one.send(GET[:20])
-        assert (await one.answer())[0] == 408
-        assert await one.rest() == b""
+        await one.rest()
+        await until(lambda: running.door.n_connections == 0)
 
 
 async def test_an_unread_stream_is_cancelled_under_tls(certificate: tuple[str, str]) -> None:
@@ -249,7 +249,7 @@ def test_an_encrypted_key_is_a_setting_error_and_asks_for_nothing(
     locked = tmp_path / "locked.pem"
     command = f"openssl pkey -in {key} -aes256 -passout pass:word -out {locked}"
     subprocess.run(command.split(), check=True, capture_output=True)
-    with pytest.raises(SettingError, match="encrypted"):
+    with pytest.raises(SettingError, match="the key is encrypted"):
         tls_context(GatewayConfig(ssl_certfile=cert, ssl_keyfile=str(locked)))
 
 

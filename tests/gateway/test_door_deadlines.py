@@ -218,6 +218,25 @@ async def test_a_client_that_leaves_cancels_its_handler() -> None:
             await spout.ended.wait()
 
 
+async def test_a_client_that_leaves_cancels_a_handler_that_writes_nothing() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(call: Call) -> web.StreamResponse:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError("unreachable")
+
+    async with gateway_running(routes=[Route("GET", "/ok", wait, is_open=True)]) as running:
+        async with raw(running.path) as one, asyncio.timeout(TIMEOUT_S):
+            one.send(GET)
+            await begun.wait()
+        async with asyncio.timeout(TIMEOUT_S):
+            await ended.wait()
+
+
 async def test_hundreds_of_connections_come_and_go_without_a_trace() -> None:
     async with gateway_running(routes=ROUTES) as running:
         n_tasks = len(asyncio.all_tasks())
