@@ -238,19 +238,28 @@ async def test_text_is_no_message() -> None:
         assert await peer.closed() == 1003
 
 
-@pytest.mark.parametrize(("n_bytes", "code"), [(65536, 1002), (65537, 1009)])
-async def test_before_the_handshake_a_message_has_64_kib_at_most(n_bytes: int, code: int) -> None:
+LENGTHS = [
+    (None, 65536, ErrorCode.PROTOCOL_VIOLATION, 1002),
+    (None, 65537, ErrorCode.FRAME_TOO_LARGE, 1009),
+    (100_000, 100_000, ErrorCode.PROTOCOL_VIOLATION, 1002),
+    (100_000, 100_001, ErrorCode.FRAME_TOO_LARGE, 1009),
+    (2**20, 2**20, ErrorCode.PROTOCOL_VIOLATION, 1002),
+]
+"""The limit that was agreed, if any; the length of a message; what it is answered by."""
+
+
+@pytest.mark.parametrize(("limit", "n_bytes", "error", "code"), LENGTHS)
+async def test_the_limits_on_frames_are_limits_on_messages(
+    limit: int | None, n_bytes: int, error: ErrorCode, code: int
+) -> None:
     async with gateway_running() as running, joined(running) as peer:
+        if limit is not None:
+            await peer.say(msgspec.structs.replace(HELLO, max_frame_bytes=limit))
+            assert isinstance(await peer.hear(), HelloOk)
         await peer.socket.send_bytes(bytes(n_bytes))
-        assert await peer.closed() == code
-
-
-@pytest.mark.parametrize(("n_bytes", "code"), [(100_000, 1002), (100_001, 1009)])
-async def test_after_the_handshake_the_agreed_limit_holds(n_bytes: int, code: int) -> None:
-    hello = msgspec.structs.replace(HELLO, max_frame_bytes=100_000)
-    async with gateway_running() as running, joined(running, hello=hello) as peer:
-        assert isinstance(await peer.hear(), HelloOk)
-        await peer.socket.send_bytes(bytes(n_bytes))
+        got = await peer.hear()
+        assert isinstance(got, Error)
+        assert got.code == error
         assert await peer.closed() == code
 
 

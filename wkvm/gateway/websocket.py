@@ -20,7 +20,6 @@ from wkvm_protocol.errors import ErrorCode, ProtocolError
 from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
-    MAX_HELLO_FRAME_BYTES,
     Error,
     Failed,
     Generate,
@@ -111,7 +110,6 @@ class _Proxy:
         self._writer = writer
         # Without keys a key means nothing: what is not needed is not passed on.
         self._key = request_key(call.request) if gateway.engines.needs_key else ""
-        self._limit = MAX_HELLO_FRAME_BYTES
         self._is_open = False
         self._is_leaving = False
         """The engine was sent a GoAway: by the client, or, if ``_has_left``, for it."""
@@ -165,15 +163,10 @@ class _Proxy:
             if message.type is not WSMsgType.BINARY:
                 return
             payload: bytes = message.data
-            if len(payload) > self._limit:
-                self._end(TOO_BIG, f"longer than {self._limit} bytes")
-                return
             if is_first:
                 payload = self._opened(payload)
                 is_first = False
             elif _tag(payload) == _GO_AWAY_TAG:
-                if self._is_leaving:
-                    continue
                 self._is_leaving = True
             elif self._has_left and (refusal := _refusal(payload)) is not None:
                 await self._socket.send_bytes(refusal)
@@ -182,7 +175,7 @@ class _Proxy:
             await self._writer.drain()
 
     def _write(self, payload: bytes) -> None:
-        # An empty one too: what is wrong with it the engine says.
+        # An empty one too, and one that is too long: what is wrong with it the engine says.
         self._writer.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
 
     def _opened(self, payload: bytes) -> bytes:
@@ -225,7 +218,6 @@ class _Proxy:
             return True
         match message:
             case HelloOk():
-                self._limit = message.max_frame_bytes
                 self._is_open = True
             case GoAway():
                 was_going, self._is_going = self._is_going, True
