@@ -149,23 +149,61 @@ async def test_nothing_is_sent_for_a_handler_that_was_cancelled() -> None:
     assert b"c" not in client.sent
 
 
+class Recorder:
+    """A transport that keeps what is written to it, write by write."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.writes = list[bytes]()
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(bytes(data))
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 async def test_headers_leave_with_the_first_event_and_the_end_with_the_last() -> None:
+    writes = list[bytes]()
+
+    async def handler(call: Call) -> web.StreamResponse:
+        protocol, transport = call.request.protocol, call.request.transport
+        assert transport is not None
+        recorder = Recorder(transport)
+        protocol.transport = cast(asyncio.Transport, recorder)
+        async with EventStream(call) as events:
+            await events.send(b"1")
+            await events.finish(b"data: 2\n\n" + DONE)
+        protocol.transport = transport
+        writes.extend(recorder.writes)
+        return events.response
+
+    async with (
+        gateway_running(routes=[Route("GET", "/x", handler)]) as running,
+        running.http.get("/x") as response,
+    ):
+        assert await response.text() == "data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+    first, last = writes
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert first.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
+    assert last == b"17\r\ndata: 2\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+async def test_headers_leave_at_once_if_the_response_is_opened_before_there_is_an_event() -> None:
     proceed = asyncio.Event()
 
     async def handler(call: Call) -> web.StreamResponse:
         async with EventStream(call) as events:
-            await events.send(b"1")
+            await events.open()
             await proceed.wait()
-            await events.finish(b"data: 2\n\n" + DONE)
+            await events.done()
         return events.response
 
-    async with gateway_running(routes=[Route("GET", "/x", handler)]) as running:
-        reader, writer = await asyncio.open_unix_connection(str(running.path))
-        writer.write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
-        first = await reader.read(65536)
+    async with (
+        gateway_running(routes=[Route("GET", "/x", handler)]) as running,
+        running.http.get("/x") as response,
+    ):
+        assert response.status == 200
         proceed.set()
-        last = await reader.read(65536)
-        writer.close()
-    assert first.startswith(b"HTTP/1.1 200 ")
-    assert first.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
-    assert last == b"17\r\ndata: 2\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        assert await response.text() == DONE.decode()
