@@ -420,6 +420,7 @@ def test_a_long_prompt_is_absorbed_meanwhile_and_changes_nothing() -> None:
         (Grammar("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
         (Grammar("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
         (Grammar("json_schema", '"text"'), ""),
+        (Grammar("json_schema", "[" * 10_000), "not a JSON schema"),
         (Grammar("json_schema", '{}, {"type": "object"}'), "not a JSON schema"),
         (Grammar("lark", "start: nope"), 'at 1(8): unknown name: "nope"'),
         (Grammar("lark", ""), ""),
@@ -532,7 +533,7 @@ def test_nobody_else_waits_for_a_grammar_that_is_compiled(slow: Slow) -> None:
 
 
 def test_a_request_can_end_while_its_grammar_is_compiled(slow: Slow) -> None:
-    rig = Rig(n_slots=1)
+    rig = Rig(n_slots=2)
     request_ids = [
         rig.engine.submit(RequestSpec(prompt=PROMPT, grammar=regex(source)), 0.0)[0]
         for source in ("first", "second", "third")
