@@ -328,7 +328,7 @@ async def test_a_gateway_apart_drains(tmp_path: Path) -> None:
     where = ("--engine", f"unix://{tmp_path / 'b'}", "--port", "0", "--uds", str(tmp_path / "h"))
     with engine(tmp_path / "b", KEY) as process, running("gateway", *where) as gateway:
         async with session() as http:
-            response = await begin(http, gateway.url(), 300)
+            response = await begin(http, gateway.url(), 800)
             gateway.popen.terminate()
             assert events(await response.read())[-1] == "[DONE]"
             assert gateway.popen.wait(timeout=TIMEOUT_S) == 0

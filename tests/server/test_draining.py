@@ -126,6 +126,56 @@ async def test_an_address_in_use_is_a_config_error(tmp_path: Path) -> None:
         await serve(engine(), local_config(str(tmp_path)), ready=lambda server: None)
 
 
+class Door:
+    """A way in that notes what is asked of it, and whether the server listened then."""
+
+    max_connections = 1
+
+    def __init__(self, path: Path, error: Exception | None = None) -> None:
+        self._path = path
+        self._error = error
+        self.calls = list[tuple[str, bool]]()
+
+    def _note(self, call: str) -> None:
+        self.calls.append((call, self._path.exists()))
+
+    async def start(self) -> None:
+        self._note("start")
+        if self._error is not None:
+            raise self._error
+
+    def begin_drain(self) -> None:
+        self._note("begin_drain")
+
+    async def close(self) -> None:
+        self._note("close")
+
+
+async def test_doors_open_after_the_server_drain_with_it_and_close_before_it(
+    tmp_path: Path,
+) -> None:
+    door = Door(tmp_path / "s")
+
+    async def ready(server: Server) -> None:
+        assert door.calls == [("start", True)]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    await serve(engine(), local_config(str(tmp_path)), ready=ready, doors=lambda _: [door])
+    assert door.calls == [("start", True), ("begin_drain", True), ("close", True)]
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_door_that_cannot_be_opened_ends_the_server(tmp_path: Path) -> None:
+    door = Door(tmp_path / "s", LookupError("no port"))
+    ready = list[Server]()
+    with pytest.raises(LookupError, match="no port"):
+        await serve(
+            engine(), local_config(str(tmp_path)), ready=ready.append, doors=lambda _: [door]
+        )
+    assert ([call for call, _ in door.calls], ready) == (["start", "close"], [])
+    assert os.listdir(tmp_path) == []
+
+
 def engine() -> Engine:
     return Engine(FakeModel(vocab_size=VOCAB_SIZE), EngineConfig(n_slots=2))
 
