@@ -86,7 +86,7 @@ class HttpDoor:
             await self._door.drained(timeout_s)
 
     async def close(self) -> None:
-        """End every connection, in bounded time. Fails never, also after a failed start."""
+        """End every connection, in bounded time; also what a failed start has left."""
         if self._bound is not None and self._bound.unix is not None:
             self._bound.unix.remove()
         if self._door is not None:
