@@ -1,6 +1,7 @@
 """Bodies of chat requests, whatever is in them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -80,3 +81,18 @@ def test_a_deep_body_is_a_question_or_refused(kind: str, depth: int, place: str)
     if isinstance(found, str):
         assert depth > 50
         assert "nested too deeply" in found or "recursion" in found
+
+
+def test_what_is_suggested_for_text_cuts_nothing_off_where_a_grammar_constrains() -> None:
+    suggested = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1}
+    texts = replace(byte_texts(), suggested=suggested)
+    free = asked({"messages": [USER]}, texts)
+    bound = {"messages": [USER], "response_format": {"type": "json_object"}}
+    constrained, chosen = asked(bound, texts), asked({**bound, "top_p": 0.8}, texts)
+    assert not isinstance(free, str)
+    assert not isinstance(constrained, str)
+    assert not isinstance(chosen, str)
+    assert suggested.items() <= free.keywords.items()
+    assert constrained.keywords["temperature"] == 0.5
+    assert not {"top_p", "top_k", "min_p"} & constrained.keywords.keys()
+    assert chosen.keywords["top_p"] == 0.8

@@ -217,3 +217,9 @@ def test_a_template_that_leaves_out_the_last_message_cannot_continue_it(bundled:
     template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(TemplateError, match="cannot be continued"):
         template.encode(CHAT, bundled, continue_final_message=True)
+
+
+def test_nothing_else_looks_like_the_end_of_the_message_to_be_continued(bundled: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[-1].content }} {{ tools[0].a }}")
+    ids = template.encode(CHAT, bundled, tools=[{"a": "\ufdd2"}], continue_final_message=True)
+    assert bundled.decode(ids) == " What is the sun? "

@@ -1,7 +1,7 @@
 """The body of a chat request, and what it asks of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -199,6 +199,7 @@ def _question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: b
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
+        texts = replace(texts, suggested=_without_cuts(texts.suggested))
     keywords = body.keywords(texts, max_tokens=_max_tokens(body, default, room))
     if n_top is not None:
         keywords["logprobs"] = n_top
@@ -220,6 +221,15 @@ def _refuse_unsupported(body: ChatBody) -> None:
         value: object = getattr(body, name)
         if value is not None and value not in neutral:
             raise invalid(name, _WHY.get(name, "not supported"))
+
+
+def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int]:
+    """The suggested sampling of an answer that a grammar constrains.
+
+    It was suggested for free text. Where the grammar leaves a model little that it would say,
+    the ids that these cut off may be the only ones that lead to an end.
+    """
+    return {name: x for name, x in suggested.items() if name not in ("top_k", "top_p", "min_p")}
 
 
 def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
