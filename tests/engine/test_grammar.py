@@ -396,6 +396,22 @@ def test_ids_that_the_tokenizer_lacks_are_ruled_out() -> None:
     assert set(outcome.ids) <= {97, 98, 99, 129}
 
 
+@pytest.mark.parametrize("allowed", [b"abc", b"aB", b"Ac"])
+def test_any_way_to_divide_a_text_into_ids_is_allowed(allowed: bytes) -> None:
+    tokens = [*BYTES[:256], b"ab", b"bc"]
+    ids = tuple({ord("A"): 256, ord("B"): 257}.get(byte, byte) for byte in allowed)
+    rig = Rig(FakeModel(258, eos_ids=(EOS,)), tokens)
+    outcome = rig.follow(regex("abc"), allowed_ids=ids)
+    assert outcome.status is Status.STOPPED
+    assert outcome.ids == list(ids)
+
+
+def test_a_grammar_without_any_text_is_found_out_before_the_model_is_asked() -> None:
+    model = FakeModel(256, eos_ids=(EOS,))
+    why(Rig(model).follow(regex("[^\\x00-\\U0010ffff]")))
+    assert model.n_forwards == 0
+
+
 def test_a_long_prompt_is_absorbed_meanwhile_and_changes_nothing() -> None:
     prompt = tuple(1 + i % 250 for i in range(400))
     rig = Rig()

@@ -292,8 +292,8 @@ def _compile(grammar: Grammar, tokenizer: "llguidance.LLTokenizer") -> _Compiled
                 schema.setdefault("x-guidance", {"whitespace_pattern": WHITE_SPACE})
             source = f"start: %json {json.dumps(schema)}"
         case "regex":
-            # in the grammar a regular expression stands between slashes, on one line
-            regex = llguidance.regex_to_lark(grammar.source, "d").replace("\n", r"\n")
+            # in a grammar a regular expression stands between slashes
+            regex = llguidance.regex_to_lark(grammar.source, "d")
             source = f"start: /(?:{regex})/"
         case _:
             source = grammar.source
