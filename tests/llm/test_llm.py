@@ -118,6 +118,8 @@ def test_with_a_seed_the_same_calls_give_the_same_texts_and_no_two_prompts_share
     for slots in (1, 3):
         with LLM(device="cpu", slots=slots, seed=7) as model:
             results.append([texts_of(model.generate(prompts, params)) for _ in range(2)])
+            own = texts_of(model.generate(prompts, SamplingParams(max_tokens=12, seed=5)))
+            assert len(set(own)) == 1
     assert results[0] == results[1]
     (first, second), _ = results
     assert len({*first, *second}) == 8
