@@ -388,6 +388,25 @@ def test_a_batch_does_not_change_what_anybody_gets() -> None:
     assert together[2].ids == (plain[: plain.index(EOS)] if EOS in plain else plain)
 
 
+@pytest.mark.parametrize("allowed_ids", [None, (ord("b"),)])
+def test_rows_that_do_not_sample_are_told_from_those_that_do(
+    allowed_ids: tuple[int, ...] | None,
+) -> None:
+    rig = Rig()
+    rig.follow(regex("a"))
+    (outcome,) = rig.ask(regex("a"), SamplingParams(allowed_ids=allowed_ids))
+    rig.ask(None, greedy(1))
+    rig.step()  # the grammar is known, and its request can take part in the next step
+    (scored,) = rig.ask(None, SamplingParams(max_tokens=0), prompt=(5,))
+    rig.step()
+    assert scored.status is Status.LENGTH
+    if allowed_ids is None:
+        assert outcome.status is Status.STOPPED
+        assert bytes(outcome.ids) == b"a"
+    else:
+        why(outcome)
+
+
 def test_ids_that_the_tokenizer_lacks_are_ruled_out() -> None:
     outcome = Rig(FakeModel(301, eos_ids=(EOS,))).follow(regex("(?s:.){80}"), ignore_eos=True)
     assert len(bytes(outcome.ids).decode()) == 80
