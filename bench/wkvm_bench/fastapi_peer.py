@@ -14,6 +14,7 @@ does, and texts are encoded and decoded by the same code.
 """
 
 import asyncio
+import gc
 import functools
 import socket
 import time
@@ -332,5 +333,8 @@ async def serve(path: str, *, batch_wait_s: float) -> None:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
     )
+    # As vLLM's server does once it is set up, and wkvm's.
+    gc.collect()
+    gc.freeze()
     await uvicorn.Server(config).serve()
     encoding.cancel()

@@ -1,6 +1,7 @@
 """The gateway on a null engine, in one process and on one loop, as ``wkvm serve`` runs it."""
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -83,4 +84,7 @@ async def running(
 async def serve(path: str) -> None:
     """Serve the null engine until cancelled."""
     async with running(PacedLoop(NullEngine()), path):
+        # As ``wkvm serve`` does once it is set up.
+        gc.collect()
+        gc.freeze()
         await asyncio.Event().wait()

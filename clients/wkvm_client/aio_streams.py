@@ -94,6 +94,25 @@ class Choice(ChoiceView):
         else:
             track.wait(partial(self._session.when_received, callback))
 
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back whenever ids or the end have come, until ``unwatch``; as ``call_when_ready``.
+
+        For who passes on each id as it comes: this is the cheapest way to learn of it. It may
+        call back with nothing left to take.
+
+        Raises:
+            RuntimeError: somebody waits already.
+            ValueError: the stream has several choices.
+        """
+        session, track = self._session, self._track
+        track.watch(partial(session.when_received, callback), session.hook(callback))
+        if track.n_read < len(track.ids) or track.is_over:
+            callback()
+
+    def unwatch(self) -> None:
+        """End ``watch``, perhaps after one more call."""
+        self._track.stop_waiting()
+
     def call_when_over(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as ``completion`` would not wait; at once if it would not now.
 

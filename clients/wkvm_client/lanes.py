@@ -43,6 +43,7 @@ class Track:
         "n_read",
         "on_end",
         "on_ids",
+        "watched",
     )
 
     def __init__(self, lane: "Lane", index: int, *, is_alone: bool) -> None:
@@ -53,6 +54,7 @@ class Track:
         self.n_read = 0
         self.hook: Callable[[], None] | None = None
         self.on_ids: Callable[[], None] | None = None
+        self.watched = False
         self.on_end: list[Callable[[], None]] = []
         self.logprobs: list[TokenLogprobs] = []
         self.completion: Completion | None = None
@@ -102,9 +104,23 @@ class Track:
             self.lane.starve()
             self.lane.set_hooks()
 
+    def watch(self, callback: Callable[[], None], hook: Callable[[], None]) -> None:
+        """Call back each time, until ``stop_waiting``: ``callback`` at the end, ``hook`` for ids.
+
+        Raises:
+            RuntimeError: somebody waits already.
+            ValueError: the lane has other choices, whose credit this would be.
+        """
+        if not self.is_alone:
+            raise ValueError("only the one choice of a lane can be watched")
+        self.wait(callback)
+        self.watched = True
+        self.hook = hook
+
     def stop_waiting(self) -> None:
-        """Forget the callback of ``wait``."""
+        """Forget the callback of ``wait`` or ``watch``."""
         self.on_ids = None
+        self.watched = False
         if self.is_alone:
             self.hook = None
         else:
@@ -114,11 +130,8 @@ class Track:
         """Tell the reader, if there is one, that it should look again."""
         callback = self.on_ids
         if callback is not None:
-            self.on_ids = None
-            if self.is_alone:
-                self.hook = None
-            else:
-                self.lane.set_hooks()
+            if not self.watched:
+                self.stop_waiting()
             callback()
 
 

@@ -100,3 +100,49 @@ async def test_the_lane_is_cancelled_when_the_last_choice_is_given_up(server: Fa
     second.abandon()
     await peer.nothing()
     await client.aclose()
+
+
+async def test_who_watches_is_called_for_each_arrival_and_for_the_end(server: FakeServer) -> None:
+    client, peer = await dial(server)
+    (choice,) = (await client.generate([1])).choices
+    request = await peer.next(Generate)
+    seen = asyncio.Queue[tuple[list[int], bool]]()
+    choice.watch(lambda: seen.put_nowait((choice.take(), choice.is_over)))
+    assert seen.empty()
+    for token_id in (5, 6):
+        peer.tokens([request.request_id], [token_id])
+        assert await seen.get() == ([token_id], False)
+    peer.end(request.request_id)
+    assert await seen.get() == ([], True)
+    await client.aclose()
+
+
+async def test_who_begins_to_watch_late_is_called_at_once(server: FakeServer) -> None:
+    client, peer = await dial(server)
+    (choice,) = (await client.generate([1])).choices
+    request = await peer.next(Generate)
+    peer.tokens([request.request_id], [5])
+    await called(choice.call_when_ready)
+    assert is_called_now(choice.watch)
+    await client.aclose()
+
+
+async def test_after_unwatch_there_are_no_calls_and_others_may_wait(server: FakeServer) -> None:
+    client, peer = await dial(server)
+    (choice,) = (await client.generate([1])).choices
+    request = await peer.next(Generate)
+    choice.watch(lambda: pytest.fail("called"))
+    with pytest.raises(RuntimeError, match="one reader"):
+        choice.call_when_ready(lambda: None)
+    choice.unwatch()
+    peer.tokens([request.request_id], [5])
+    assert await choice.read() == [5]
+    await client.aclose()
+
+
+async def test_one_of_several_choices_cannot_be_watched(server: FakeServer) -> None:
+    client, _ = await dial(server)
+    first, _ = (await client.generate([1], n=2)).choices
+    with pytest.raises(ValueError, match="only"):
+        first.watch(lambda: None)
+    await client.aclose()

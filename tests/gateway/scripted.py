@@ -74,6 +74,10 @@ class FilledChoice:
         """What a session does that has taken in all that came."""
         callback()
 
+    def hook(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """What a session has called for each id."""
+        return callback
+
     def cancel(self, lane: Lane) -> None:
         """What a session does for a choice."""
         assert lane is self._lane

@@ -11,7 +11,6 @@ from wkvm.gateway.text import (
     StopText,
     TextStream,
     Tokenizer,
-    UnknownTokenError,
 )
 
 WORDS = "🐭👨‍👩‍👧 한국어 é€ plain"
@@ -89,9 +88,21 @@ def test_special_tokens_are_skipped_or_named(bundled: Tokenizer) -> None:
     assert "".join(stream(bundled, ids, skip_special=False)) == "hi<|end|>"
 
 
-def test_an_unknown_id_is_a_typed_error(bundled: Tokenizer) -> None:
-    with pytest.raises(UnknownTokenError):
-        IncrementalDecoder(bundled).feed([4096])
+def test_ids_that_pad_the_vocabulary_have_no_text(bundled: Tokenizer) -> None:
+    ids = [*bundled.encode("hi"), 4096, *bundled.encode(" there")]
+    assert "".join(stream(bundled, ids)) == IncrementalDecoder(bundled).feed(ids) == "hi there"
+
+
+def test_what_one_decoder_shows_of_a_special_token_another_still_skips(bundled: Tokenizer) -> None:
+    for skip_special, text in ((False, "<|end|>"), (True, ""), (False, "<|end|>")):
+        assert IncrementalDecoder(bundled, skip_special=skip_special).feed([1]) == text
+
+
+def test_an_id_that_is_text_by_itself_completes_a_character_when_one_has_begun() -> None:
+    tokenizer = ByteTokenizer()
+    assert IncrementalDecoder(tokenizer).feed([0x82]) == "\ufffd"
+    decoder = IncrementalDecoder(tokenizer)
+    assert [decoder.feed([byte]) for byte in "€".encode()] == ["", "", "€"]
 
 
 def test_after_flush_a_decoder_starts_anew() -> None:

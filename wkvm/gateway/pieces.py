@@ -137,6 +137,14 @@ class ChoiceText:
         """Call back once, as soon as ``take`` has something; at once if it has it now."""
         self._choice.call_when_ready(callback)
 
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back whenever ``take`` may have something, until ``unwatch``; perhaps now."""
+        self._choice.watch(callback)
+
+    def unwatch(self) -> None:
+        """End ``watch``, perhaps after one more call."""
+        self._choice.unwatch()
+
     def call_when_whole(self, callback: Callable[[], None]) -> None:
         """Call back when it ends, or as soon as it has to be looked at for stop strings.
 

@@ -52,8 +52,11 @@ class _Pump:
         while self._last is None:
             await self._events.writable()
             self._woken = loop.create_future()
-            self._text.call_when_ready(self._pass_on)
-            await self._woken
+            self._text.watch(self._pass_on)
+            try:
+                await self._woken
+            finally:
+                self._text.unwatch()
             if self._error is not None:
                 raise self._error
         return self._last
@@ -62,20 +65,17 @@ class _Pump:
         """Write what has arrived. Called by the engine's connection, so nothing is raised here."""
         woken = self._woken
         if woken is None or woken.done():
-            return  # the handler was cancelled
+            return  # there is an end already, or the handler was cancelled
         try:
             piece = self._text.take()
-            if piece is not None:
-                data = self._to_events(piece)
-                if piece.finish is not None:
-                    self._last = data
-                    woken.set_result(None)
-                    return
-                if not self._events.send_now(data):
-                    woken.set_result(None)
-                    return
-            self._text.call_when_ready(self._pass_on)
+            if piece is None:
+                return
+            data = self._to_events(piece)
+            if piece.finish is not None:
+                self._last = data
+            elif self._events.send_now(data):
+                return
         except Exception as error:  # noqa: BLE001  (the handler raises it)
             # Not as the future's: a handler that is cancelled just now would not look at it.
             self._error = error
-            woken.set_result(None)
+        woken.set_result(None)

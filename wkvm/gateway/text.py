@@ -4,7 +4,7 @@ Also the door to the rest of the text layer: tokenizers and chat templates.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wkvm.gateway.errors import (
@@ -57,20 +57,38 @@ class IncrementalDecoder:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_between = True
+        self._texts = tokenizer.texts
 
-    def feed(self, ids: Iterable[int]) -> str:
+    def feed(self, ids: Sequence[int]) -> str:
         """Take ids; return the characters that are complete now.
 
-        Bytes that no continuation can make valid are U+FFFD.
-
-        Raises:
-            UnknownTokenError: the tokenizer has no such id; the ids before it are lost.
+        Bytes that no continuation can make valid are U+FFFD. An id that the tokenizer does not
+        have has no text: a model's vocabulary may be padded.
         """
-        to_bytes, skipped = self._tokenizer.token_bytes, self._skipped
-        return self._utf8.decode(b"".join([to_bytes(i) for i in ids if i not in skipped]))
+        is_one_between = self._is_between and len(ids) == 1
+        if is_one_between:
+            # Nearly every step of nearly every stream: one id, which is whole characters.
+            text = self._texts.get(ids[0])
+            if text is not None:
+                return text
+        text = self._utf8.decode(b"".join([self._bytes(token_id) for token_id in ids]))
+        self._is_between = not self._utf8.getstate()[0]
+        if is_one_between and self._is_between and ids[0] not in self._tokenizer.specials:
+            self._texts[ids[0]] = text
+        return text
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self._skipped:
+            return b""
+        try:
+            return self._tokenizer.token_bytes(token_id)
+        except UnknownTokenError:
+            return b""
 
     def flush(self) -> str:
         """End the stream: what is held back becomes U+FFFD. Then it can be used anew."""
+        self._is_between = True
         return self._utf8.decode(b"", final=True)
 
 
@@ -144,13 +162,10 @@ class TextStream:
         self._matcher = StopStrings(stops)
         self.stop: str | None = None
 
-    def feed(self, ids: Iterable[int]) -> StopText:
+    def feed(self, ids: Sequence[int]) -> StopText:
         """Take ids; return the text that is complete and certainly before any stop.
 
         After a stop was found, ids are ignored.
-
-        Raises:
-            UnknownTokenError: the tokenizer has no such id.
         """
         return self._match(self._decoder.feed(ids)) if self.stop is None else StopText("")
 

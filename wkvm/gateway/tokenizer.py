@@ -72,6 +72,14 @@ class Tokenizer(ABC):
         """The ids of the special tokens."""
         return frozenset(self.specials)
 
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """The texts of ids that are whole characters, as far as decoders have come across them.
+
+        Special tokens are not in it: whether they have a text is for their reader to say.
+        """
+        return {}
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Turn ids into text; bytes that are not UTF-8 become U+FFFD.
 
