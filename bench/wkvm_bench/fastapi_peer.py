@@ -14,8 +14,8 @@ does, and texts are encoded and decoded by the same code.
 """
 
 import asyncio
-import gc
 import functools
+import gc
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
