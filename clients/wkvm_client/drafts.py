@@ -23,6 +23,8 @@ from wkvm_client.errors import InvalidParameterError, TokenOutOfRangeError
 DEFAULT_CREDIT = 1024
 """Ids of one lane that may be waiting for their consumer."""
 MAX_CREDIT = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
+"""A server takes no higher ``max_tokens``; what is higher is for it to refuse."""
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
 
@@ -67,7 +69,7 @@ class Draft:
     @property
     def max_ids(self) -> int:
         """No more ids than this can come, all choices together."""
-        return self.n * self.message.sampling.max_tokens
+        return self.n * min(self.message.sampling.max_tokens, MAX_TOKENS)
 
 
 def draft(

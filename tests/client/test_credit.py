@@ -129,6 +129,18 @@ def test_grants_beyond_one_message_are_several() -> None:
     assert granted.credit == 3 * (2**31 - 1)
 
 
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_limit_that_no_server_takes_costs_few_grants(n: int) -> None:
+    n_grants = 0
+
+    def count(lane: Lane, n_ids: int) -> None:
+        nonlocal n_grants
+        n_grants += 1
+        assert n_grants <= n + 1
+
+    Lane(1, make_draft(n=n, max_tokens=2**64 - 1, credit=1024), count).grant_all()
+
+
 async def test_credit_goes_out_as_ids_are_taken(driver: Driver, server: FakeServer) -> None:
     peer = await connected(driver, server)
     stream, request = await opened(driver, peer, credit=4, max_tokens=100)
