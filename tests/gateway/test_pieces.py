@@ -24,7 +24,7 @@ STOPS = st.lists(st.text("ab한\n", min_size=1, max_size=9), max_size=3)
 
 def text_of(filled: FilledChoice, *stops: str, texts: Texts = TEXTS, **more: bool) -> ChoiceText:
     options = TextOptions(stops=stops, **more)
-    return ChoiceText(filled.choice, texts, options, n_prompt=3)
+    return ChoiceText(filled.choice, texts, options)
 
 
 async def read_all(text: ChoiceText) -> list[Piece]:
@@ -43,7 +43,7 @@ async def test_each_arrival_is_a_piece_and_the_end_comes_with_the_last_ids() -> 
     filled.end()
     last = await text.read()
     assert (first.text, first.ids, first.finish) == ("ab", [97, 98], None)
-    assert (last.text, last.ids, last.finish) == ("c", [99], Finish("length", None, 3, 3))
+    assert (last.text, last.ids, last.finish) == ("c", [99], Finish("length", None, 3))
 
 
 async def test_an_incomplete_character_is_held_back_and_becomes_a_replacement_at_the_end() -> None:
@@ -68,7 +68,7 @@ async def test_a_stop_over_token_borders_ends_the_choice_and_cancels_its_lane() 
     filled.arrive(b"b!yz")
     last = await text.read()
     assert (last.text, last.ids) == ("", [98, 33])
-    assert last.finish == Finish("stop", "ab!", 3, 4)
+    assert last.finish == Finish("stop", "ab!", 4)
     assert filled.cancelled
 
 
@@ -86,7 +86,7 @@ async def test_a_stop_id_is_no_output_but_in_the_text_if_that_is_asked_for() -> 
         filled.end(EndReason.STOP, stop_id=ord("."))
         (piece,) = await read_all(text_of(filled, include_stop=include))
         assert (piece.text, piece.ids) == (shown, [ord("x")])
-        assert piece.finish == Finish("stop", ord("."), 3, 1)
+        assert piece.finish == Finish("stop", ord("."), 1)
 
 
 async def test_special_tokens_have_text_if_that_is_asked_for(bundled: Tokenizer) -> None:
@@ -103,7 +103,7 @@ async def test_before_min_tokens_a_stop_string_is_text() -> None:
     filled = FilledChoice()
     filled.arrive(b"abab!")
     options = TextOptions(stops=("ab",), min_tokens=2)
-    (piece,) = await read_all(ChoiceText(filled.choice, TEXTS, options, n_prompt=1))
+    (piece,) = await read_all(ChoiceText(filled.choice, TEXTS, options))
     assert (piece.text, len(piece.ids)) == ("ab", 4)
 
 
@@ -112,7 +112,7 @@ async def test_what_may_be_a_stop_is_shown_when_the_end_shows_that_it_is_none() 
     filled.arrive(b"xa")
     filled.end()
     (piece,) = await read_all(text_of(filled, "ab"))
-    assert (piece.text, piece.finish) == ("xa", Finish("length", None, 3, 2))
+    assert (piece.text, piece.finish) == ("xa", Finish("length", None, 2))
 
 
 async def test_a_failure_comes_after_the_ids_that_came_before_it() -> None:
@@ -181,7 +181,7 @@ def test_stop_strings_and_utf8_any_cut_gives_what_the_definition_says(
         seen = [token_id for piece in pieces for token_id in piece.ids]
         assert bytes(seen) == ids[:n_used]
         assert [p.token_id for piece in pieces for p in piece.logprobs] == seen
-        finish = Finish("length" if stop is None else "stop", stop, 3, n_used)
+        finish = Finish("length" if stop is None else "stop", stop, n_used)
         assert pieces[-1].finish == finish
         assert filled.cancelled == (stop is not None)
 

@@ -51,7 +51,7 @@ def of_piece(piece: Piece) -> bytes:
 def start(
     filled: FilledChoice, client: Client, to_events: Callable[[Piece], bytes] = of_piece
 ) -> asyncio.Task[bytes]:
-    text = ChoiceText(filled.choice, TEXTS, n_prompt=1)
+    text = ChoiceText(filled.choice, TEXTS)
     return asyncio.create_task(pump(text, cast(EventStream, client), to_events))
 
 
@@ -188,22 +188,3 @@ async def test_headers_leave_with_the_first_event_and_the_end_with_the_last() ->
     assert first.startswith(b"HTTP/1.1 200 ")
     assert first.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
     assert last == b"17\r\ndata: 2\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-
-
-async def test_headers_leave_at_once_if_the_response_is_opened_before_there_is_an_event() -> None:
-    proceed = asyncio.Event()
-
-    async def handler(call: Call) -> web.StreamResponse:
-        async with EventStream(call) as events:
-            await events.open()
-            await proceed.wait()
-            await events.done()
-        return events.response
-
-    async with (
-        gateway_running(routes=[Route("GET", "/x", handler)]) as running,
-        running.http.get("/x") as response,
-    ):
-        assert response.status == 200
-        proceed.set()
-        assert await response.text() == DONE.decode()

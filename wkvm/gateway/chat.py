@@ -3,13 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from wkvm.gateway.calls import Call, decode_body, read_body
+from wkvm.gateway.calls import Call, decode_body
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
 from wkvm.gateway.chat_replies import (
     ChatChoice,
@@ -22,11 +21,11 @@ from wkvm.gateway.chat_replies import (
     chunk_deltas,
     whole_message,
 )
-from wkvm.gateway.choices import Arrivals, Lanes, collect
+from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.completions import StreamOptions
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
-from wkvm.gateway.pump import pump
+from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.structured import grammar_named
@@ -63,11 +62,8 @@ class _Job:
 
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices as texts."""
-        texts, options, n_prompt = self.texts, self.question.options, len(self.question.prompt)
-        return [
-            ChoiceText(stream.choices[0], texts, options, n_prompt=n_prompt)
-            for stream in lanes.streams
-        ]
+        options = self.question.options
+        return [ChoiceText(stream.choices[0], self.texts, options) for stream in lanes.streams]
 
     def reader(self) -> ChoiceReader:
         """What tells the text of a choice from its call."""
@@ -98,7 +94,7 @@ async def _job(call: Call) -> _Job:
         TemplateError: the template refused the messages.
     """
     gateway = call.gateway
-    data = await read_body(call.request, gateway.config)
+    data = await call.read_body()
     body = decode_body(data, ChatBody)
     if body.model is None:
         raise invalid("model", "is required")
@@ -113,9 +109,6 @@ async def _job(call: Call) -> _Job:
         ),
         size=len(data),
     )
-    if not body.stream:
-        # Its reader takes everything as soon as it comes.
-        asked.keywords["credit"] = None
     return _Job(
         body=body,
         texts=gateway.texts,
@@ -159,16 +152,8 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     chunks = _Chunks(job, texts)
     async with EventStream(call) as events:
         with grammar_named(job.question.grammar_field):
-            if len(texts) == 1:
-                last = await pump(texts[0], events, partial(chunks.of, 0))
-            else:
-                last = b""
-                arrivals = Arrivals(texts)
-                while pieces := await arrivals.read():
-                    data = b"".join([chunks.of(index, piece) for index, piece in pieces])
-                    if data:
-                        await events.send_raw(data)
-            await events.finish(last + chunks.usage() + DONE)
+            last = await send_all(texts, events, chunks.of)
+        await events.finish(last + chunks.usage() + DONE)
     return events.response
 
 

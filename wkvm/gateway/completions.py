@@ -3,20 +3,19 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from wkvm.gateway.calls import Call, decode_body, read_body
-from wkvm.gateway.choices import MAX_CHOICES, Arrivals, Lanes, collect
+from wkvm.gateway.calls import Call, decode_body
+from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import Integer, SamplingFields
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
-from wkvm.gateway.pump import pump
+from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.structured import StructuredOutputs, grammar_named
@@ -114,15 +113,7 @@ class _Job:
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices."""
         options = self.body.text_options(logprobs=self.body.logprobs is not None)
-        return [
-            ChoiceText(
-                stream.choices[0],
-                self.texts,
-                options,
-                n_prompt=len(self.prompts[index // self.n].ids),
-            )
-            for index, stream in enumerate(lanes.streams)
-        ]
+        return [ChoiceText(stream.choices[0], self.texts, options) for stream in lanes.streams]
 
     def writer(self, lanes: Lanes, index: int) -> "_ChoiceWriter":
         """What writes a choice in the format of the answer."""
@@ -141,7 +132,7 @@ async def _job(call: Call) -> _Job:
         HttpError: 400, 404, 408 or 413.
     """
     gateway = call.gateway
-    data = await read_body(call.request, gateway.config)
+    data = await call.read_body()
     body = decode_body(data, CompletionRequest)
     if body.model is None:
         raise invalid("model", "is required")
@@ -151,11 +142,11 @@ async def _job(call: Call) -> _Job:
     texts, max_model_len = gateway.texts, gateway.engines.info.max_model_len or None
     n_kept = _n_kept(body.truncate_prompt_tokens, max_model_len)
     prompts = await gateway.offload.run(
-        lambda: read_prompts(body.prompt, texts.tokenizer, max_ids=n_kept), size=len(data)
+        lambda: read_prompts(
+            body.prompt, texts.tokenizer, max_prompts=MAX_CHOICES // n, max_ids=n_kept
+        ),
+        size=len(data),
     )
-    if len(prompts) * n > MAX_CHOICES:
-        why = f"{len(prompts)} prompts with n = {n}; at most {MAX_CHOICES} choices are allowed"
-        raise invalid("prompt", why)
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = texts.default_max_tokens
@@ -288,27 +279,9 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call) as events:
         with grammar_named():
-            last = await _send_all(events, chunks, texts)
+            last = await send_all(texts, events, chunks.of)
         await events.finish(last + chunks.usage() + DONE)
     return events.response
-
-
-async def _send_all(events: EventStream, chunks: "_Chunks", texts: Sequence[ChoiceText]) -> bytes:
-    """Send what arrives, until all choices have ended.
-
-    Returns:
-        Events that can go with the end of the stream.
-
-    Raises:
-        ClientError, HttpError: as ``ChoiceText.read``; after the events that came before.
-        ConnectionError: the client is gone.
-    """
-    if len(texts) > 1:
-        arrivals = Arrivals(texts)
-        while pieces := await arrivals.read():
-            await events.send_raw(b"".join([chunks.of(index, piece) for index, piece in pieces]))
-        return b""
-    return await pump(texts[0], events, partial(chunks.of, 0))
 
 
 class _Chunks:

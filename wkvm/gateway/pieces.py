@@ -26,13 +26,11 @@ class Finish:
     Attributes:
         reason: as OpenAI names it.
         stop_reason: the stop string, or the stop id, that ended it.
-        n_prompt: ids of the prompt.
         n_output: ids of the output: without a stop id, but with all that made a stop string.
     """
 
     reason: FinishReason
     stop_reason: str | int | None
-    n_prompt: int
     n_output: int
 
 
@@ -97,15 +95,12 @@ class ChoiceText:
         choice: Choice,
         texts: Texts,
         options: TextOptions = _DEFAULT_OPTIONS,
-        *,
-        n_prompt: int,
     ) -> None:
         self._choice = choice
         self._tokenizer = texts.tokenizer
         self._options = options
         self._decoder = IncrementalDecoder(texts.tokenizer, skip_special=options.skip_special)
         self._matcher = StopStrings(options.stops) if options.stops else None
-        self._n_prompt = n_prompt
         self._n_output = 0
 
     @property
@@ -224,7 +219,7 @@ class ChoiceText:
         stop_id = completion.stop_id
         if stop_id is not None and self._options.include_stop:
             text += self._tokenizer.decode((stop_id,), skip_special=self._options.skip_special)
-        finish = Finish(reason, stop_id, self._n_prompt, self._n_output)
+        finish = Finish(reason, stop_id, self._n_output)
         return Piece(text, ids, list(logprobs), finish)
 
     def _stopped(
@@ -232,7 +227,7 @@ class ChoiceText:
     ) -> Piece:
         if self._options.include_stop:
             text += stop
-        return Piece(text, ids, logprobs, Finish("stop", stop, self._n_prompt, self._n_output))
+        return Piece(text, ids, logprobs, Finish("stop", stop, self._n_output))
 
 
 _REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}

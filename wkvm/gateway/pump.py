@@ -1,31 +1,45 @@
-"""A choice on its way to its client: events are written where ids arrive.
+"""Choices on their way to their client: the events of a single one are written where ids arrive.
 
 The engine's connection brings ids; what they say is written there and then. The handler that
 answers sleeps meanwhile: to wake it for every id would cost more than the event does.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from wkvm.gateway.choices import Arrivals
 from wkvm.gateway.pieces import ChoiceText, Piece
 from wkvm.gateway.sse import EventStream
 
 
-async def pump(text: ChoiceText, events: EventStream, to_events: Callable[[Piece], bytes]) -> bytes:
-    """Send the events of a choice as they come.
+async def send_all(
+    texts: Sequence[ChoiceText], events: EventStream, to_events: Callable[[int, Piece], bytes]
+) -> bytes:
+    """Send what arrives, until all choices have ended.
 
     Args:
-        text: nobody else reads it.
+        texts: nobody else reads them.
         events: begun or not.
-        to_events: what a piece becomes, framed; perhaps nothing.
+        to_events: what a piece of a choice, by its index, becomes, framed; perhaps nothing.
 
     Returns:
-        The events of the last piece. They are not sent: the end of the stream can go with them.
+        Events that were not sent: the end of the stream can go with them.
 
     Raises:
-        ClientError, HttpError: as ``ChoiceText.read``.
+        ClientError, HttpError: as ``ChoiceText.read``; after the events that came before.
         ConnectionError: the client is gone.
     """
+    if len(texts) == 1:
+        return await pump(texts[0], events, partial(to_events, 0))
+    arrivals = Arrivals(texts)
+    while pieces := await arrivals.read():
+        await events.send_raw(b"".join([to_events(index, piece) for index, piece in pieces]))
+    return b""
+
+
+async def pump(text: ChoiceText, events: EventStream, to_events: Callable[[Piece], bytes]) -> bytes:
+    """``send_all`` for one choice; what it returns are the events of the last piece."""
     while not events.is_open:
         piece = await text.read()
         data = to_events(piece)

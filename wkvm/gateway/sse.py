@@ -62,12 +62,6 @@ class EventStream:
         """Whether the response has begun."""
         return self._has_begun
 
-    async def open(self) -> None:
-        """Begin the response now, before there is an event. Nothing happens the second time."""
-        if not self._has_begun:
-            await self._begin()
-            self._request.writer.send_headers()
-
     async def send(self, *events: bytes) -> None:
         """Send events, each one JSON text. Cost: a microsecond and a write for all of them.
 

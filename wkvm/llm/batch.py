@@ -118,7 +118,7 @@ class Batch:
             min_tokens=job.params.min_tokens,
             logprobs=job.params.logprobs is not None,
         )
-        reader = ChoiceText(choice, self._texts, options, n_prompt=len(job.prompt))
+        reader = ChoiceText(choice, self._texts, options)
         text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
         finish: Finish | None = None
         try:
