@@ -18,7 +18,7 @@ from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.chat_bodies import ChatBody
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.fields import SamplingFields
+from wkvm.gateway.fields import CommonFields
 from wkvm.gateway.template import ChatTemplate
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tokenizer import ByteTokenizer
@@ -437,7 +437,7 @@ def test_every_field_of_a_chat_is_in_the_documents() -> None:
     chats = text.partition("### Chats")[2].partition("\n### ")[0]
     shared = text.partition("### Completions")[2].partition("\n### ")[0]
     for field in msgspec.structs.fields(ChatBody):
-        inherited = field.name in SamplingFields.__struct_fields__
+        inherited = field.name in CommonFields.__struct_fields__
         assert f"`{field.name}`" in (shared if inherited else chats), field.name
 
 

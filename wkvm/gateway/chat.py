@@ -22,8 +22,8 @@ from wkvm.gateway.chat_replies import (
     whole_message,
 )
 from wkvm.gateway.choices import Lanes, collect
-from wkvm.gateway.completions import StreamOptions
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Usage
@@ -170,7 +170,7 @@ class _Chunks:
         self._has_extras = bool(body.logprobs or body.return_token_ids)
         self._continuous = bool(options.continuous_usage_stats)
         self._is_plain = job.question.use is None and not self._has_extras and not self._continuous
-        self._include_usage = job.question.includes_usage
+        self._include_usage = bool(options.include_usage)
         encode = msgspec.json.Encoder().encode
         self._encode = encode
         common = {

@@ -8,12 +8,10 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
-from wkvm.gateway.completions import StreamOptions
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.fields import Integer, SamplingFields
+from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
 from wkvm.gateway.messages import Message, template_messages
 from wkvm.gateway.pieces import TextOptions
-from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, compact, tool_use
 
@@ -32,10 +30,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": (),
     "modalities": (["text"],),
     "prediction": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "web_search_options": (),
@@ -48,10 +42,6 @@ _WHY = {
     "functions": "not supported: use tools",
     "function_call": "not supported: use tool_choice",
     "modalities": 'only ["text"] is supported',
-    "guided_choice": "not supported: use structured_outputs",
-    "guided_grammar": "not supported: use structured_outputs",
-    "guided_json": "not supported: use response_format",
-    "guided_regex": "not supported: use structured_outputs",
 }
 
 
@@ -70,7 +60,7 @@ class ResponseFormat(msgspec.Struct):
     json_schema: NamedSchema | None = None
 
 
-class ChatBody(SamplingFields, kw_only=True):
+class ChatBody(CommonFields, kw_only=True):
     """What ``/v1/chat/completions`` takes. Other fields are ignored.
 
     Attributes:
@@ -80,18 +70,14 @@ class ChatBody(SamplingFields, kw_only=True):
         continue_final_message: let the model go on with the last message.
     """
 
-    model: str | None = None
     messages: list[Message] | None = None
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Not supported; see _NEUTRAL.
@@ -104,10 +90,6 @@ class ChatBody(SamplingFields, kw_only=True):
     functions: object = None
     modalities: object = None
     prediction: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    guided_json: object = None
-    guided_regex: object = None
     prompt_logprobs: object = None
     truncate_prompt_tokens: object = None
     web_search_options: object = None
@@ -128,19 +110,6 @@ class ChatBody(SamplingFields, kw_only=True):
             return None
         return n_top
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with what it cost.
-
-        Raises:
-            HttpError: 400; there are options of a stream but no stream.
-        """
-        if self.stream_options is None:
-            return False
-        if not self.stream:
-            raise invalid("stream_options", "needs stream to be true")
-        return bool(self.stream_options.include_usage)
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -154,7 +123,6 @@ class Question:
         grammar_field: the field that the grammar is made of, if there is one.
         drops_space: whether the prompt ends in a colon, so that a space at the answer's very
             beginning belongs to the template and not to the answer.
-        includes_usage: whether a stream ends with what it cost.
     """
 
     prompt: list[int]
@@ -163,7 +131,6 @@ class Question:
     use: ToolUse | None
     grammar_field: str
     drops_space: bool
-    includes_usage: bool
 
     def answer(self) -> Answer:
         """What reads one choice."""
@@ -190,7 +157,7 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
 
 
 def _question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bool) -> Question:
-    _refuse_unsupported(body)
+    refuse_unsupported(body, _NEUTRAL, _WHY)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
     grammar, grammar_field = _grammar(body, use)
@@ -212,15 +179,7 @@ def _question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: b
         use,
         grammar_field,
         drops_space,
-        body.includes_usage,
     )
-
-
-def _refuse_unsupported(body: ChatBody) -> None:
-    for name, neutral in _NEUTRAL.items():
-        value: object = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise invalid(name, _WHY.get(name, "not supported"))
 
 
 def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int]:

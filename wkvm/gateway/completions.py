@@ -11,30 +11,18 @@ from aiohttp import web
 from wkvm.gateway.calls import Call, decode_body
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.fields import Integer, SamplingFields
+from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.structured import StructuredOutputs, grammar_named
+from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
 
 
-class StreamOptions(msgspec.Struct):
-    """What a stream reports beside its text.
-
-    Attributes:
-        include_usage: a last chunk has no choices but what all cost.
-        continuous_usage_stats: every chunk has what was spent up to it.
-    """
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(CommonFields, kw_only=True):
     """The body of a completion.
 
     Attributes:
@@ -43,17 +31,14 @@ class CompletionRequest(SamplingFields, kw_only=True):
         prompt_logprobs: vLLM's; likewise for the prompt, in a field of its own.
         best_of: only ``n`` is supported.
         suffix: not supported.
+        response_format: not supported, but for text.
         truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
             many as the engine does.
         add_special_tokens: changes nothing: no tokenizer adds any.
-        structured_outputs: vLLM's; what the text must be.
     """
 
-    model: str | None = None
     prompt: PromptField | None = None
     max_tokens: Integer | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Integer | None = None
     prompt_logprobs: Integer | None = None
@@ -61,23 +46,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     truncate_prompt_tokens: Integer | None = None
     add_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    # Not supported; see _REPLACED.
     response_format: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-
-
-_REPLACED = (
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
-"""Fields that ask for what ``structured_outputs`` is the name of here."""
 
 
 async def completions(call: Call) -> web.StreamResponse:
@@ -173,16 +142,12 @@ async def _job(call: Call) -> _Job:
 
 def _refuse(body: CompletionRequest, n: int) -> None:
     """Refuse what is not supported, or contradicts itself."""
-    for name in _REPLACED:
-        value: object = getattr(body, name)
-        if value is not None and value != {"type": "text"}:
-            raise invalid(name, "not supported: use structured_outputs")
+    if body.response_format not in (None, {"type": "text"}):
+        raise invalid("response_format", "not supported: use structured_outputs")
     if body.suffix:
         raise invalid("suffix", "this model cannot fill in: there is no support for a suffix")
     if body.best_of is not None and body.best_of != n:
         raise invalid("best_of", f"{body.best_of} differs from n, {n}: nothing is left out here")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "allowed only with stream: true")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
 

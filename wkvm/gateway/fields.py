@@ -1,4 +1,4 @@
-"""The fields of a request's body that say how to sample and when to stop, by any route.
+"""The fields that the bodies of completions and chats have in common.
 
 Names are OpenAI's and, for what OpenAI does not have, those of vLLM. Values that only the
 engine can judge are left to it; its refusal names the field all the same.
@@ -11,6 +11,7 @@ import msgspec
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.texts import Texts
 
 MAX_N = 128
@@ -25,6 +26,10 @@ Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -36,14 +41,34 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are known but not supported, and their values that ask for nothing."""
 
+_WHY = {
+    "guided_choice": "not supported: use structured_outputs",
+    "guided_grammar": "not supported: use structured_outputs",
+    "guided_json": "not supported: use structured_outputs",
+    "guided_regex": "not supported: use structured_outputs",
+}
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields that all routes that generate have in common. Others are ignored.
+
+class StreamOptions(msgspec.Struct):
+    """What a stream reports beside its text.
+
+    Attributes:
+        include_usage: a last chunk has no choices but what all cost.
+        continuous_usage_stats: every chunk has what was spent up to it.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields of completions and chats alike. Others are ignored.
 
     None stands for a field that is absent: what the model's maker suggests counts, and then the
     default. Their meaning is that of ``wkvm_client.aio.Client.generate``, where not noted here.
 
     Attributes:
+        structured_outputs: vLLM's; what the text must be.
         top_k: -1 and 0 keep all.
         seed: any 64-bit integer, negative ones included.
         n: choices for each prompt. Each is a lane of its own; see ``Lanes.open``.
@@ -59,6 +84,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         user: likewise.
     """
 
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integer | None = None
@@ -87,6 +116,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     # Not supported; see _NEUTRAL.
     bad_words: object = None
     early_stopping: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    guided_json: object = None
+    guided_regex: object = None
     kv_transfer_params: object = None
     length_penalty: object = None
     logits_processors: object = None
@@ -135,7 +168,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         Raises:
             HttpError: 400; a field has a value that cannot be, or is not supported.
         """
-        self._refuse_unsupported()
+        refuse_unsupported(self, _NEUTRAL, _WHY)
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "needs stream to be true")
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -210,8 +245,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             biases[int(key)] = bias
         return biases
 
-    def _refuse_unsupported(self) -> None:
-        for name, neutral in _NEUTRAL.items():
-            value: object = getattr(self, name)
-            if value is not None and value not in neutral:
-                raise invalid(name, "not supported")
+
+def refuse_unsupported(
+    body: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]], why: Mapping[str, str]
+) -> None:
+    """Refuse fields that are known but not supported.
+
+    Args:
+        neutral: their values that ask for nothing, by their names. So does null.
+        why: what there is to say, by the name, beyond that.
+
+    Raises:
+        HttpError: 400; it names the field.
+    """
+    for name, values in neutral.items():
+        value: object = getattr(body, name)
+        if value is not None and value not in values:
+            raise invalid(name, why.get(name, "not supported"))
