@@ -221,14 +221,15 @@ def bind(
     return Listening(tcp, unix)
 
 
-def listen(config: ServerConfig) -> tuple[list[socket.socket], UnixSocket | None]:
+def listen(config: ServerConfig) -> Listening:
     """Bind what the settings name: all of it, or nothing.
 
     Raises:
         ConfigError: something of it cannot be had.
     """
-    bound = _bind(config)
-    return list(bound.tcp), bound.unix
+    return bind(
+        config.host, config.binary_port, config.binary_uds, loopback_only=not config.api_keys
+    )
 
 
 def check_addresses(config: ServerConfig) -> None:
@@ -239,10 +240,4 @@ def check_addresses(config: ServerConfig) -> None:
     Raises:
         ConfigError: as ``listen``, now.
     """
-    _bind(config).close()
-
-
-def _bind(config: ServerConfig) -> Listening:
-    return bind(
-        config.host, config.binary_port, config.binary_uds, loopback_only=not config.api_keys
-    )
+    listen(config).close()

@@ -73,10 +73,11 @@ class Server:
         Raises:
             ConfigError: an address cannot be had; then nothing listens.
         """
-        tcp, self._unix = listen(self._config)
-        addresses = [str(TcpAddress(*one.getsockname()[:2])) for one in tcp]
+        bound = listen(self._config)
+        self._unix = bound.unix
+        addresses = [str(TcpAddress(*one.getsockname()[:2])) for one in bound.tcp]
         loop = asyncio.get_running_loop()
-        for one in tcp:
+        for one in bound.tcp:
             self._listeners.append(
                 await loop.create_server(self._connection, sock=one, backlog=BACKLOG)
             )
