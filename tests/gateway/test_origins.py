@@ -48,6 +48,59 @@ async def test_a_page_that_the_settings_name_is_let_in() -> None:
         assert response.status == 200
 
 
+PAGE = "https://chat.example"
+NAMED = GatewayConfig(allowed_origins=(PAGE,))
+PREFLIGHT = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+}
+
+
+@pytest.mark.parametrize("config", [NAMED, GatewayConfig(allowed_origins=("*",))])
+async def test_a_page_that_the_settings_name_may_ask_without_a_key_what_it_may_send(
+    config: GatewayConfig,
+) -> None:
+    async with (
+        gateway_running(config=config, keys=KEYS) as running,
+        running.http.options("/v1/stream", headers=PREFLIGHT) as response,
+    ):
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == PAGE
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = response.headers["Access-Control-Allow-Headers"]
+        assert allowed == PREFLIGHT["Access-Control-Request-Headers"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [("/v1/stream", ANNA, 200), ("/v1/generate", ANNA, 200), ("/v1/generate", {}, 401)],
+)
+async def test_a_page_that_the_settings_name_may_read_streams_answers_and_errors(
+    path: str, headers: dict[str, str], status: int
+) -> None:
+    async with (
+        gateway_running(config=NAMED, keys=KEYS) as running,
+        running.http.post(path, data=BODY, headers={"Origin": PAGE, **headers}) as response,
+    ):
+        assert response.status == status
+        assert response.headers["Access-Control-Allow-Origin"] == PAGE
+        assert "X-Request-Id" in response.headers["Access-Control-Expose-Headers"]
+        assert response.headers["Vary"] == "Origin"
+
+
+@pytest.mark.parametrize("config", [NAMED, GatewayConfig()])
+async def test_no_other_page_may_read_anything(config: GatewayConfig) -> None:
+    foreign = {**PREFLIGHT, **FOREIGN, **ANNA}
+    async with gateway_running(config=config, keys=KEYS) as running:
+        async with running.http.options("/v1/generate", headers=foreign) as response:
+            assert response.status >= 400
+            assert "Access-Control-Allow-Origin" not in response.headers
+        async with running.http.post("/v1/generate", data=BODY, headers=foreign) as response:
+            assert response.status == 200
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
 @pytest.mark.parametrize("origin", ["example.com", "https://", "https://a/", "https://a b", ""])
 def test_what_is_no_origin_is_no_setting(origin: str) -> None:
     with pytest.raises(SettingError, match="allowed-origins"):

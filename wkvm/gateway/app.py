@@ -15,7 +15,7 @@ from wkvm_client.errors import ClientError, UnauthenticatedError
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
 from wkvm.gateway.failures import SERVER, HttpError, error_body
 from wkvm.gateway.keys import request_key
-from wkvm.gateway.origins import check_origin
+from wkvm.gateway.origins import check_origin, let_pages_read
 from wkvm.gateway.watch import ANSWER_TIMEOUT_S
 
 _IS_STREAM = web.RequestKey("is_stream", bool)
@@ -36,6 +36,8 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
             gateway.counts.n_streams += 1
 
     app.on_response_prepare.append(count_stream)
+    if gateway.config.allowed_origins:
+        let_pages_read(app, gateway.config)
     return app
 
 

@@ -1,4 +1,6 @@
-"""Which browser pages may use the server. What is no browser sends no Origin and is let in.
+"""Which browser pages may use the server, and what CORS tells their browsers.
+
+What is no browser sends no Origin and is let in.
 
 A page that a user visits can send requests to a server on the user's own machine: across sites,
 or, after its name was pointed at a loopback address (DNS rebinding), as if from the same site.
@@ -6,6 +8,7 @@ Where no key is needed, nothing else would stop it.
 """
 
 import ipaddress
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -14,6 +17,10 @@ from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_METHODS = "GET, HEAD, POST"
+_PREFLIGHT_IS_GOOD_FOR_S = "600"
+_READABLE = "Retry-After, X-Request-Id"
+"""Headers of answers that a page's script may read, besides those that it always may."""
 
 
 def check_origin(request: web.Request, config: GatewayConfig, *, needs_key: bool) -> None:
@@ -27,7 +34,7 @@ def check_origin(request: web.Request, config: GatewayConfig, *, needs_key: bool
         HttpError: 403.
     """
     origin = request.headers.get("Origin")
-    if origin is None or "*" in config.allowed_origins or origin in config.allowed_origins:
+    if origin is None or _is_named(origin, config):
         return
     if _is_same(origin, request.headers.get("Host", "")) and (needs_key or _is_fixed(origin)):
         return
@@ -37,6 +44,45 @@ def check_origin(request: web.Request, config: GatewayConfig, *, needs_key: bool
         "permission_error",
         code="origin_not_allowed",
     )
+
+
+def let_pages_read(app: web.Application, config: GatewayConfig) -> None:
+    """Tell browsers that pages of the settings' ``allowed_origins`` may read what is answered.
+
+    A page may send any header, its key too; a browser asks for that before it sends the request
+    itself, without a key.
+    """
+
+    @web.middleware
+    async def answer_preflight(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        headers = request.headers
+        is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in headers
+        if not is_preflight or not _is_named(headers.get("Origin", ""), config):
+            return await handler(request)
+        allowed = {
+            "Access-Control-Allow-Methods": _METHODS,
+            # "*" would not include Authorization.
+            "Access-Control-Allow-Headers": headers.get("Access-Control-Request-Headers", "*"),
+            "Access-Control-Max-Age": _PREFLIGHT_IS_GOOD_FOR_S,
+        }
+        return web.Response(status=204, headers=allowed)
+
+    async def name_origin(request: web.Request, response: web.StreamResponse) -> None:
+        origin = request.headers.get("Origin")
+        if origin is not None and _is_named(origin, config):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _READABLE
+        response.headers["Vary"] = "Origin"
+
+    app.middlewares.append(answer_preflight)
+    app.on_response_prepare.append(name_origin)
+
+
+def _is_named(origin: str, config: GatewayConfig) -> bool:
+    """Whether a setting lets a page in."""
+    return "*" in config.allowed_origins or origin in config.allowed_origins
 
 
 def _is_same(origin: str, host: str) -> bool:
