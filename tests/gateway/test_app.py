@@ -36,6 +36,13 @@ async def test_whoever_has_a_key_is_told_that_a_path_is_unknown() -> None:
         assert response.headers["X-Request-Id"] == "abc"
 
 
+async def test_answers_do_not_tell_what_the_server_is_made_with() -> None:
+    async with gateway_running() as running:
+        for path in ("/health", "/nothing"):
+            async with running.http.get(path) as response:
+                assert response.headers["Server"] == "wkvm"
+
+
 async def test_an_engine_without_keys_lets_any_key_in_and_keeps_one_connection() -> None:
     async with gateway_running() as running:
         for key in ("one", "two", ""):

@@ -30,12 +30,13 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     for route in (*routes, Route("*", "/{path:.*}", _not_found)):
         app.router.add_route(route.method, route.path, _endpoint(gateway, route))
 
-    async def count_stream(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
         if not isinstance(response, web.Response):
             request[_IS_STREAM] = True
             gateway.counts.n_streams += 1
 
-    app.on_response_prepare.append(count_stream)
+    app.on_response_prepare.append(on_prepare)
     if gateway.config.allowed_origins:
         let_pages_read(app, gateway.config)
     return app
