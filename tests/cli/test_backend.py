@@ -10,7 +10,7 @@ from tests.cli.conftest import KEY, RunningServer
 from wkvm.assembly.backend import Backend, Remote
 from wkvm.assembly.models import BUNDLED
 from wkvm.cli.complete import follow
-from wkvm.gateway.text import ByteTokenizer, TextStream, UnknownTokenError, load_tokenizer
+from wkvm.gateway.text import TextStream, load_tokenizer
 
 
 def test_ids_arrive_in_portions_and_the_completion_has_them_all(server: RunningServer) -> None:
@@ -49,11 +49,14 @@ def test_closing_ends_a_request_that_is_open(server: RunningServer) -> None:
     wait_until_idle(server)
 
 
-def test_text_that_cannot_be_made_cancels_its_request(server: RunningServer) -> None:
+def test_text_that_cannot_be_written_cancels_its_request(server: RunningServer) -> None:
+    def put(text: str) -> None:
+        raise BrokenPipeError
+
     with Backend.open(Remote(server.address, KEY)) as backend:
-        answer = backend.generate([5], max_tokens=1_000_000, allowed_ids=[300], ignore_eos=True)
-        with pytest.raises(UnknownTokenError):
-            follow(answer, TextStream(ByteTokenizer()), lambda text: None)
+        answer = backend.generate([5], max_tokens=1_000_000, ignore_eos=True)
+        with pytest.raises(BrokenPipeError):
+            follow(answer, TextStream(load_tokenizer(BUNDLED)), put)
         assert answer.completion().reason is wkvm_client.EndReason.CANCELLED
 
 

@@ -24,7 +24,8 @@ from tests.cli.conftest import KEY, environment, running_server
 from tests.llm.test_batch import wait_until_idle
 from wkvm import LLM, RequestOutput, SamplingParams, cli, llm
 from wkvm.core.errors import ConfigError, InvalidParameterError, ModelNotFoundError
-from wkvm.gateway.errors import TemplateError, UnknownTokenError
+from wkvm.gateway.errors import TemplateError
+from wkvm.gateway.pieces import ChoiceText, Piece
 from wkvm.gateway.template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -202,16 +203,14 @@ def test_an_id_that_the_model_lacks_is_an_error_and_others_go_on_afterwards(mode
     assert model.generate([5], GREEDY)[0].outputs[0].ids
 
 
-def test_an_id_that_the_tokenizer_lacks_is_an_error_and_frees_its_slot(
+def test_text_that_cannot_be_made_is_an_error_and_frees_its_slot(
     model: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = type(model.tokenizer)
+    async def read(self: ChoiceText) -> Piece:
+        raise ZeroDivisionError
 
-    def token_bytes(self: object, token_id: int) -> bytes:
-        raise UnknownTokenError(token_id, 1)
-
-    monkeypatch.setattr(tokenizer, "token_bytes", token_bytes)
-    with pytest.raises(UnknownTokenError):
+    monkeypatch.setattr(ChoiceText, "read", read)
+    with pytest.raises(ZeroDivisionError):
         model.generate([[5]] * 3, SamplingParams(max_tokens=1_000_000, ignore_eos=True))
     assert wait_until_idle(model._backend)
 

@@ -82,7 +82,7 @@ def follow(
         The completion, and whether Ctrl-C ended it.
 
     Raises:
-        ClientError, UnknownTokenError: the answer failed; its beginning was handed over.
+        ClientError: the answer failed; its beginning was handed over.
     """
     was_interrupted = False
     try:

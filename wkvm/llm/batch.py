@@ -71,7 +71,7 @@ class Batch:
             Results in the order of the jobs.
 
         Raises:
-            ClientError, UnknownTokenError: a job failed.
+            ClientError: a job failed.
         """
         self._went_on()
         waiting = iter(range(len(self._jobs)))
