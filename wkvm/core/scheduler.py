@@ -6,7 +6,6 @@ knows no phases. A request has ids, known so far, and a state that has absorbed
 next one is sampled.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from wkvm.core.checks import check_spec
@@ -31,7 +30,7 @@ from wkvm.core.request import (
     Status,
     TokensEvent,
 )
-from wkvm.core.slots import SlotAllocator
+from wkvm.core.slots import TenantSlots
 from wkvm.core.table import Request, RequestTable, choices_of, slot_of
 from wkvm.core.waiting import WaitingLine
 
@@ -65,14 +64,12 @@ class Scheduler:
         self._config = config
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._slots = SlotAllocator(config.n_slots)
+        self._slots = TenantSlots(config.n_slots, config.max_slots_per_tenant)
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
         self._running = dict[int, Request]()
-        self._n_slots_of = Counter[str]()
         self._deadlines = Deadlines(self._due)
         self._in_flight: StepPlan | None = None
-        self._freed = dict[int, None]()
         self._unbound = list[Unbound]()
         self._events = list[Event]()
         self._turn = 0
@@ -127,22 +124,15 @@ class Scheduler:
     def _check_room(self, spec: RequestSpec) -> None:
         config, tenant = self._config, spec.tenant
         # Those that the next plan admits do not count as waiting.
-        n_free = min(self._slots.n_free, self._n_slots_left(tenant))
-        n_waiting = self._waiting.n_requests(tenant) + spec.params.n - n_free
+        n_waiting = (
+            self._waiting.n_requests(tenant) + spec.params.n - self._slots.n_free_for(tenant)
+        )
         if n_waiting <= 0:
             return
         if n_waiting > config.max_queue:
             raise QueueFullError(config.max_queue, "requests")
         if self._waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
             raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")
-
-    def _n_slots_left(self, tenant: str) -> int:
-        """How many more slots a tenant may have, free or not."""
-        limit = self._config.max_slots_per_tenant
-        return (self._slots.n_slots if limit is None else limit) - self._n_slots_of[tenant]
-
-    def _may_have_slot(self, tenant: str) -> bool:
-        return self._n_slots_left(tenant) > 0
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request, whatever it does. Unknown and ended ones are ignored."""
@@ -247,8 +237,7 @@ class Scheduler:
         self._counters.planned(now, has_rows=bool(rows))
         if not rows:
             return None
-        self._in_flight = StepPlan(tuple(rows), tuple(self._freed))
-        self._freed.clear()
+        self._in_flight = StepPlan(tuple(rows), self._slots.take_freed())
         return self._in_flight
 
     def _expire(self, now: float) -> None:
@@ -264,11 +253,10 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         while self._slots.n_free:
-            request = self._waiting.pop(self._may_have_slot)
+            request = self._waiting.pop(lambda tenant: self._slots.n_free_for(tenant) > 0)
             if request is None:
                 return
-            (request.slot,) = self._slots.alloc()
-            self._n_slots_of[request.tenant] += 1
+            request.slot = self._slots.alloc(request.tenant)
             request.admitted_at = now
             self._counters.admitted(now - request.submitted_at)
             self._table.move(request, Status.RUNNING)
@@ -396,11 +384,7 @@ class Scheduler:
             self._waiting.remove(request)
         else:
             del self._running[request.request_id]
-            self._slots.free(request.slot)
-            self._n_slots_of[request.tenant] -= 1
-            if not self._n_slots_of[request.tenant]:
-                del self._n_slots_of[request.tenant]
-            self._freed[request.slot] = None
+            self._slots.free(request.slot, request.tenant)
         self._deadlines.forget(request.request_id)
         self._table.move(request, status)
         end = request.end_event(status, now, stop_id=stop_id, error=error)

@@ -1,8 +1,10 @@
-"""Which slots of the state arena are free.
+"""Which slots of the state arena are free, and how many of the others each tenant holds.
 
 Bookkeeping only: this module deals in slot numbers, never in tensors, so that the
 scheduler that relies on it is tested without torch.
 """
+
+from collections import Counter
 
 from wkvm.core.errors import OutOfSlotsError
 
@@ -56,3 +58,55 @@ class SlotAllocator:
             raise ValueError(f"slot {slot} is free already")
         self._is_free[slot] = True
         self._free.append(slot)
+
+
+class TenantSlots:
+    """The slots of all tenants.
+
+    Args:
+        limit: how many one tenant may hold; None for all.
+    """
+
+    def __init__(self, n_slots: int, limit: int | None) -> None:
+        self._slots = SlotAllocator(n_slots)
+        self._limit = n_slots if limit is None else limit
+        self._n_held = Counter[str]()
+        self._freed = dict[int, None]()
+
+    @property
+    def n_slots(self) -> int:
+        """How many slots there are."""
+        return self._slots.n_slots
+
+    @property
+    def n_free(self) -> int:
+        """How many of them nobody holds."""
+        return self._slots.n_free
+
+    def n_free_for(self, tenant: str) -> int:
+        """How many of these a tenant may take."""
+        return min(self.n_free, self._limit - self._n_held[tenant])
+
+    def alloc(self, tenant: str) -> int:
+        """Take a slot.
+
+        Raises:
+            OutOfSlotsError: none is free.
+        """
+        (slot,) = self._slots.alloc()
+        self._n_held[tenant] += 1
+        return slot
+
+    def free(self, slot: int, tenant: str) -> None:
+        """Give a slot back."""
+        self._slots.free(slot)
+        self._n_held[tenant] -= 1
+        if not self._n_held[tenant]:
+            del self._n_held[tenant]
+        self._freed[slot] = None
+
+    def take_freed(self) -> tuple[int, ...]:
+        """The slots that were given back since the last call, whoever holds them now."""
+        freed = tuple(self._freed)
+        self._freed.clear()
+        return freed
