@@ -30,7 +30,7 @@ def backend_of(model: FakeModel, config: EngineConfig) -> Iterator[Backend]:
 
 def job(prompt: list[int], **params: object) -> Job:
     one = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | params)  # type: ignore[arg-type]
-    return Job(None, prompt, one, {}, one.stops)
+    return Job(None, prompt, one, one.stops)
 
 
 def test_more_jobs_than_slots_and_queue_together_come_back_in_their_order() -> None:

@@ -212,7 +212,7 @@ class LLM:
     def _job(self, text: str | None, prompt: list[int], params: SamplingParams) -> Job:
         if params.seed is None and self._seeds is not None:
             params = dataclasses.replace(params, seed=self._seeds.getrandbits(64))
-        return Job(text, prompt, params, self._texts.suggested, params.stops)
+        return Job(text, prompt, params, params.stops)
 
     def _chat_job(self, conversation: Conversation, params: SamplingParams) -> Job:
         template = self._texts.template

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,7 +35,6 @@ class Job:
     Attributes:
         text: of the prompt, if it was one.
         params: for its completions.
-        suggested: what counts where ``params`` say nothing.
         stops: strings that end a completion.
         drops_space: whether a space at a completion's very beginning belongs to the prompt.
     """
@@ -43,7 +42,6 @@ class Job:
     text: str | None
     prompt: list[int]
     params: SamplingParams
-    suggested: Mapping[str, float | int]
     stops: tuple[str, ...]
     drops_space: bool = False
 
@@ -100,7 +98,7 @@ class Batch:
                 await asyncio.sleep(max(error.retry_after_ms / 1000, RETRY_PAUSE_S))
 
     async def _attempt(self, client: aio.Client, job: Job) -> RequestOutput:
-        keywords = job.params.keywords(job.suggested)
+        keywords = job.params.keywords(self._texts.suggested)
         keywords["credit"] = None  # no limit on ids that wait here: they are kept anyway
         async with Lanes(client) as lanes:
             streams = await lanes.open(job.prompt, keywords, n=job.params.n)
