@@ -1,4 +1,4 @@
-"""One real server for all tests of the command line, on a unix socket, with a key."""
+"""One real server for all tests of the command line, on a unix socket and HTTP, with a key."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def end_server(server: RunningServer) -> int:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("server")
-    with running_server(folder, "--slots", "4", "--seed", "1") as running:
+    with running_server(folder, "--slots", "4", "--seed", "1", http="0") as running:
         yield running
         assert end_server(running) == 0
 

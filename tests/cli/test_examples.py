@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.cli.conftest import environment
+from tests.cli.conftest import KEY, RunningServer, environment
 from wkvm.assembly.engine import build_engine
 from wkvm.assembly.models import BUNDLED
 from wkvm.core.config import EngineConfig, ServerConfig
@@ -52,11 +52,12 @@ def open_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thread.join(timeout=30)
 
 
-def output_of(name: str, *arguments: str) -> str:
+def output_of(name: str, *arguments: str, key: str | None = None) -> str:
     """Run an example; its standard output."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
+    env = environment() | ({} if key is None else {"WKVM_API_KEY": key})
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, env=environment(), timeout=60
+        command, capture_output=True, text=True, check=True, env=env, timeout=60
     ).stdout
 
 
@@ -80,9 +81,35 @@ def test_offline() -> None:
     assert "star" in answer
 
 
+@pytest.fixture
+def base_url(server: RunningServer) -> str:
+    """What OpenAI's client is given; a key is needed there."""
+    (address,) = re.findall(r"http://\S+", server.ready_line)
+    return f"{address}/v1"
+
+
+def test_openai_chat(base_url: str) -> None:
+    answer = output_of("openai_chat.py", base_url, key=KEY)
+    assert answer.startswith("The sun is")
+    assert "star" in answer
+
+
+def test_the_readme_begins_with_a_program_that_runs(base_url: str) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    program = readme.split("```python\n", 1)[1].split("```", 1)[0]
+    here = {"http://127.0.0.1:8000/v1": base_url, '"none"': repr(KEY)}
+    for there in here:
+        assert there in program
+        program = program.replace(there, here[there])
+    command = [sys.executable, "-c", program]
+    answer = subprocess.check_output(command, text=True, env=environment(), timeout=60)
+    assert answer.startswith("The sun is")
+
+
 def test_there_are_no_examples_without_a_test() -> None:
     assert {file.name for file in EXAMPLES.iterdir() if file.is_file()} == {
         "complete_text.py",
         "offline.py",
+        "openai_chat.py",
         "stream_blocking.py",
     }

@@ -31,7 +31,8 @@ from wkvm.models.registry import describe
 
 
 def test_the_ready_line_names_the_addresses(server: RunningServer) -> None:
-    assert server.ready_line == f"ready {server.address}\n"
+    http = r"http://127\.0\.0\.1:\d+"
+    assert re.fullmatch(f"ready {re.escape(server.address)} {http}\n", server.ready_line)
 
 
 def test_clients_are_told_what_is_served(server: RunningServer) -> None:

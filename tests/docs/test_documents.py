@@ -62,10 +62,13 @@ def test_the_paths_that_a_document_names_exist(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def readme_programs() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
 def test_the_readmes_example_is_the_tested_one() -> None:
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    _, example = readme_programs()
     assert example == (ROOT / "examples/stream_blocking.py").read_text(encoding="utf-8")
 
 
