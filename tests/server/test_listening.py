@@ -1,5 +1,6 @@
 """Addresses and socket files."""
 
+import asyncio
 import fcntl
 import os
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import local_config, serving, tcp_config
+from tests.server.harness import local_config, serving, tcp_config, until
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server import listen as listen_module
@@ -33,6 +34,22 @@ async def test_a_connection_within_the_process_needs_no_key() -> None:
         client = await rig.adopt(sock)
         await client.hello()
         assert (await client.generate()).ends
+
+
+@pytest.mark.parametrize("n_turns", range(5))
+async def test_a_connection_within_the_process_that_nobody_waits_for_leaves_nothing(
+    n_turns: int,
+) -> None:
+    async with serving(tcp_config()) as rig:
+        n_before = rig.server.n_connections
+        connecting = asyncio.create_task(rig.server.connect_local(is_trusted=False))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        if connecting.cancel():
+            await asyncio.wait([connecting])
+        if not connecting.cancelled():
+            connecting.result().close()
+        await until(lambda: rig.server.n_connections == n_before)
 
 
 def test_the_socket_file_is_for_its_user_alone(tmp_path: Path) -> None:

@@ -103,9 +103,18 @@ class Server:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Connection(self._shared, is_trusted=is_trusted), ours
+        loop = asyncio.get_running_loop()
+        made = loop.create_task(
+            loop.connect_accepted_socket(
+                lambda: Connection(self._shared, is_trusted=is_trusted), ours
+            )
         )
+        try:
+            # Cut off halfway, uvloop would never tell the connection of its end.
+            await asyncio.shield(made)
+        except BaseException:
+            theirs.close()
+            raise
         return theirs
 
     async def drain(self) -> None:
