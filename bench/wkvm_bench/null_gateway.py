@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from wkvm_client import aio
-
+from wkvm.assembly.http import engines_of
 from wkvm.core.config import ServerConfig
 from wkvm.engine.loop import EngineLoop
 from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door
-from wkvm.gateway.engines import Engines
 from wkvm.gateway.routes import ROUTES
 from wkvm.server.listen import UnixSocket
 from wkvm.server.serve import Server
@@ -55,13 +53,8 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Serve an engine over HTTP for the length of a block, on a unix socket and perhaps a port."""
     server = Server(engine_loop, ServerConfig(binary_port=None))
-
-    async def connect(key: str | None) -> aio.Client:
-        sock = await server.connect_local(is_trusted=key is None)
-        return await aio.from_socket(sock, api_key=key)
-
     stepping = asyncio.create_task(engine_loop.run())
-    engines = Engines(connect)
+    engines = engines_of(server)
     config = GatewayConfig(port=port, uds=path)
     gateway = Gateway(config, engines, null_texts(), started_at=int(time.time()))
     listener = UnixSocket(path, setting="uds")

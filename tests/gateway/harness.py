@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import aiohttp
-from wkvm_client import aio
 from wkvm_client.errors import ConnectFailedError
 
 from tests.fakes import FakeModel
+from wkvm.assembly.http import engines_of
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.interface import EngineLike
@@ -22,7 +22,6 @@ from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway, Route
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door
-from wkvm.gateway.engines import Engines, Streams
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
 from wkvm.gateway.texts import Texts
@@ -92,18 +91,10 @@ async def gateway_over(
     routes: Sequence[Route] = ROUTES,
 ) -> AsyncIterator[Running]:
     """As ``gateway_running``, for an engine that is served already."""
-
-    async def connect(key: str | None) -> aio.Client:
-        sock = await server.connect_local(is_trusted=key is None)
-        return await aio.from_socket(sock, api_key=key)
-
-    async def dial() -> Streams:
-        return await asyncio.open_unix_connection(sock=await server.connect_local(is_trusted=False))
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "http.sock"
         config = dataclasses.replace(config or GatewayConfig(), port=None, uds=str(path))
-        engines = Engines(connect, dial)
+        engines = engines_of(server)
         gateway = Gateway(config, engines, texts or byte_texts(), started_at=int(time.time()))
         listener = UnixSocket(str(path), setting="uds")
         door = Door(gateway, build_app(gateway, routes), [listener.socket])

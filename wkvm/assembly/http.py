@@ -21,7 +21,7 @@ from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door, check_parser, tls_context
-from wkvm.gateway.engines import Connect, Dial, Engines, Streams
+from wkvm.gateway.engines import Engines, Streams
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
 from wkvm.server.listen import Listening, bind
@@ -36,16 +36,14 @@ class HttpDoor:
     """The gateway, from its sockets to its connections to the engine.
 
     Args:
-        connect, dial: to the engine.
+        engines: the ways to the engine; the door's to open and close.
         hint: what to do if the engine serves a model with another tokenizer.
     """
 
-    def __init__(
-        self, config: GatewayConfig, texts: Texts, connect: Connect, dial: Dial, *, hint: str
-    ) -> None:
+    def __init__(self, config: GatewayConfig, texts: Texts, engines: Engines, *, hint: str) -> None:
         self._config = config
         self._texts = texts
-        self._engines = Engines(connect, dial)
+        self._engines = engines
         self._hint = hint
         self._bound: Listening | None = None
         self._door: Door | None = None
@@ -112,6 +110,12 @@ def check_http(config: GatewayConfig, *, has_keys: bool) -> None:
 
 def beside(server: Server, config: GatewayConfig, texts: Texts) -> HttpDoor:
     """The HTTP door to the engine that a server of this process serves."""
+    hint = "both come from the model's folder"
+    return HttpDoor(config, texts, engines_of(server), hint=hint)
+
+
+def engines_of(server: Server) -> Engines:
+    """The ways to the engine that a server of this process serves."""
 
     async def connect(key: str | None) -> aio.Client:
         # Only the gateway itself is trusted; its clients are who their keys say.
@@ -122,7 +126,7 @@ def beside(server: Server, config: GatewayConfig, texts: Texts) -> HttpDoor:
         sock = await server.connect_local(is_trusted=False)
         return await asyncio.open_unix_connection(sock=sock)
 
-    return HttpDoor(config, texts, connect, dial, hint="both come from the model's folder")
+    return Engines(connect, dial)
 
 
 def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None) -> HttpDoor:
@@ -157,9 +161,8 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
             case UnixAddress(path):
                 return await asyncio.open_unix_connection(path)
 
-    return HttpDoor(
-        config, texts, connect, dial, hint="give the right one with --model or --tokenizer"
-    )
+    hint = "give the right one with --model or --tokenizer"
+    return HttpDoor(config, texts, Engines(connect, dial), hint=hint)
 
 
 async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Client]]) -> None:
