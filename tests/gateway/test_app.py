@@ -1,9 +1,16 @@
 """What every request goes through, whatever it asks for."""
 
+import asyncio
+
 import pytest
+from aiohttp import web
+from multidict import CIMultiDict
 
 from tests.gateway.harness import gateway_running
+from tests.gateway.raw import ROUTES, ok, raw, until
 from wkvm.core.config import ApiKey
+from wkvm.gateway.calls import BODIES_HELD, Call, Route
+from wkvm.gateway.config import GatewayConfig
 
 KEYS = (ApiKey.of("secret", "anna"),)
 
@@ -50,3 +57,96 @@ async def test_an_engine_without_keys_lets_any_key_in_and_keeps_one_connection()
                 assert answer.status == 404
         own, everybody = 1, 1
         assert running.server.n_connections == own + everybody
+
+
+async def test_two_keys_in_one_request_are_none() -> None:
+    headers = [("Authorization", "Bearer secret"), ("Authorization", "Bearer wrong")]
+    async with gateway_running(keys=KEYS) as running:
+        for given in (headers, headers[::-1]):
+            async with running.http.get("/v1/models", headers=CIMultiDict(given)) as response:
+                assert response.status == 401
+
+
+@pytest.mark.parametrize("key", ["k" * 5000, "\udcff\udcfe"], ids=["long", "not UTF-8"])
+async def test_a_key_that_can_be_nobodys_is_refused_as_any_other(key: str) -> None:
+    head = f"GET /nothing HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
+    async with gateway_running(keys=KEYS) as running, raw(running.path) as one:
+        one.send(head.encode("utf-8", "surrogateescape"))
+        status, body = await one.answer()
+        assert (status, b"invalid_api_key" in body) == (401, True)
+        assert running.gateway.counts.n_refused_keys == 1
+
+
+async def test_another_method_is_answered_by_those_that_there_are() -> None:
+    async with gateway_running(routes=(*ROUTES, Route("POST", "/both/{id}", ok))) as running:
+        for method, path, allowed in (
+            ("GET", "/size", "POST"),
+            ("PUT", "/ok", "GET,HEAD,POST"),
+            ("DELETE", "/both/1", "POST"),
+        ):
+            headers = {"X-Request-Id": "abc"}
+            async with running.http.request(method, path, headers=headers) as response:
+                assert (response.status, response.headers["Allow"]) == (405, allowed)
+                assert response.headers["X-Request-Id"] == "abc"
+                assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_head_is_get_without_a_body() -> None:
+    async with gateway_running(routes=ROUTES) as running:
+        async with running.http.head("/ok") as response:
+            assert (response.status, response.headers["Content-Length"]) == (200, "2")
+        async with running.http.get("/ok") as response:
+            assert await response.text() == "ok"
+
+
+async def test_what_clients_sent_makes_no_error_long() -> None:
+    async with (
+        gateway_running() as running,
+        running.http.post("/v1/generate", json={"ids": [1], "model": "m" * 100_000}) as response,
+    ):
+        assert response.status == 404
+        message = (await response.json())["error"]["message"]
+        assert len(message) < 1100
+        assert "mmm" in message
+
+
+# --- bodies of many requests -----------------------------------------------------------------
+
+
+async def test_the_bodies_of_a_tenants_open_requests_have_a_limit_together() -> None:
+    release = asyncio.Event()
+
+    async def wait(call: Call) -> web.StreamResponse:
+        n_bytes = len(await call.read_body())
+        await release.wait()
+        return web.Response(text=str(n_bytes))
+
+    config = GatewayConfig(max_body_bytes=1000)
+    keys = (*KEYS, ApiKey.of("other", "bert"))
+    async with gateway_running(
+        keys=keys, config=config, routes=[Route("POST", "/wait", wait)]
+    ) as running:
+        held = running.gateway.held
+
+        async def post(key: str, n_bytes: int) -> tuple[int, str | None]:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with running.http.post("/wait", data=bytes(n_bytes), headers=headers) as response:
+                return response.status, response.headers.get("Retry-After")
+
+        full = [asyncio.create_task(post("secret", 1000)) for _ in range(BODIES_HELD)]
+        await until(lambda: len(held) == 1000 * BODIES_HELD)
+        assert await post("secret", 1) == (429, "1")
+        others = asyncio.create_task(post("other", 1000))
+        await until(lambda: len(held) == 1000 * (BODIES_HELD + 1))
+        release.set()
+        assert {status for status, _ in await asyncio.gather(*full, others)} == {200}
+        assert len(held) == 0
+        assert await post("secret", 1) == (200, None)
+
+
+async def test_a_body_that_is_not_read_to_its_end_is_given_back() -> None:
+    async with gateway_running(routes=ROUTES) as running:
+        async with raw(running.path) as one:
+            one.send(b'POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"abc')
+            await until(lambda: len(running.gateway.held) == 4)
+        await until(lambda: len(running.gateway.held) == 0)

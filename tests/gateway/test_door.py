@@ -11,7 +11,7 @@ import pytest
 from aiohttp import http_parser, web
 
 from tests.gateway.harness import TIMEOUT_S, gateway_running
-from tests.gateway.raw import GET, ROUTES, Raw, Spout, raw, until
+from tests.gateway.raw import GET, ROUTES, Raw, Spout, raw, size, until
 from wkvm.core.config import ApiKey
 from wkvm.gateway import door as door_module
 from wkvm.gateway import routes
@@ -57,9 +57,10 @@ START = b"POST /ok HTTP/1.1\r\nHost: x\r\n"
 async def test_what_is_ambiguous_or_no_http_is_400_and_the_end(request_bytes: bytes) -> None:
     async with gateway_running(routes=ROUTES) as running, raw(running.path) as one:
         one.send(request_bytes + GET)
-        status, body = await one.answer()
-        assert (status, body.startswith(b'{"error":{')) == (400, True)
-        assert await one.rest() == b""
+        head, _, body = (await one.rest()).partition(b"\r\n\r\n")
+        assert (head.split()[1], body.startswith(b'{"error":{')) == (b"400", True)
+        assert b"\r\nX-Request-Id: " in head
+        assert body.endswith(b"}}")
 
 
 async def test_a_chunk_that_is_none_ends_the_connection() -> None:
@@ -86,6 +87,37 @@ async def test_a_body_has_a_limit(n_bytes: int, status: int) -> None:
             assert response.status == status
         async with running.http.post("/size", data=chunked(body)) as response:
             assert response.status == status
+
+
+async def test_a_body_that_is_announced_too_long_is_refused_before_it_comes() -> None:
+    async with (
+        gateway_running(config=GatewayConfig(max_body_bytes=1024), routes=ROUTES) as running,
+        raw(running.path) as one,
+    ):
+        head = b"POST /size HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        one.send(head + b"Content-Length: 1025\r\n\r\n")
+        assert (await one.answer())[0] == 413
+
+
+async def test_a_body_is_asked_for_once_its_request_is_let_in() -> None:
+    head = b"POST /x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n"
+    routes = [Route("POST", "/x", size)]
+    async with gateway_running(keys=[ApiKey.of("secret")], routes=routes) as running:
+        async with raw(running.path) as one:
+            one.send(head + b"\r\n")
+            assert (await one.answer())[0] == 401
+        async with raw(running.path) as one:
+            one.send(head + b"Authorization: Bearer secret\r\n\r\n")
+            assert await one.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            one.send(b'"a"')
+            assert await one.answer() == (200, b"1")
+
+
+async def test_what_else_a_request_may_expect_is_not_fulfilled() -> None:
+    async with gateway_running(routes=ROUTES) as running, raw(running.path) as one:
+        one.send(GET.replace(b"Host", b"Expect: tea\r\nHost"))
+        status, body = await one.answer()
+        assert (status, body.startswith(b'{"error":{')) == (417, True)
 
 
 async def chunked(body: bytes) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
-from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route
+from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route, expects_continue
 from wkvm.gateway.failures import SERVER, HttpError, error_body
 from wkvm.gateway.keys import request_key
 from wkvm.gateway.origins import check_origin, let_pages_read
@@ -27,8 +27,10 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     app = web.Application(
         middlewares=[_answer_http_errors], client_max_size=gateway.config.max_body_bytes
     )
-    for route in (*routes, Route("*", "/{path:.*}", _not_found)):
-        app.router.add_route(route.method, route.path, _endpoint(gateway, route))
+    for route in (*routes, _ELSE):
+        endpoint = _endpoint(gateway, route)
+        for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+            app.router.add_route(method, route.path, endpoint, expect_handler=_not_yet)
 
     async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
         response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
@@ -64,17 +66,19 @@ def _endpoint(
                 gateway.counts.n_streams -= 1
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        given = request.headers.get(REQUEST_ID_HEADER, "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = _request_id(request)
         call = Call(request, gateway, request_id)
         try:
             if not route.is_open:
                 await _let_in(call, route)
+            expects_continue(request)
             response = await route.handler(call)
         except web.HTTPException:
             raise
         except Exception as error:  # noqa: BLE001  (what was not meant is logged)
             response = error_response(call.failure(error))
+        finally:
+            call.release()
         if not response.prepared:
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
@@ -108,9 +112,12 @@ async def _let_in(call: Call, route: Route) -> None:
 
 
 def error_response(error: HttpError) -> web.Response:
-    """A response that says what went wrong."""
+    """A response that says what went wrong, with a fresh name for the request."""
     response = web.Response(
-        status=error.status, body=error_body(error), content_type="application/json"
+        status=error.status,
+        body=error_body(error),
+        content_type="application/json",
+        headers={REQUEST_ID_HEADER: uuid.uuid4().hex},
     )
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
@@ -119,8 +126,29 @@ def error_response(error: HttpError) -> web.Response:
     return response
 
 
-async def _not_found(call: Call) -> web.StreamResponse:
-    raise HttpError(404, f"there is no {call.request.path}", code="not_found")
+def _request_id(request: web.Request) -> str:
+    """What the client calls a request, or a name made for it."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def _not_yet(request: web.Request) -> None:
+    """A client that waits before it sends its body is told to go on by who reads it."""
+
+
+async def _nothing_here(call: Call) -> web.StreamResponse:
+    """404; or 405 where there are routes with other methods."""
+    request, allowed = call.request, set[str]()
+    for resource in request.app.router.resources():
+        _, methods = await resource.resolve(request)
+        allowed |= methods
+    allowed.discard(_ELSE.method)
+    if allowed:
+        raise web.HTTPMethodNotAllowed(request.method, allowed)
+    raise HttpError(404, f"there is no {request.path}", code="not_found")
+
+
+_ELSE = Route("*", "/{path:.*}", _nothing_here)
 
 
 @web.middleware
@@ -134,6 +162,7 @@ async def _answer_http_errors(
         if error.status < 400:
             raise
         response = error_response(HttpError(error.status, error.reason))
+        response.headers[REQUEST_ID_HEADER] = _request_id(request)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from wkvm_client import aio
 
 from wkvm.gateway.config import GatewayConfig
@@ -23,6 +23,7 @@ from wkvm.gateway.failures import (
     http_error,
     invalid,
 )
+from wkvm.gateway.held import Held
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.running import Running
 from wkvm.gateway.submitted import Submitted
@@ -32,6 +33,8 @@ from wkvm.gateway.watch import EngineWatch
 logger = logging.getLogger("wkvm.gateway")
 
 REQUEST_ID_HEADER = "X-Request-Id"
+BODIES_HELD = 64
+"""So many of the largest bodies may the open requests of one tenant have together."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<field>\w+)?[^`]*`$")
 
 BodyT = TypeVar("BodyT")
@@ -47,6 +50,7 @@ class Gateway:
         running: the requests that can be cancelled by name.
         submitted: the requests that nobody waits for.
         offload: threads for long texts.
+        held: the bodies of open requests.
         on_drain: called when the drain begins.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
@@ -62,10 +66,12 @@ class Gateway:
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
     submitted: Submitted = field(init=False)
+    held: Held = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)
         self.submitted = Submitted(self.config, self.running)
+        self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
     @property
     def model(self) -> str:
@@ -103,6 +109,7 @@ class Call:
             everybody in. See ``Engines.tenant``.
         request_id: what the client called the request, or a name made for it; it goes back in
             a header.
+        n_held: how much of the body was read; it counts for the tenant until ``release``.
     """
 
     request: web.Request
@@ -110,6 +117,7 @@ class Call:
     request_id: str
     tenant_client: aio.Client | None = None
     tenant: bytes = b""
+    n_held: int = 0
 
     @property
     def client(self) -> aio.Client:
@@ -140,10 +148,69 @@ class Call:
         """The JSON body.
 
         Raises:
-            HttpError: 400 if it is not what ``kind`` says, 408 if it came too slowly, 413 if it
-                is too large.
+            HttpError: 400 if it is not what ``kind`` says; as ``read_body``.
         """
-        return decode_body(await read_body(self.request, self.gateway.config), kind)
+        return decode_body(await self.read_body(), kind)
+
+    async def read_body(self) -> bytes:
+        """The bytes of the body, once, within the limits on size and time.
+
+        Raises:
+            HttpError: 408, 413, 415 for one that is compressed, or 429 if the tenant's open
+                requests have too much.
+        """
+        request, config = self.request, self.gateway.config
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            # Nobody needs it, and what a few bytes unfold to has to be bounded.
+            why = "the body is compressed, send it as it is"
+            raise HttpError(415, why, code="unsupported_encoding")
+        self._check_size(request.content_length or 0)
+        try:
+            async with asyncio.timeout(config.body_timeout_s):
+                await _continue(request)
+                return b"".join([part async for part in self._parts()])
+        except TimeoutError as error:
+            raise HttpError(408, "the body came too slowly", code="body_timeout") from error
+
+    def release(self) -> None:
+        """The body counts no longer."""
+        self.gateway.held.give_back(self.tenant, self.n_held)
+        self.n_held = 0
+
+    async def _parts(self) -> AsyncGenerator[bytes]:
+        # not request.read(): that keeps the bytes for as long as the request is open
+        while part := await self.request.content.readany():
+            self._check_size(self.n_held + len(part))
+            self.gateway.held.take(self.tenant, len(part))
+            self.n_held += len(part)
+            yield part
+
+    def _check_size(self, n_bytes: int) -> None:
+        limit = self.gateway.config.max_body_bytes
+        if n_bytes > limit:
+            why = f"the body is larger than {limit} bytes"
+            raise HttpError(413, why, code="request_too_large")
+
+
+async def _continue(request: web.Request) -> None:
+    """Ask for the body, of a client that waits for that."""
+    if expects_continue(request):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer nothing was sent
+
+
+def expects_continue(request: web.Request) -> bool:
+    """Whether the client sends its body once it is told to go on.
+
+    Raises:
+        HttpError: 417; it expects something else.
+    """
+    expected = request.headers.get("Expect")
+    if expected is None or request.version < HttpVersion11:
+        return False
+    if expected.lower() != "100-continue":
+        raise HttpError(417, "Expect: only 100-continue is understood")
+    return True
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -167,26 +234,6 @@ class Route:
     is_open: bool = field(default=False, kw_only=True)
     serves_draining: bool = field(default=False, kw_only=True)
     needs_engine: bool = field(default=True, kw_only=True)
-
-
-async def read_body(request: web.Request, config: GatewayConfig) -> bytes:
-    """The body of a request, within the limits on its size and time.
-
-    Raises:
-        HttpError: 408, 413, or 415 for one that is compressed.
-    """
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        # Nobody needs it, and what a few bytes unfold to has to be bounded.
-        why = "the body is compressed, send it as it is"
-        raise HttpError(415, why, code="unsupported_encoding")
-    try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await request.read()
-    except TimeoutError as error:
-        raise HttpError(408, "the body came too slowly", code="body_timeout") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        why = f"the body is larger than {config.max_body_bytes} bytes"
-        raise HttpError(413, why, code="request_too_large") from error
 
 
 def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:

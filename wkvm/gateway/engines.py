@@ -16,6 +16,7 @@ from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
     ConnectFailedError,
+    InvalidParameterError,
     UnauthenticatedError,
 )
 from wkvm_protocol.messages import HelloOk
@@ -111,7 +112,10 @@ class Engines:
                 self._is_open = False
         if not key:
             raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY")
-        return await self._client(key)
+        try:
+            return await self._client(key)
+        except InvalidParameterError as error:
+            raise UnauthenticatedError("no such key") from error
 
     def tenant(self, key: str) -> bytes:
         """A name for whoever has a key, to keep what is theirs apart. After ``client``.

@@ -50,9 +50,16 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorObject
 
 
+MAX_MESSAGE = 1000
+"""Characters. What a client sent may be in a message, and be long."""
+
+
 def error_body(error: HttpError) -> bytes:
     """The JSON of an error, in a response and in an event of a stream alike."""
-    body = _ErrorObject(error.message, error.type, error.param, error.code)
+    message = error.message
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]} ..."
+    body = _ErrorObject(message, error.type, error.param, error.code)
     return msgspec.json.encode(_ErrorBody(body))
 
 

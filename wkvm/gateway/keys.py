@@ -16,9 +16,13 @@ def request_key(request: web.Request) -> str:
     """The key that a request brings; empty if it brings none.
 
     Raises:
-        HttpError: 401; one is there and cannot be read.
+        HttpError: 401; one is there and cannot be read, or there are several.
     """
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    given = request.headers.getall("Authorization", ())
+    if len(given) > 1:
+        # A proxy in front may have looked at the other one.
+        raise _refused("Authorization is there more than once")
+    scheme, _, key = "".join(given).partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
     for protocol in offered_protocols(request):
@@ -38,5 +42,8 @@ def _decoded(text: str) -> str:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError) as error:
-        why = f"what follows {KEY_PROTOCOL} is not a key in base64url"
-        raise HttpError(401, why, "authentication_error", code="invalid_api_key") from error
+        raise _refused(f"what follows {KEY_PROTOCOL} is not a key in base64url") from error
+
+
+def _refused(why: str) -> HttpError:
+    return HttpError(401, why, "authentication_error", code="invalid_api_key")

@@ -33,7 +33,7 @@ class Prompt:
 
 
 def read_prompts(
-    given: PromptField | None, tokenizer: Tokenizer, *, max_ids: int | None
+    given: PromptField | None, tokenizer: Tokenizer, *, max_prompts: int, max_ids: int | None
 ) -> list[Prompt]:
     """The prompts of a body. The names of special tokens in them stand for these tokens.
 
@@ -43,9 +43,13 @@ def read_prompts(
         max_ids: of each prompt the last so many count; None takes all.
 
     Raises:
-        HttpError: 400; there is none, or texts and ids are mixed.
+        HttpError: 400; there is none, there are too many, or texts and ids are mixed.
     """
-    return [_prompt(one, tokenizer, max_ids) for one in _parse(given)]
+    found = _parse(given)
+    if len(found) > max_prompts:
+        why = f"{len(found)} prompts; with this n at most {max_prompts} are allowed"
+        raise invalid("prompt", why)
+    return [_prompt(one, tokenizer, max_ids) for one in found]
 
 
 def _prompt(given: str | list[int], tokenizer: Tokenizer, max_ids: int | None) -> Prompt:

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from wkvm_protocol.messages import unpack_ids
 
-from wkvm.gateway.calls import Call, Gateway, decode_body, read_body
+from wkvm.gateway.calls import Call, Gateway, decode_body
 from wkvm.gateway.chat_bodies import ChatBody, question
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.failures import invalid
@@ -85,7 +85,7 @@ class _TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call) -> web.Response:
     """POST /tokenize: exactly the ids that a completion or a chat would begin with."""
     gateway = call.gateway
-    data = await read_body(call.request, gateway.config)
+    data = await call.read_body()
     body = decode_body(data, _TokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)
@@ -100,7 +100,7 @@ async def tokenize(call: Call) -> web.Response:
 async def detokenize(call: Call) -> web.Response:
     """POST /detokenize: the text of ids, special tokens by name."""
     gateway = call.gateway
-    data = await read_body(call.request, gateway.config)
+    data = await call.read_body()
     body = decode_body(data, _DetokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)

@@ -85,7 +85,7 @@ async def websocket(call: Call) -> web.StreamResponse:
         timeout=CLOSE_TIMEOUT_S,
         decode_text=False,
     )
-    if not socket.can_prepare(request).ok:
+    if request.method != "GET" or not socket.can_prepare(request).ok:
         raise invalid(None, "this is no upgrade to a WebSocket", code="upgrade_missing")
     async with gateway.engines.dialled() as (reader, writer):
         await socket.prepare(request)
