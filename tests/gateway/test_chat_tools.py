@@ -183,6 +183,17 @@ async def test_an_answer_can_be_required_to_be_json() -> None:
         assert text["choices"][0]["message"]["content"].startswith("{")
 
 
+@pytest.mark.parametrize("strict", [None, True])
+async def test_json_has_no_properties_that_its_schema_does_not_list(strict: bool | None) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    named = {"name": "x", "schema": schema, "strict": strict}
+    form = {"type": "json_schema", "json_schema": named}
+    async with gateway_running(constrained()) as running:
+        answer = await ask(running, response_format=form, max_tokens=100, n=8)
+    contents = {choice["message"]["content"] for choice in answer["choices"]}
+    assert contents <= {'{"a":true}', '{"a":false}'}
+
+
 async def test_an_answer_can_be_one_of_several_texts() -> None:
     async with gateway_running(constrained()) as running:
         answer = await ask(running, structured_outputs={"choice": ["yes", "no"]})

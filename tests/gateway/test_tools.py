@@ -173,6 +173,29 @@ def test_functions_get_no_arguments_that_they_do_not_name() -> None:
     assert found.functions[0].parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ({"properties": {"a": {}}, "required": ["b"]}, {"b": 1}),
+        (
+            {"$defs": {n: {"properties": {n: {}}, "required": [n]} for n in "ab"},
+             "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+            {"a": 1, "b": 1},
+        ),
+        (
+            {"properties": {"a": {}}, "required": ["a"],
+             "anyOf": [{"properties": {n: {}}, "required": [n]} for n in "bc"]},
+            {"a": 1, "b": 1},
+        ),
+    ],
+    ids=["needed, not listed", "allOf", "anyOf beside properties"],
+)  # fmt: skip
+def test_properties_that_a_schema_needs_are_not_left_out(
+    parameters: Schema, arguments: Schema
+) -> None:
+    assert accepts(required(tool(parameters=parameters)).grammar(), called("weather", arguments))
+
+
 def test_functions_that_take_anything_get_it() -> None:
     for parameters in ({}, {"type": "object"}, {**PLACE, "additionalProperties": True}):
         grammar = required(tool(parameters=parameters)).grammar()

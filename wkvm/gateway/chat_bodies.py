@@ -13,7 +13,7 @@ from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
 from wkvm.gateway.messages import Message, template_messages
 from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, compact, tool_use
+from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
 
 MAX_TOP_LOGPROBS = 20
 MIN_CONSTRAINED_TOKENS = 4096
@@ -266,6 +266,6 @@ def _answer_schema(form: ResponseFormat) -> Schema | None:
         case ResponseFormat(type="json_object"):
             return compact({"type": "object"})
         case ResponseFormat(json_schema=NamedSchema(schema=schema, strict=strict)):
-            return compact(schema or {"type": "object"}, lenient=not strict)
+            return compact(closed(schema or {"type": "object"}), lenient=not strict)
         case _:
             raise invalid("response_format", 'type "json_schema" needs a "json_schema"')

@@ -147,8 +147,17 @@ def arguments_schema(function: Function) -> Schema:
     Properties that the function does not name are left out, unless it says that there may be
     others. Parts of the schema that no grammar can express are ignored unless it is ``strict``.
     """
-    schema = cast("Schema", _closed(_parameters(function)))
-    return compact({**schema, "type": "object"}, lenient=not function.strict)
+    return compact({**closed(_parameters(function)), "type": "object"}, lenient=not function.strict)
+
+
+def closed(schema: Schema) -> Schema:
+    """A schema whose objects have the properties that are listed and no others.
+
+    By itself JSON Schema allows any others, which nobody means who lists some, and with which a
+    model may go on for ever. What says itself what else there may be, or needs more than it
+    lists, is left as it is, as is a schema that joins lists of properties.
+    """
+    return schema if _is_joined(schema) else cast("Schema", _closed(schema))
 
 
 def compact(schema: Schema, *, lenient: bool = False) -> Schema:
@@ -176,14 +185,28 @@ def _function(tool: Tool, field: str) -> Function:
 
 _SUBSCHEMA_MAPS = ("properties", "$defs", "definitions")
 _SUBSCHEMA_LISTS = ("anyOf", "oneOf", "prefixItems")
-_OPENING = frozenset(
-    ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref")
-)
-"""With one of these, what else an object may have is said there, or cannot be known here."""
+_OPENING = frozenset(("additionalProperties", "patternProperties", "unevaluatedProperties"))
+"""With one of these, what else an object may have is said there."""
+_JOINING = frozenset(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+"""With one of these, an object has more properties than are listed beside it."""
+
+
+def _is_joined(schema: object) -> bool:
+    """Whether an object's properties are listed in several places: none of them has all."""
+    if isinstance(schema, Mapping):
+        entries = cast("Mapping[str, object]", schema)
+        parts = entries.get("allOf")
+        if isinstance(parts, list) and len(cast("list[object]", parts)) > 1:
+            return True
+        if "properties" in entries and _JOINING & entries.keys():
+            return True
+        return any(_is_joined(entry) for entry in entries.values())
+    if isinstance(schema, list):
+        return any(_is_joined(entry) for entry in cast("list[object]", schema))
+    return False
 
 
 def _closed(schema: object) -> object:
-    """A schema whose objects have the properties that are listed and no others."""
     if not isinstance(schema, Mapping):
         return schema
     result = dict(cast("Mapping[str, object]", schema))
@@ -196,6 +219,10 @@ def _closed(schema: object) -> object:
             result[key] = [_closed(entry) for entry in cast("list[object]", entries)]
     if "items" in result:
         result["items"] = _closed(result["items"])
-    if "properties" in result and not _OPENING & result.keys():
-        result["additionalProperties"] = False
+    if isinstance(listed := result.get("properties"), Mapping) and not _OPENING & result.keys():
+        needed = result.get("required")
+        if not isinstance(needed, list) or all(
+            name in listed for name in cast("list[object]", needed)
+        ):
+            result["additionalProperties"] = False
     return result
