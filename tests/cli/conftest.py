@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,24 @@ KEY = "a key for tests"
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server in a process of its own, and what it said on being ready."""
+    """A command that serves, in a process of its own, and what it said on being ready."""
 
     process: subprocess.Popen[str]
     ready_line: str
-    address: str
+
+    def url(self, scheme: str = "http") -> str:
+        """Where it serves a kind of address."""
+        return next(one for one in self.ready_line.split() if one.startswith(f"{scheme}://"))
+
+    @property
+    def address(self) -> str:
+        """Where it serves the binary protocol."""
+        return self.url("unix")
+
+    def end(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.terminate()
+        return self.process.wait(timeout=60)
 
 
 def environment() -> dict[str, str]:
@@ -34,34 +47,26 @@ def wkvm_command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def running_server(folder: Path, *arguments: str, http: str = "none") -> Generator[RunningServer]:
-    """The bundled model on a unix socket, ready; it is gone at the end, whatever happens.
-
-    ``http`` is the port of HTTP.
-    """
-    socket = folder / "wkvm.sock"
-    process = subprocess.Popen(
-        wkvm_command(
-            *("serve", "--port", http, "--binary-port", "none", "--binary-uds", str(socket)),
-            *arguments,
-        ),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment() | {"WKVM_API_KEY": KEY},
-    )
+def started(command: list[str]) -> Generator[RunningServer]:
+    """A command, ready; it is gone at the end, whatever happens."""
+    env = environment() | {"WKVM_API_KEY": KEY}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
     with process.stdout:
         try:
-            yield RunningServer(process, process.stdout.readline(), f"unix://{socket}")
+            yield RunningServer(process, process.stdout.readline())
         finally:
             process.kill()
             process.wait()
 
 
-def end_server(server: RunningServer) -> int:
-    """SIGTERM, and the exit status."""
-    server.process.send_signal(signal.SIGTERM)
-    return server.process.wait(timeout=30)
+def running_server(
+    folder: Path, *arguments: str, http: str = "none"
+) -> AbstractContextManager[RunningServer]:
+    """The bundled model on a unix socket, as ``started``. ``http`` is the port of HTTP."""
+    uds = str(folder / "wkvm.sock")
+    where = ("--port", http, "--binary-port", "none", "--binary-uds", uds)
+    return started(wkvm_command("serve", *where, *arguments))
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("server")
     with running_server(folder, "--slots", "4", "--seed", "1", http="0") as running:
         yield running
-        assert end_server(running) == 0
+        assert running.end() == 0
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import KEY, end_server, environment, running_server, wkvm_command
+from tests.cli.conftest import KEY, environment, running_server, wkvm_command
 from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
 from wkvm.gateway.text import Tokenizer, load_tokenizer
@@ -211,7 +211,7 @@ def test_an_answer_that_the_server_cuts_short_is_a_failure(
         try:
             assert process.stdout is not None
             assert process.stdout.read(8)
-            assert end_server(server) == 0
+            assert server.end() == 0
             _, error = process.communicate(timeout=20)
         finally:
             process.kill()

@@ -84,8 +84,7 @@ def test_offline() -> None:
 @pytest.fixture
 def base_url(server: RunningServer) -> str:
     """What OpenAI's client is given; a key is needed there."""
-    (address,) = re.findall(r"http://\S+", server.ready_line)
-    return f"{address}/v1"
+    return f"{server.url()}/v1"
 
 
 def test_openai_chat(base_url: str) -> None:

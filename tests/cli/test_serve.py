@@ -17,7 +17,6 @@ from wkvm_client.errors import UnauthenticatedError
 from tests.cli.conftest import (
     KEY,
     RunningServer,
-    end_server,
     environment,
     running_server,
     wkvm_command,
@@ -52,7 +51,7 @@ def test_sigterm_ends_open_requests_and_the_server_with_status_0(tmp_path: Path)
         with wkvm_client.connect(server.address, api_key=KEY) as client:
             stream = client.generate([5], max_tokens=100_000, ignore_eos=True)
             stream.read()
-            assert end_server(server) == 0
+            assert server.end() == 0
             assert stream.completion().reason is wkvm_client.EndReason.CANCELLED
         assert not Path(server.address.removeprefix("unix://")).exists()
 
@@ -70,7 +69,7 @@ def test_a_server_of_64_slots_is_small_and_does_nothing_when_idle(tmp_path: Path
         time.sleep(2)
         after = process.cpu_times()
         assert after.user + after.system - before.user - before.system < 0.02 + 1e-6
-        assert end_server(server) == 0
+        assert server.end() == 0
 
 
 def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:

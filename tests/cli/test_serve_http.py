@@ -10,63 +10,31 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.cli.conftest import KEY, environment, wkvm_command
+from tests.cli.conftest import KEY, RunningServer, environment, started, wkvm_command
 from wkvm.assembly.models import BUNDLED
 from wkvm.assembly.texts import load_texts
 from wkvm.cli import main
 from wkvm.gateway.text import ByteTokenizer
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 """Nothing that is waited for here takes this long unless it is broken."""
 AUTH = {"Authorization": f"Bearer {KEY}"}
 
 
-class Process:
-    """A command that serves, and its addresses."""
-
-    def __init__(self, popen: "subprocess.Popen[str]", ready: str) -> None:
-        self.popen = popen
-        self.ready = ready
-
-    def url(self, scheme: str = "http") -> str:
-        """Where it serves a kind of address."""
-        return next(one for one in self.ready.split() if one.startswith(f"{scheme}://"))
-
-    def end(self) -> int:
-        """SIGTERM, and the exit status."""
-        self.popen.terminate()
-        return self.popen.wait(timeout=TIMEOUT_S)
-
-
-@contextmanager
-def started(command: list[str]) -> Generator[Process]:
-    """A command, ready; it is gone at the end, whatever happens."""
-    env = environment() | {"WKVM_API_KEY": KEY}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
-    assert process.stdout is not None
-    with process.stdout:
-        try:
-            yield Process(process, process.stdout.readline())
-        finally:
-            process.kill()
-            process.wait()
-
-
-def running(*arguments: str) -> AbstractContextManager[Process]:
+def running(*arguments: str) -> AbstractContextManager[RunningServer]:
     """``wkvm`` with these arguments."""
     return started(wkvm_command(*arguments))
 
 
-def engine(path: Path, *keys: str, grace_s: int = 0) -> AbstractContextManager[Process]:
+def engine(path: Path, *keys: str, grace_s: int = 0) -> AbstractContextManager[RunningServer]:
     """An engine that computes nothing, behind a unix socket and HTTP."""
     command = [sys.executable, "-m", "tests.cli.engine_process", str(path), str(grace_s), *keys]
     return started(command)
@@ -76,7 +44,7 @@ SERVE = ("serve", "--binary-port", "none", "--port", "0")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("http")
     uds = str(folder / "h")
     with running(*SERVE, "--binary-uds", str(folder / "b"), "--uds", uds) as process:
@@ -133,9 +101,9 @@ def events(text: bytes) -> list[str]:
 # --- beside the engine -----------------------------------------------------------------------
 
 
-async def test_http_is_beside_the_binary_protocol_with_the_same_keys(server: Process) -> None:
+async def test_http_is_beside_the_binary_protocol_with_the_same_keys(server: RunningServer) -> None:
     pattern = r"ready unix://\S+/b http://127\.0\.0\.1:\d+ http\+unix:///\S+/h\n"
-    assert re.fullmatch(pattern, server.ready)
+    assert re.fullmatch(pattern, server.ready_line)
     async with session() as http, http.get(f"{server.url()}/v1/models") as response:
         assert (await response.json())["data"][0]["id"] == "rwkv7-tinystories"
     async with aiohttp.ClientSession() as http:
@@ -143,14 +111,14 @@ async def test_http_is_beside_the_binary_protocol_with_the_same_keys(server: Pro
         assert await get(f"{server.url()}/ready", http) == 200
 
 
-async def test_the_unix_socket_serves_the_same_user_alone(server: Process) -> None:
+async def test_the_unix_socket_serves_the_same_user_alone(server: RunningServer) -> None:
     path = server.url("http+unix").removeprefix("http+unix://")
     assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
     async with session(connector=aiohttp.UnixConnector(path)) as http:
         assert await get("http://localhost/v1/models", http) == 200
 
 
-async def test_a_client_that_leaves_frees_its_slot(server: Process) -> None:
+async def test_a_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
     async with session() as http:
         for _ in range(3):
             response = await begin(http, server.url(), max_tokens=10**6)
@@ -266,7 +234,7 @@ async def test_a_hundred_streams_end_in_full_while_the_server_drains(tmp_path: P
         async with session(connector=connector) as http, session() as others:
             url = process.url()
             streams = await asyncio.gather(*(begin(http, url, 150) for _ in range(100)))
-            process.popen.terminate()
+            process.process.terminate()
             await draining(others, url)
             async with others.get(f"{url}/v1/models") as response:
                 assert response.status == 503
@@ -275,7 +243,7 @@ async def test_a_hundred_streams_end_in_full_while_the_server_drains(tmp_path: P
                 *_, last, done = events(text)
                 assert done == "[DONE]"
                 assert json.loads(last)["choices"][0]["finish_reason"] == "length"
-        assert process.popen.wait(timeout=TIMEOUT_S) == 0
+        assert process.process.wait(timeout=TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("n_signals", [1, 2])
@@ -285,15 +253,15 @@ async def test_what_is_cut_short_is_told_so_and_the_status_is_0(
     with engine(tmp_path / "b", KEY, grace_s=0 if n_signals == 1 else 3600) as process:
         async with session() as http:
             streams = [await begin(http, process.url(), 10**6) for _ in range(3)]
-            process.popen.terminate()
+            process.process.terminate()
             if n_signals == 2:
                 # two signals at once may count as one
                 await draining(http, process.url())
-                process.popen.terminate()
+                process.process.terminate()
             for stream in streams:
                 *_, last = events(await stream.read())
                 assert set(json.loads(last)) == {"error"}
-        assert process.popen.wait(timeout=TIMEOUT_S) == 0
+        assert process.process.wait(timeout=TIMEOUT_S) == 0
 
 
 # --- apart from the engine -------------------------------------------------------------------
@@ -329,16 +297,16 @@ async def test_a_gateway_apart_drains(tmp_path: Path) -> None:
     with engine(tmp_path / "b", KEY) as process, running("gateway", *where) as gateway:
         async with session() as http:
             response = await begin(http, gateway.url(), 800)
-            gateway.popen.terminate()
+            gateway.process.terminate()
             assert events(await response.read())[-1] == "[DONE]"
-            assert gateway.popen.wait(timeout=TIMEOUT_S) == 0
+            assert gateway.process.wait(timeout=TIMEOUT_S) == 0
         assert not (tmp_path / "h").exists()
         with running("gateway", "--drain-timeout-s", "0", *where) as gateway:
             async with session() as http:
                 response = await begin(http, gateway.url(), 10**6)
-                gateway.popen.terminate()
+                gateway.process.terminate()
                 assert "error" in json.loads(events(await response.read())[-1])
-                assert gateway.popen.wait(timeout=TIMEOUT_S) == 0
+                assert gateway.process.wait(timeout=TIMEOUT_S) == 0
         assert process.end() == 0
 
 

@@ -4,14 +4,13 @@ The clients are imported by fixtures, since some take seconds to load, and every
 run looks into every test module.
 """
 
-import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from tests.cli.conftest import KEY, RunningServer, end_server, running_server
+from tests.cli.conftest import KEY, RunningServer, running_server
 
 MODEL = "rwkv7-tinystories"
 N_SLOTS = 8
@@ -46,10 +45,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     # Answers that nobody limits end by themselves; images are replaced by a note.
     http = ("--default-max-tokens", "1024", "--omit-media")
     with running_server(tmp_path_factory.mktemp("door"), *settings, *http, http="0") as server:
-        found = re.search(r"http://\S+", server.ready_line)
-        assert found is not None, server.ready_line
-        yield Door(found[0], server)
-        assert end_server(server) == 0
+        yield Door(server.url(), server)
+        assert server.end() == 0
 
 
 @pytest.fixture(scope="session")
