@@ -63,10 +63,8 @@ DRAINING = "the server is draining"
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
 _opening = Codec(Generate, GenerateConstrained, Stats)
-_wire = Codec(GoAway, Failed)
-_TELLING_TAGS = frozenset((0x02, 0x05, 0x06))
-_OPENING_TAGS = frozenset((0x10, 0x13, 0x40))
-_GO_AWAY_TAG = 0x05
+_go_away = Codec(GoAway)
+_failed = Codec(Failed)
 
 
 async def websocket(call: Call) -> web.StreamResponse:
@@ -166,7 +164,7 @@ class _Proxy:
             if is_first:
                 payload = self._opened(payload)
                 is_first = False
-            elif _tag(payload) == _GO_AWAY_TAG:
+            elif _go_away.recognizes(payload):
                 self._is_leaving = True
             elif self._has_left and (refusal := _refusal(payload)) is not None:
                 await self._socket.send_bytes(refusal)
@@ -206,7 +204,7 @@ class _Proxy:
                     self._end(INTERNAL, "the engine broke the protocol")
                     return
                 payload = await reader.readexactly(n_bytes)
-                is_telling = not self._is_open or _tag(payload) in _TELLING_TAGS
+                is_telling = not self._is_open or _telling.recognizes(payload)
                 if not is_telling or self._may_pass(payload):
                     await send(payload)
 
@@ -240,12 +238,12 @@ class _Proxy:
             self._farewell = asyncio.create_task(self._say_farewell())
         if not self._is_leaving:
             self._is_leaving = self._has_left = True
-            self._write(_wire.encode(GoAway()))
+            self._write(_go_away.encode(GoAway()))
 
     async def _say_farewell(self) -> None:
         # If the client is gone, others see it too.
         with contextlib.suppress(ConnectionError):
-            await self._socket.send_bytes(_wire.encode(GoAway(DRAINING)))
+            await self._socket.send_bytes(_go_away.encode(GoAway(DRAINING)))
 
     def _end(self, code: int, why: str) -> None:
         """Note why the WebSocket is closed. The first reason counts."""
@@ -263,18 +261,13 @@ class _Proxy:
 
 def _refusal(payload: bytes) -> bytes | None:
     """The answer to a message that opens a lane too late; None for another message."""
-    if _tag(payload) not in _OPENING_TAGS:
+    if not _opening.recognizes(payload):
         return None
     try:
         message = _opening.decode(payload)
     except ProtocolError:
         return None
     assert isinstance(message, Generate | GenerateConstrained | Stats)
-    return _wire.encode(
+    return _failed.encode(
         Failed(message.request_id, ErrorCode.DRAINING, ErrorCode.DRAINING.retryable, DRAINING)
     )
-
-
-def _tag(payload: bytes) -> int | None:
-    """The tag of a message in its shortest form; None for others."""
-    return payload[1] if len(payload) > 1 and payload[0] & 0xF0 == 0x90 else None
