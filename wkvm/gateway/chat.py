@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from wkvm.gateway.calls import Call, decode_body
+from wkvm.gateway.calls import Call
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
 from wkvm.gateway.chat_replies import (
     ChatChoice,
@@ -94,8 +94,7 @@ async def _job(call: Call) -> _Job:
         TemplateError: the template refused the messages.
     """
     gateway = call.gateway
-    data = await call.read_body()
-    body = decode_body(data, ChatBody)
+    body = await call.body(ChatBody)
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
@@ -107,7 +106,7 @@ async def _job(call: Call) -> _Job:
             max_model_len=info.max_model_len,
             omit_media=gateway.config.omit_media,
         ),
-        size=len(data),
+        size=call.n_held,
     )
     return _Job(
         body=body,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from wkvm.gateway.calls import Call, decode_body
+from wkvm.gateway.calls import Call
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
@@ -101,8 +101,7 @@ async def _job(call: Call) -> _Job:
         HttpError: 400, 404, 408 or 413.
     """
     gateway = call.gateway
-    data = await call.read_body()
-    body = decode_body(data, CompletionRequest)
+    body = await call.body(CompletionRequest)
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
@@ -114,7 +113,7 @@ async def _job(call: Call) -> _Job:
         lambda: read_prompts(
             body.prompt, texts.tokenizer, max_prompts=MAX_CHOICES // n, max_ids=n_kept
         ),
-        size=len(data),
+        size=call.n_held,
     )
     max_tokens = body.max_tokens
     if max_tokens is None:

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from wkvm_protocol.messages import unpack_ids
 
-from wkvm.gateway.calls import Call, Gateway, decode_body
+from wkvm.gateway.calls import Call, Gateway
 from wkvm.gateway.chat_bodies import ChatBody, question
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.failures import invalid
@@ -85,23 +85,21 @@ class _TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call) -> web.Response:
     """POST /tokenize: exactly the ids that a completion or a chat would begin with."""
     gateway = call.gateway
-    data = await call.read_body()
-    body = decode_body(data, _TokenizeBody)
+    body = await call.body(_TokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give either prompt or messages")
     if body.prompt is not None and len(body.prompt) > MAX_TEXT:
         raise invalid("prompt", f"has more than {MAX_TEXT} characters")
-    answer = await gateway.offload.run(lambda: _tokens(body, gateway), size=len(data))
+    answer = await gateway.offload.run(lambda: _tokens(body, gateway), size=call.n_held)
     return web.Response(body=answer, content_type="application/json")
 
 
 async def detokenize(call: Call) -> web.Response:
     """POST /detokenize: the text of ids, special tokens by name."""
     gateway = call.gateway
-    data = await call.read_body()
-    body = decode_body(data, _DetokenizeBody)
+    body = await call.body(_DetokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)
 
@@ -111,7 +109,7 @@ async def detokenize(call: Call) -> web.Response:
         )
 
     try:
-        answer = await gateway.offload.run(work, size=len(data))
+        answer = await gateway.offload.run(work, size=call.n_held)
     except UnknownTokenError as error:
         raise invalid("tokens", str(error)) from error
     return web.Response(body=answer, content_type="application/json")
