@@ -85,7 +85,7 @@ def test_prompt_and_max_tokens_together_may_reach_the_limit() -> None:
     submit(scheduler, 1, 10, SamplingParams(max_tokens=0))
     error = refusal(scheduler, prompt=prompt_of(6), params=SamplingParams(max_tokens=5))
     assert isinstance(error, PromptTooLongError)
-    assert (error.wanted, error.limit) == (11, 10)
+    assert (error.n_prompt, error.max_tokens, error.limit) == (6, 5, 10)
 
 
 BAD_FIELDS: list[tuple[str, object]] = [

@@ -276,8 +276,12 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
     async with gateway_running(engine, texts=texts) as running:
         answer = await ask(running, max_tokens=None)
         assert answer["usage"]["completion_tokens"] == 3
+        n_tokens = len(PROMPT) + 40
         error = await refusal(running, messages=[USER | {"content": "Hello" * 9}])
         assert error["code"] == "context_length_exceeded"
+        # By these words clients know the error, too.
+        assert f"this model's maximum context length is {len(PROMPT) + 3}" in error["message"]
+        assert f"{n_tokens} of the prompt" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ EXAMPLES: tuple[WkvmError, ...] = (
     core.InvalidParameterError("top_p", "2 is not in (0, 1]"),
     core.TokenOutOfRangeError("prompt", 4711, 64),
     core.EmptyPromptError(),
-    core.PromptTooLongError(9, 8),
+    core.PromptTooLongError(7, 2, 8),
     core.OutOfSlotsError(2, 1),
     core.QueueFullError(3, "requests"),
     core.DrainingError(),

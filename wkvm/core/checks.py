@@ -21,9 +21,9 @@ def check_spec(
     if not spec.prompt:
         raise EmptyPromptError
     params = spec.params
-    n_wanted = len(spec.prompt) + params.max_tokens
-    if max_model_len is not None and n_wanted > max_model_len:
-        raise PromptTooLongError(n_wanted, max_model_len)
+    n_prompt, max_tokens = len(spec.prompt), params.max_tokens
+    if max_model_len is not None and n_prompt + max_tokens > max_model_len:
+        raise PromptTooLongError(n_prompt, max_tokens, max_model_len)
     check_ids("prompt", spec.prompt, vocab_size)
     params.check_ids(vocab_size)
     stops = tuple(dict.fromkeys(params.stop_ids + (() if params.ignore_eos else eos_ids)))

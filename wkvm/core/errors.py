@@ -60,9 +60,14 @@ class EmptyPromptError(RequestError):
 class PromptTooLongError(RequestError):
     """The prompt, or prompt and max_tokens together, exceed the server's limit."""
 
-    def __init__(self, wanted: int, limit: int) -> None:
-        super().__init__(f"prompt: {wanted} tokens, the limit is {limit}")
-        self.wanted = wanted
+    def __init__(self, n_prompt: int, max_tokens: int, limit: int) -> None:
+        # Clients of OpenAI's interface know the error by the first words.
+        super().__init__(
+            f"prompt: this model's maximum context length is {limit} tokens, which"
+            f" {n_prompt} of the prompt and {max_tokens} of max_tokens exceed"
+        )
+        self.n_prompt = n_prompt
+        self.max_tokens = max_tokens
         self.limit = limit
 
 
