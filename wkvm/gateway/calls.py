@@ -35,7 +35,8 @@ logger = logging.getLogger("wkvm.gateway")
 REQUEST_ID_HEADER = "X-Request-Id"
 BODIES_HELD = 64
 """So many of the largest bodies may the open requests of one tenant have together."""
-_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<field>\w+)?[^`]*`$")
+_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>\w+)?[^`]*)`$")
+_NAMED = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<field>[^`]*)`")
 
 BodyT = TypeVar("BodyT")
 
@@ -245,9 +246,19 @@ def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        why = str(error)
-        where = _WHERE.search(why)
-        field = None if where is None else where["field"]
-        raise invalid(field, _WHERE.sub("", why)) from error
+        raise _misfit(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not data:
+            raise invalid(None, "there is no body; this route takes JSON") from error
         raise invalid(None, f"the body is not the JSON that this route takes: {error}") from error
+
+
+def _misfit(why: str) -> HttpError:
+    """400, for what msgspec says of JSON that is not what a route takes."""
+    if where := _WHERE.search(why):
+        message = f"{where['path']}: {why[: where.start()]}" if where["path"] else why
+        return HttpError(400, message, param=where["field"])
+    if named := _NAMED.fullmatch(why):
+        is_missing = named["what"] == "missing required"
+        return invalid(named["field"], "is required" if is_missing else "there is no such field")
+    return invalid(None, f"the body is not what this route takes: {why}")
