@@ -1,6 +1,7 @@
 """The door itself: what is HTTP, how many may connect, TLS, and the end."""
 
 import asyncio
+import logging
 import shutil
 import ssl
 import subprocess
@@ -61,6 +62,24 @@ async def test_what_is_ambiguous_or_no_http_is_400_and_the_end(request_bytes: by
         assert (head.split()[1], body.startswith(b'{"error":{')) == (b"400", True)
         assert b"\r\nX-Request-Id: " in head
         assert body.endswith(b"}}")
+
+
+async def test_the_log_has_nothing_of_what_is_no_http(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with gateway_running(routes=ROUTES) as running:
+        for line in (
+            b"Authorization: Bearer secret\x00",
+            b"X : secret",
+            b"X: secret" + 9000 * b"s",
+        ):
+            async with raw(running.path) as one:
+                one.send(START + line + b"\r\n\r\n")
+                assert (await one.answer())[0] == 400
+        async with raw(running.path) as one:
+            one.send(START + b"Transfer-Encoding: chunked\r\n\r\nsecret\r\n")
+            await one.answer()
+    assert "not HTTP" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_chunk_that_is_none_ends_the_connection() -> None:

@@ -164,7 +164,8 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """The answer to what is no request, in the format of all others."""
         if status < 500:
-            logger.debug("a connection sent what is not HTTP: %s", message)
+            # Not the message: it quotes what was sent, and a key may be in that.
+            logger.debug("a connection sent what is not HTTP: %s", type(exc).__name__)
             error = HttpError(status, "what was sent is not HTTP as it is taken here")
         else:
             logger.error("a request failed", exc_info=exc)
