@@ -4,11 +4,13 @@ Only what cannot be packed, or concerns the client alone, is refused here.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from wkvm_protocol.errors import LocalProtocolError
 from wkvm_protocol.messages import (
     Generate,
     GenerateConstrained,
@@ -18,7 +20,12 @@ from wkvm_protocol.messages import (
     pack_ids,
 )
 
-from wkvm_client.errors import InvalidParameterError, TokenOutOfRangeError
+from wkvm_client.errors import (
+    ClientError,
+    InvalidParameterError,
+    RequestTooLargeError,
+    TokenOutOfRangeError,
+)
 
 DEFAULT_CREDIT = 1024
 """Ids of one lane that may be waiting for their consumer."""
@@ -27,6 +34,9 @@ MAX_TOKENS = 2**31 - 1
 """A server takes no higher ``max_tokens``; what is higher is for it to refuse."""
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
+
+# what is wrong with grammar_kind has the field grammar, as the server says it too
+_FIELD = re.compile(r"Generate(?:Constrained)?\.(?:sampling\.)?(grammar|\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +165,27 @@ def draft(
             priority=priority,
         )
     return Draft(message, credit, timeout_s)
+
+
+def refusal(message: Generation, error: LocalProtocolError, *, max_frame_bytes: int) -> ClientError:
+    """Why a request could not be sent: it is too long, or a field is of the wrong kind."""
+    try:
+        n_bytes = len(msgspec.msgpack.encode(message))
+    except (TypeError, ValueError, OverflowError):
+        n_bytes = 0
+    if n_bytes > max_frame_bytes:
+        return RequestTooLargeError(n_bytes, max_frame_bytes)
+    for part in (message.sampling, message):
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            # The encoder does not say which number it has no form for.
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                return InvalidParameterError(f"{name}: {value} is out of range", field=name)
+    if isinstance(error.__cause__, UnicodeEncodeError):
+        # a request has no other text
+        return InvalidParameterError("grammar: it holds a surrogate", field="grammar")
+    match = _FIELD.match(str(error))
+    return InvalidParameterError(str(error), field=match[1] if match else "")
 
 
 def _pack(field: str, ids: Iterable[int]) -> bytes:

@@ -5,11 +5,9 @@ and looks at ``error`` afterwards: once set, the connection is over and every la
 ping and query on it has ended with that error.
 """
 
-import re
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 from wkvm_protocol.codec import token_entries
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -21,7 +19,6 @@ from wkvm_protocol.messages import (
     Error,
     Failed,
     GenerateConstrained,
-    Generation,
     GoAway,
     HelloOk,
     Logprobs,
@@ -34,7 +31,7 @@ from wkvm_protocol.messages import (
     unpack_ids,
 )
 
-from wkvm_client.drafts import Draft
+from wkvm_client.drafts import Draft, refusal
 from wkvm_client.errors import (
     BadPeerError,
     ClientError,
@@ -42,7 +39,6 @@ from wkvm_client.errors import (
     ConnectionLostError,
     GoingAwayError,
     InvalidParameterError,
-    RequestTooLargeError,
     TooManyLanesError,
     UnsupportedOperationError,
     error_of,
@@ -55,9 +51,6 @@ MAX_UNSENT_PONGS = 2**14
 """Answers to pings that may wait to be sent. More than the pings of one read."""
 CLIENT_NAME = "wkvm_client"
 FEATURES = (GRAMMAR_FEATURE,)
-
-# what is wrong with grammar_kind has the field grammar, as the server says it too
-_FIELD = re.compile(r"Generate(?:Constrained)?\.(?:sampling\.)?(grammar|\w+)")
 
 
 class Reply:
@@ -161,7 +154,7 @@ class Session:
         try:
             frame = self._wire.send(message)
         except LocalProtocolError as error:
-            raise self._refusal(message, error) from None
+            raise refusal(message, error, max_frame_bytes=self._wire.max_frame_bytes) from None
         lane = Lane(message.request_id, draft, self._grant)
         self._lanes[message.request_id] = lane
         self._first_tracks[message.request_id] = lane.tracks[0]
@@ -252,27 +245,6 @@ class Session:
         if len(self._wire.lanes) >= self.hello.max_lanes:
             raise TooManyLanesError(f"{self.hello.max_lanes} lanes are open already")
         return self._wire.new_request_id()
-
-    def _refusal(self, message: Generation, error: LocalProtocolError) -> ClientError:
-        """Why a request could not be sent: it is too long, or a field is of the wrong kind."""
-        limit = self._wire.max_frame_bytes
-        try:
-            n_bytes = len(msgspec.msgpack.encode(message))
-        except (TypeError, ValueError, OverflowError):
-            n_bytes = 0
-        if n_bytes > limit:
-            return RequestTooLargeError(n_bytes, limit)
-        for part in (message.sampling, message):
-            for name in part.__struct_fields__:
-                value = getattr(part, name)
-                # The encoder does not say which number it has no form for.
-                if isinstance(value, int) and not -(2**63) <= value < 2**64:
-                    return InvalidParameterError(f"{name}: {value} is out of range", field=name)
-        if isinstance(error.__cause__, UnicodeEncodeError):
-            # a request has no other text
-            return InvalidParameterError("grammar: it holds a surrogate", field="grammar")
-        match = _FIELD.match(str(error))
-        return InvalidParameterError(str(error), field=match[1] if match else "")
 
     def _grant(self, lane: Lane, n_ids: int) -> None:
         if self.error is None:
