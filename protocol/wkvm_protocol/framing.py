@@ -6,6 +6,8 @@ A frame is a little-endian uint32, the length of the payload, and the payload.
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 
 HEADER_BYTES = 4
+_HTTP = int.from_bytes(b"HTTP", "little")
+"""The length that an answer of HTTP seems to have: an easy mistake about ports."""
 
 
 def encode_frame(payload: bytes, limit: int) -> bytes:
@@ -90,10 +92,11 @@ class FrameReader:
     def _fail(self, n_bytes: int) -> RemoteProtocolError:
         self._buffer.clear()
         self._start = 0
+        why = f"a frame of {n_bytes} bytes; the limit is {self.limit}"
+        if n_bytes == _HTTP:
+            why = "it speaks HTTP; the binary protocol has another port"
         self._error = (
-            RemoteProtocolError(
-                f"a frame of {n_bytes} bytes; the limit is {self.limit}", ErrorCode.FRAME_TOO_LARGE
-            )
+            RemoteProtocolError(why, ErrorCode.FRAME_TOO_LARGE)
             if n_bytes
             else RemoteProtocolError("a frame of 0 bytes")
         )

@@ -88,7 +88,9 @@ async def test_another_method_is_answered_by_those_that_there_are() -> None:
             async with running.http.request(method, path, headers=headers) as response:
                 assert (response.status, response.headers["Allow"]) == (405, allowed)
                 assert response.headers["X-Request-Id"] == "abc"
-                assert (await response.json())["error"]["type"] == "invalid_request_error"
+                error = (await response.json())["error"]
+                assert error["type"] == "invalid_request_error"
+                assert error["message"].endswith(f"use {' or '.join(allowed.split(','))}")
 
 
 async def test_head_is_get_without_a_body() -> None:

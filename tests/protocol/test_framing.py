@@ -141,6 +141,13 @@ def test_what_was_returned_is_not_kept() -> None:
         tracemalloc.stop()
 
 
+def test_an_answer_of_http_is_called_that() -> None:
+    reader = FrameReader(LIMIT)
+    reader.feed(b"HTTP/1.1 400 Bad Request")
+    with pytest.raises(RemoteProtocolError, match="HTTP"):
+        reader.next_payload()
+
+
 def seconds_for(reads: list[bytes], limit: int) -> float:
     """Of this process alone, the best of a few: other work on the machine counts little."""
     best = 1e9

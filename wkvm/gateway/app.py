@@ -161,8 +161,12 @@ async def _answer_http_errors(
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = error_response(HttpError(error.status, error.reason))
+        message, allowed = error.reason, error.headers.get("Allow")
+        if allowed is not None:
+            methods = " or ".join(allowed.split(","))
+            message = f"{request.method} is no method of {request.path}; use {methods}"
+        response = error_response(HttpError(error.status, message))
         response.headers[REQUEST_ID_HEADER] = _request_id(request)
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
+        if allowed is not None:
+            response.headers["Allow"] = allowed
         return response
