@@ -36,6 +36,9 @@ def test_what_is_said_goes_before_what_is_suggested() -> None:
         ("logit_bias", {5: 101.0}),
         ("stop", ""),
         ("stop", ["a", ""]),
+        ("stop", [5]),
+        ("stop", b"a"),
+        *((name, None) for name in ("stop", "stop_ids", "min_tokens", "max_tokens", "ignore_eos")),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_at_once(field: str, value: object) -> None:

@@ -221,7 +221,9 @@ class LLM:
                 msgspec.convert(conversation, list[ChatMessage]), template, omit_media=False
             )
         except (msgspec.ValidationError, HttpError) as error:
-            raise InvalidParameterError("messages", str(error)) from error
+            raise InvalidParameterError(
+                "messages", str(error).removeprefix("messages: ")
+            ) from error
         text = template.render(messages)
         job = self._job(text, template.encode(messages, self.tokenizer), params)
         return dataclasses.replace(

@@ -63,8 +63,11 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if not all(self.stops):
-            raise InvalidParameterError("stop", "must not be empty")
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is None and field.default is not None:
+                raise InvalidParameterError(field.name, "None is not a value of it")
+        if not all(map(_can_stop, self.stops)):
+            raise InvalidParameterError("stop", "a stop must be a string, and not empty")
         values = self.keywords({})
         values["logit_bias"] = tuple((self.logit_bias or {}).items())
         EngineParams(**values, n=self.n)
@@ -86,3 +89,7 @@ class SamplingParams:
             if field.name not in ("n", "stop") and (value := getattr(self, field.name)) is not None
         }
         return {**suggested, **said}
+
+
+def _can_stop(stop: object) -> bool:
+    return isinstance(stop, str) and stop != ""
