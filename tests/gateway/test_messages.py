@@ -118,6 +118,14 @@ def test_calls_in_the_deprecated_form_are_calls() -> None:
     ]
 
 
+@pytest.mark.parametrize("template", [PLAIN, WITH_TOOLS], ids=["plain", "with tools"])
+def test_what_is_null_in_a_past_call_counts_as_absent(template: ChatTemplate) -> None:
+    nulls = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    message = {"role": "assistant", "tool_calls": [nulls], "content": None, "name": None}
+    bare = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    assert given(message, template=template) == given(bare, template=template)
+
+
 def test_text_before_a_call_stays() -> None:
     content = given(CALL | {"content": "Let me see."})[0]["content"]
     assert content == 'Let me see.\n{"name":"add","arguments":{"a": 1}}'

@@ -37,15 +37,15 @@ class CalledFunction(msgspec.Struct):
     """What was called. ``arguments`` is what the model wrote: it should be JSON."""
 
     name: str
-    arguments: str = ""
+    arguments: str | None = None
 
 
 class PastCall(msgspec.Struct):
     """A tool call in an answer of before."""
 
     function: CalledFunction
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
 
 
 class Message(msgspec.Struct):
@@ -120,7 +120,7 @@ def _native(message: Message) -> dict[str, object]:
     if message.calls:
         entry["tool_calls"] = [
             {
-                "id": call.id,
+                "id": call.id or "",
                 "type": "function",
                 "function": {"name": call.function.name, "arguments": _arguments(call.function)},
             }
@@ -131,15 +131,17 @@ def _native(message: Message) -> dict[str, object]:
 
 def _arguments(function: CalledFunction) -> object:
     """Arguments as templates expect them: an object, to be written as JSON by the template."""
+    written = function.arguments or ""
     try:
-        return msgspec.json.decode(function.arguments, type=dict[str, object])
+        return msgspec.json.decode(written, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return function.arguments
+        return written
 
 
 def _call_text(call: PastCall) -> str:
     name = msgspec.json.encode(call.function.name).decode()
-    return f'{{"name":{name},"arguments":{call.function.arguments.strip() or "{}"}}}'
+    arguments = (call.function.arguments or "").strip()
+    return f'{{"name":{name},"arguments":{arguments or "{}"}}}'
 
 
 def _result(name: str | None, content: str) -> str:
