@@ -114,6 +114,16 @@ async def test_offsets_count_what_a_prompt_leaves_unfinished() -> None:
         assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_offsets_are_after_the_characters_that_were_never_completed(as_ids: bool) -> None:
+    async with gateway_running(script_engine("🐭".encode()[:2] + b"a\xed\xb9b")) as running:
+        body = {"prompt": "x", "max_tokens": 6, "temperature": 0, "logprobs": 0}
+        body["return_tokens_as_token_ids"] = as_ids
+        (choice,) = (await complete(running, **body))["choices"]
+        assert choice["text"] == "\ufffda\ufffd\ufffdb"
+        assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 2, 4]
+
+
 async def test_ids_can_be_named_by_number(running: Running) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "temperature": 0, "logprobs": 3, "echo": True}
     answer = await complete(running, **body, return_tokens_as_token_ids=True)

@@ -103,8 +103,12 @@ class LogprobsWriter:
             written.tokens.append(name)
             written.token_logprobs.append(logprob)
             written.top_logprobs.append(top)
-            written.text_offset.append(self._offset)
-            self._offset += len(decoder.feed((entry.token_id,)))
+            text = decoder.feed((entry.token_id,))
+            # What earlier ids have cut off comes before the text of one that is whole characters.
+            own = token_text(self._tokenizer, entry.token_id)
+            n_before = len(text) - len(own) if text.endswith(own) else 0
+            written.text_offset.append(self._offset + n_before)
+            self._offset += len(text)
 
     def _name(self, token_id: int) -> str:
         return token_text(self._tokenizer, token_id, as_id=self._as_ids)
