@@ -44,7 +44,7 @@ def asked(body: dict[str, Any], texts: Texts) -> Question | str:
     """The question, or why it is refused. No other error may come of a body."""
     try:
         parsed = decode_body(json.dumps(body).encode(), ChatBody)
-        return question(parsed, texts, max_model_len=0, omit_media=False)
+        return question(parsed, texts, max_model_len=None, omit_media=False)
     except (HttpError, TemplateError) as error:
         return str(error)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
+    OPENAI_NAMES,
     SERVER,
     HttpError,
     http_error,
@@ -79,6 +80,11 @@ class Gateway:
         """The name under which the model is served."""
         return self.engines.info.model
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The limit on prompt and output together, in ids; None for none."""
+        return self.engines.info.max_model_len or None
+
     def begin_drain(self) -> None:
         """Refuse new requests, and tell whoever is connected for longer."""
         self.is_draining = True
@@ -111,6 +117,7 @@ class Call:
         request_id: what the client called the request, or a name made for it; it goes back in
             a header.
         n_held: how much of the body was read; it counts for the tenant until ``release``.
+        names: what the route's body calls the engine's fields; see ``http_error``.
     """
 
     request: web.Request
@@ -119,6 +126,7 @@ class Call:
     tenant_client: aio.Client | None = None
     tenant: bytes = b""
     n_held: int = 0
+    names: Mapping[str, str] = field(default_factory=lambda: OPENAI_NAMES)
 
     @property
     def client(self) -> aio.Client:
@@ -135,7 +143,7 @@ class Call:
 
     def failure(self, error: Exception) -> HttpError:
         """The error for the client. A bug is logged, and the client is told no more than that."""
-        known = http_error(error)
+        known = http_error(error, self.names)
         if known is None:
             logger.error("request %s failed", self.request_id, exc_info=error)
             return HttpError(500, f"internal error; the log has it as {self.request_id}", SERVER)
@@ -235,6 +243,11 @@ class Route:
     is_open: bool = field(default=False, kw_only=True)
     serves_draining: bool = field(default=False, kw_only=True)
     needs_engine: bool = field(default=True, kw_only=True)
+
+
+def json_response(data: bytes, *, status: int = 200) -> web.Response:
+    """A response whose body is JSON."""
+    return web.Response(body=data, status=status, content_type="application/json")
 
 
 def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from wkvm.gateway.calls import Call
+from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
 from wkvm.gateway.chat_replies import (
     ChatChoice,
@@ -44,8 +44,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
                 return await _stream(call, job, lanes)
             with grammar_named(job.question.grammar_field):
                 wholes = await collect(job.choice_texts(lanes))
-    data = msgspec.json.encode(_reply(job, wholes))
-    return web.Response(body=data, content_type="application/json")
+    return json_response(msgspec.json.encode(_reply(job, wholes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ async def _job(call: Call) -> _Job:
         lambda: question(
             body,
             gateway.texts,
-            max_model_len=info.max_model_len,
+            max_model_len=gateway.max_model_len,
             omit_media=gateway.config.omit_media,
         ),
         size=call.n_held,

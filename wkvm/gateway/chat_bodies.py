@@ -139,11 +139,13 @@ class Question:
         return RequiredCall() if self.use.is_required else PossibleCall(self.use.names)
 
 
-def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bool) -> Question:
+def question(
+    body: ChatBody, texts: Texts, *, max_model_len: int | None, omit_media: bool
+) -> Question:
     """Check a request and turn it into what the engine takes. Thread-safe.
 
     Args:
-        max_model_len: ids of a prompt and its output; 0 where there is no limit.
+        max_model_len: ids of a prompt and its output; None for no limit.
         omit_media: see ``template_messages``.
 
     Raises:
@@ -156,13 +158,15 @@ def question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bo
         raise invalid(None, "the body is nested too deeply") from error
 
 
-def _question(body: ChatBody, texts: Texts, *, max_model_len: int, omit_media: bool) -> Question:
+def _question(
+    body: ChatBody, texts: Texts, *, max_model_len: int | None, omit_media: bool
+) -> Question:
     refuse_unsupported(body, _NEUTRAL, _WHY)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
     grammar, grammar_field = _grammar(body, use)
     prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media)
-    room = max_model_len - len(prompt) if max_model_len else None
+    room = None if max_model_len is None else max_model_len - len(prompt)
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from wkvm.gateway.calls import Call
+from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
@@ -61,8 +61,7 @@ async def completions(call: Call) -> web.StreamResponse:
                 return await _stream(call, job, lanes)
             with grammar_named():
                 wholes = await collect(job.choice_texts(lanes))
-    data = msgspec.json.encode(_reply(job, lanes, wholes))
-    return web.Response(body=data, content_type="application/json")
+    return json_response(msgspec.json.encode(_reply(job, lanes, wholes)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +106,7 @@ async def _job(call: Call) -> _Job:
     gateway.check_model(body.model)
     n = body.n_choices
     _refuse(body, n)
-    texts, max_model_len = gateway.texts, gateway.engines.info.max_model_len or None
+    texts, max_model_len = gateway.texts, gateway.max_model_len
     n_kept = _n_kept(body.truncate_prompt_tokens, max_model_len)
     prompts = await gateway.offload.run(
         lambda: read_prompts(

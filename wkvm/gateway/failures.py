@@ -1,5 +1,6 @@
 """Errors as HTTP says them: a status, and OpenAI's body. One table from exceptions to these."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -88,21 +89,22 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
 )
 """The first row whose class fits counts."""
 
-_PARAMS = {"allowed_ids": "allowed_token_ids", "stop_ids": "stop_token_ids"}
+OPENAI_NAMES: Mapping[str, str] = {"allowed_ids": "allowed_token_ids", "stop_ids": "stop_token_ids"}
 """What bodies call the engine's fields, where they do not have its names."""
 
 
-def http_error(error: Exception) -> HttpError | None:
+def http_error(error: Exception, names: Mapping[str, str]) -> HttpError | None:
     """What an exception is for an HTTP client; None for a bug.
 
     Args:
         error: HttpError, ClientError, or an error of the text layer.
+        names: what the route's body calls the engine's fields; as ``OPENAI_NAMES``.
     """
     match error:
         case HttpError():
             return error
         case ClientError():
-            return _of_client_error(error)
+            return _of_client_error(error, names)
         case TemplateError():
             return invalid("messages", str(error))
         case UnknownTokenError():
@@ -111,13 +113,13 @@ def http_error(error: Exception) -> HttpError | None:
             return None
 
 
-def _of_client_error(error: ClientError) -> HttpError:
+def _of_client_error(error: ClientError, names: Mapping[str, str]) -> HttpError:
     status, kind, code = next(
         (status, kind, code) for leaf, status, kind, code in _STATUSES if isinstance(error, leaf)
     )
-    message, param = str(error), _PARAMS.get(error.field, error.field)
-    if error.field in _PARAMS:
-        message = f"{param}{message.removeprefix(error.field)}"
+    message, param = str(error), names.get(error.field, error.field)
+    if message.startswith(f"{error.field}:"):
+        message = param + message.removeprefix(error.field)
     retry_after_s = None
     if error.retry_after_ms:
         retry_after_s = error.retry_after_ms / 1000

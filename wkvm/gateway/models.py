@@ -3,7 +3,7 @@
 import msgspec
 from aiohttp import web
 
-from wkvm.gateway.calls import Call, Gateway
+from wkvm.gateway.calls import Call, Gateway, json_response
 
 
 class _Model(msgspec.Struct):
@@ -26,22 +26,15 @@ class _Models(msgspec.Struct):
 
 async def models(call: Call) -> web.Response:
     """GET /v1/models."""
-    body = msgspec.json.encode(_Models([_model(call.gateway)]))
-    return web.Response(body=body, content_type="application/json")
+    return json_response(msgspec.json.encode(_Models([_model(call.gateway)])))
 
 
 async def model(call: Call) -> web.Response:
     """GET /v1/models/{id}. An id may contain slashes, escaped or not."""
     call.gateway.check_model(call.request.match_info["id"])
-    body = msgspec.json.encode(_model(call.gateway))
-    return web.Response(body=body, content_type="application/json")
-
-
-def max_model_len(gateway: Gateway) -> int | None:
-    """The limit on prompt and output together; None for none."""
-    return gateway.engines.info.max_model_len or None
+    return json_response(msgspec.json.encode(_model(call.gateway)))
 
 
 def _model(gateway: Gateway) -> _Model:
     name = gateway.model
-    return _Model(name, gateway.started_at, name, max_model_len(gateway))
+    return _Model(name, gateway.started_at, name, gateway.max_model_len)

@@ -11,8 +11,8 @@ from wkvm_client import Completion, aio
 from wkvm_client.errors import ClientError
 
 from wkvm.gateway import native_bodies as bodies
-from wkvm.gateway.calls import Call
-from wkvm.gateway.failures import invalid
+from wkvm.gateway.calls import Call, json_response
+from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.sse import EventStream
 from wkvm.gateway.submitted import Outcome
 
@@ -22,11 +22,8 @@ async def generate(call: Call) -> web.StreamResponse:
     body = await call.body(bodies.GenerateBody)
     stream = await _ask(call, body)
     with call.cancellable(stream):
-        try:
-            completions = await stream.completions()
-        except ClientError as error:
-            raise bodies.native_error(error) from error
-    return _json(bodies.answer(call.request_id, call.gateway.model, completions))
+        completions = await stream.completions()
+    return json_response(bodies.answer(call.request_id, call.gateway.model, completions))
 
 
 async def stream(call: Call) -> web.StreamResponse:
@@ -34,10 +31,7 @@ async def stream(call: Call) -> web.StreamResponse:
     body = await call.body(bodies.GenerateBody)
     async with EventStream(call) as events, await _ask(call, body) as asked:
         with call.cancellable(asked):
-            try:
-                await _send_all(events, asked, body)
-            except ClientError as error:
-                raise bodies.native_error(error) from error
+            await _send_all(events, asked, body)
         await events.done()
     return events.response
 
@@ -54,7 +48,9 @@ async def submit(call: Call) -> web.StreamResponse:
     def seal(request_id: str, outcome: Outcome) -> bytes:
         if not isinstance(outcome, ClientError):
             return bodies.answer(request_id, model, outcome, status="done")
-        return bodies.failed_answer(request_id, model, bodies.native_error(outcome))
+        error = http_error(outcome, bodies.NAMES)
+        assert error is not None, "the table has a row for every error of the client"
+        return bodies.failed_answer(request_id, model, error)
 
     stream = await _ask(call, body)
     try:
@@ -65,12 +61,10 @@ async def submit(call: Call) -> web.StreamResponse:
         if stream.is_over:
             await stream.choices[0].completion()
         submission = submitted.add(call.tenant, stream, seal)
-    except ClientError as error:
-        raise bodies.native_error(error) from error
     except BaseException:
         stream.cancel()
         raise
-    return _json(msgspec.json.encode(bodies.Accepted(submission.request_id)), status=202)
+    return json_response(msgspec.json.encode(bodies.Accepted(submission.request_id)), status=202)
 
 
 async def status(call: Call) -> web.StreamResponse:
@@ -78,13 +72,13 @@ async def status(call: Call) -> web.StreamResponse:
     start = _start(call.request)
     submission = call.gateway.submitted.get(call.tenant, call.request.match_info["id"])
     if submission.result is not None:
-        return _json(submission.result)
+        return json_response(submission.result)
     assert submission.stream is not None, "it runs"
     choices = [
         bodies.PartialChoice(choice.index, choice.ids[start:])
         for choice in submission.stream.choices
     ]
-    return _json(
+    return json_response(
         msgspec.json.encode(
             bodies.StillRunning(submission.request_id, call.gateway.model, choices, start)
         )
@@ -97,7 +91,7 @@ async def cancel(call: Call) -> web.StreamResponse:
     was_running = call.gateway.running.cancel(call.tenant, body.id)
     if not was_running:
         call.gateway.submitted.get(call.tenant, body.id)
-    return _json(msgspec.json.encode(bodies.Cancelled(body.id, was_running)))
+    return json_response(msgspec.json.encode(bodies.Cancelled(body.id, was_running)))
 
 
 async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.GenerateBody) -> None:
@@ -165,12 +159,10 @@ async def _ask(call: Call, body: bodies.GenerateBody) -> aio.Stream:
         HttpError: 404; it names another model.
         ClientError: it cannot be sent.
     """
+    call.names = bodies.NAMES
     if body.model is not None:
         call.gateway.check_model(body.model)
-    try:
-        return await call.client.generate(body.ids, **body.keywords())
-    except ClientError as error:
-        raise bodies.native_error(error) from error
+    return await call.client.generate(body.ids, **body.keywords())
 
 
 def _start(request: web.Request) -> int:
@@ -178,7 +170,3 @@ def _start(request: web.Request) -> int:
     if not (given.isascii() and given.isdigit() and len(given) <= 18):
         raise invalid("from", f"{given[:32]!r} is not a count")
     return int(given)
-
-
-def _json(data: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=data, status=status, content_type="application/json")

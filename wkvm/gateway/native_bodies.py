@@ -1,18 +1,18 @@
 """What the native routes take and give: JSON, to and from the client's own terms. No HTTP here."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from wkvm_client import Completion, Grammar, TokenLogprobs
-from wkvm_client.errors import ClientError
 
-from wkvm.gateway.failures import HttpError, http_error
+from wkvm.gateway.failures import HttpError
 
 MAX_ID_CHARACTERS = 128
 """In the name of a request."""
+NAMES = {"prompt": "ids"}
+"""What these bodies call the engine's fields, where they do not have its names."""
 
 # --- asking -------------------------------------------------------------------------------
 
@@ -78,18 +78,6 @@ class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which request to cancel."""
 
     id: Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
-
-
-def native_error(error: ClientError) -> HttpError:
-    """The error in the terms of these routes: what the client calls ``prompt`` is ``ids`` here."""
-    known = http_error(error)
-    assert known is not None, "the table has a row for every error of the client"
-    name = "ids" if error.field == "prompt" else error.field
-    known.param = name or None
-    known.message = str(error)
-    if error.field:
-        known.message = re.sub(rf"^{error.field}(?=:)", name, known.message)
-    return known
 
 
 # --- answering ----------------------------------------------------------------------------

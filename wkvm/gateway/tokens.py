@@ -10,12 +10,11 @@ import msgspec
 from aiohttp import web
 from wkvm_protocol.messages import unpack_ids
 
-from wkvm.gateway.calls import Call, Gateway
+from wkvm.gateway.calls import Call, Gateway, json_response
 from wkvm.gateway.chat_bodies import ChatBody, question
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.messages import Message
-from wkvm.gateway.models import max_model_len
 from wkvm.gateway.tokenizer import Tokenizer
 from wkvm.gateway.tools import Tool
 
@@ -93,7 +92,7 @@ async def tokenize(call: Call) -> web.Response:
     if body.prompt is not None and len(body.prompt) > MAX_TEXT:
         raise invalid("prompt", f"has more than {MAX_TEXT} characters")
     answer = await gateway.offload.run(lambda: _tokens(body, gateway), size=call.n_held)
-    return web.Response(body=answer, content_type="application/json")
+    return json_response(answer)
 
 
 async def detokenize(call: Call) -> web.Response:
@@ -112,7 +111,7 @@ async def detokenize(call: Call) -> web.Response:
         answer = await gateway.offload.run(work, size=call.n_held)
     except UnknownTokenError as error:
         raise invalid("tokens", str(error)) from error
-    return web.Response(body=answer, content_type="application/json")
+    return json_response(answer)
 
 
 async def tokenizer_info(call: Call) -> web.Response:
@@ -134,10 +133,10 @@ async def tokenizer_info(call: Call) -> web.Response:
         add_bos_token=False,
         add_eos_token=False,
         special_tokens={str(i): name for i, name in sorted(tokenizer.specials.items())},
-        model_max_length=max_model_len(call.gateway),
+        model_max_length=call.gateway.max_model_len,
         chat_template=texts.template.source,
     )
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    return json_response(msgspec.json.encode(body))
 
 
 def _tokens(body: _TokenizeBody, gateway: Gateway) -> bytes:
@@ -147,7 +146,7 @@ def _tokens(body: _TokenizeBody, gateway: Gateway) -> bytes:
     else:
         ids = _chat_ids(body, gateway)
     strings = _strings(tokenizer, ids) if body.return_token_strs else None
-    return msgspec.json.encode(_Tokens(len(ids), max_model_len(gateway), ids, strings))
+    return msgspec.json.encode(_Tokens(len(ids), gateway.max_model_len, ids, strings))
 
 
 def _chat_ids(body: _TokenizeBody, gateway: Gateway) -> list[int]:
@@ -161,7 +160,7 @@ def _chat_ids(body: _TokenizeBody, gateway: Gateway) -> list[int]:
         chat_template_kwargs=body.chat_template_kwargs,
     )
     return question(
-        chat, gateway.texts, max_model_len=0, omit_media=gateway.config.omit_media
+        chat, gateway.texts, max_model_len=None, omit_media=gateway.config.omit_media
     ).prompt
 
 
