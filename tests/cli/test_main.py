@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_is_no_failure(closed: str) -> None:
+    command = f"{shlex.join(wkvm_command('version'))} {closed}"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment(), check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_inspect_says_what_the_bundled_model_is(capsys: pytest.CaptureFixture[str]) -> None:
