@@ -7,6 +7,7 @@ whatever the others do.
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,11 +79,38 @@ def seed_of(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
+class Ready:
+    """Which of several choices, by their indices, have something to be read.
+
+    However many do in one step of the engine, who waits for them wakes up once. There is no task
+    and, while there are some, no waiting.
+    """
+
+    def __init__(self) -> None:
+        self._indices = list[int]()
+        self._woken: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def note(self, index: int) -> None:
+        """A choice has something."""
+        self._indices.append(index)
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def wait(self) -> list[int]:
+        """Those that were noted since the last call; waits for one if there is none."""
+        if not self._indices:
+            self._woken = self._loop.create_future()
+            try:
+                await self._woken
+            finally:
+                self._woken = None
+        indices, self._indices = self._indices, []
+        return indices
+
+
 class Arrivals:
     """The pieces of several choices, in the order in which they arrive.
-
-    However many choices arrive in one step of the engine, their reader wakes up once. There is
-    no task and, while something is there to be read, no waiting.
 
     Args:
         whole: the reader wants no pieces but what the choices are in the end.
@@ -92,9 +120,7 @@ class Arrivals:
         self._texts = texts
         self._whole = whole
         self._n_open = len(texts)
-        self._ready = list[int]()
-        self._woken: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
+        self._ready = Ready()
         for index in range(len(texts)):
             self._watch(index)
 
@@ -110,14 +136,7 @@ class Arrivals:
         """
         pieces = list[tuple[int, Piece]]()
         while self._n_open and not pieces:
-            if not self._ready:
-                self._woken = self._loop.create_future()
-                try:
-                    await self._woken
-                finally:
-                    self._woken = None
-            ready, self._ready = self._ready, []
-            for index in ready:
+            for index in await self._ready.wait():
                 piece = self._texts[index].take()
                 if piece is not None:
                     pieces.append((index, piece))
@@ -130,12 +149,7 @@ class Arrivals:
     def _watch(self, index: int) -> None:
         text = self._texts[index]
         watch = text.call_when_whole if self._whole else text.call_when_ready
-        watch(lambda: self._arrived(index))
-
-    def _arrived(self, index: int) -> None:
-        self._ready.append(index)
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+        watch(partial(self._ready.note, index))
 
 
 async def collect(texts: Sequence[ChoiceText]) -> list[Whole]:

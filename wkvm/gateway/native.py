@@ -1,8 +1,6 @@
 """The native routes: token ids in, token ids out. They need no tokenizer."""
 
-import asyncio
 import contextlib
-from collections import deque
 from functools import partial
 
 import msgspec
@@ -12,6 +10,7 @@ from wkvm_client.errors import ClientError
 
 from wkvm.gateway import native_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
+from wkvm.gateway.choices import Ready
 from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.sse import EventStream
 from wkvm.gateway.submitted import Outcome
@@ -101,15 +100,10 @@ async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.Genera
         ClientError: the engine failed; after the events that came before.
         ConnectionError: the client is gone.
     """
-    ready = deque[aio.Choice]()
-    wake = asyncio.Event()
+    ready = Ready()
 
     def watch(choice: aio.Choice) -> None:
-        choice.call_when_ready(partial(note, choice))
-
-    def note(choice: aio.Choice) -> None:
-        ready.append(choice)
-        wake.set()
+        choice.call_when_ready(partial(ready.note, choice.index))
 
     n_sent = [0] * len(stream.choices)
     n_open = len(stream.choices)
@@ -117,29 +111,27 @@ async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.Genera
     for choice in stream.choices:
         watch(choice)
     while n_open:
-        while not ready:
-            wake.clear()
-            await wake.wait()
-        choice = ready.popleft()
-        ids = choice.take()
-        completion = _completion(choice)
-        if completion is None:
-            watch(choice)
-        else:
-            n_open -= 1
-        first = n_sent[choice.index]
-        n_sent[choice.index] += len(ids)
-        logprobs = choice.logprobs[first : first + len(ids)] if body.wants_logprobs else None
-        await events.send(
-            bodies.arrival(
-                choice.index,
-                ids,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                completion=completion,
+        for index in await ready.wait():
+            choice = stream.choices[index]
+            ids = choice.take()
+            completion = _completion(choice)
+            if completion is None:
+                watch(choice)
+            else:
+                n_open -= 1
+            first = n_sent[index]
+            n_sent[index] += len(ids)
+            logprobs = choice.logprobs[first : first + len(ids)] if body.wants_logprobs else None
+            await events.send(
+                bodies.arrival(
+                    index,
+                    ids,
+                    logprobs=logprobs,
+                    prompt_logprobs=prompt_logprobs,
+                    completion=completion,
+                )
             )
-        )
-        prompt_logprobs = None
+            prompt_logprobs = None
 
 
 def _completion(choice: aio.Choice) -> Completion | None:
