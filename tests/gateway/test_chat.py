@@ -362,6 +362,8 @@ async def test_fields_that_ask_for_nothing_here_are_taken() -> None:
             response_format={"type": "text"},
             tools=[],
             tool_choice="auto",
+            functions=[],
+            function_call="none",
             chat_template_kwargs={},
             audio=None,
             whatever=[1],

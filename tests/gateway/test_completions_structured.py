@@ -1,12 +1,13 @@
 """Completions that must be something: ``structured_outputs``."""
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeModel
-from tests.gateway.harness import gateway_running
+from tests.gateway.harness import byte_texts, gateway_running
 from tests.gateway.openai_http import added_up, complete, refused, stream_events
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
@@ -48,6 +49,20 @@ async def test_a_json_object_is_one() -> None:
         body |= {"logit_bias": {str(ord("}")): 20}}
         (choice,) = (await complete(running, **body))["choices"]
         assert isinstance(json.loads(choice["text"]), dict)
+
+
+async def test_what_is_suggested_for_text_cuts_nothing_off_where_a_grammar_constrains() -> None:
+    texts = dataclasses.replace(byte_texts(), suggested={"top_k": 1})
+    outputs = {"structured_outputs": {"regex": "[a-z]"}, "n": 16, "seed": 1}
+    async with gateway_running(constrained(), texts=texts) as running:
+
+        async def said(**body: Any) -> set[str]:
+            choices = (await complete(running, prompt="x", max_tokens=1, **body))["choices"]
+            return {choice["text"] for choice in choices}
+
+        assert len(await said(**outputs)) > 1
+        assert len(await said(**outputs, top_k=1)) == 1
+        assert len(await said(n=16, seed=1)) == 1
 
 
 @pytest.mark.parametrize(

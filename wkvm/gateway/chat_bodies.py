@@ -1,7 +1,7 @@
 """The body of a chat request, and what it asks of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -26,8 +26,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "echo": (False,),
-    "function_call": (),
-    "functions": (),
+    "function_call": ("none",),
+    "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
@@ -170,12 +170,10 @@ def _question(
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
-        texts = replace(texts, suggested=_without_cuts(texts.suggested))
-    keywords = body.keywords(texts, max_tokens=_max_tokens(body, default, room))
+    max_tokens = _max_tokens(body, default, room)
+    keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     if n_top is not None:
         keywords["logprobs"] = n_top
-    if grammar is not None:
-        keywords["grammar"] = grammar
     return Question(
         prompt,
         keywords,
@@ -184,15 +182,6 @@ def _question(
         grammar_field,
         drops_space,
     )
-
-
-def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int]:
-    """The suggested sampling of an answer that a grammar constrains.
-
-    It was suggested for free text. Where the grammar leaves a model little that it would say,
-    the ids that these cut off may be the only ones that lead to an end.
-    """
-    return {name: x for name, x in suggested.items() if name not in ("top_k", "top_p", "min_p")}
 
 
 def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:

@@ -120,11 +120,11 @@ async def _job(call: Call) -> _Job:
         if max_model_len is not None:
             longest = max(len(prompt.ids) for prompt in prompts)
             max_tokens = max(0, min(max_tokens, max_model_len - longest))
-    keywords = body.keywords(texts, max_tokens=max_tokens)
+    outputs = body.structured_outputs
+    grammar = None if outputs is None else outputs.to_grammar()
+    keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     keywords["logprobs"] = body.logprobs
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
-    if body.structured_outputs is not None:
-        keywords["grammar"] = body.structured_outputs.to_grammar()
     return _Job(
         body=body,
         texts=texts,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from wkvm_client import Grammar
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import TextOptions
@@ -26,7 +27,7 @@ Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
-    "guided_choice": (),
+    "guided_choice": ([],),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
@@ -159,11 +160,17 @@ class CommonFields(msgspec.Struct, kw_only=True):
                 raise invalid("stop", why)
         return stops
 
-    def keywords(self, texts: Texts, *, max_tokens: int) -> dict[str, Any]:
+    def keywords(self, texts: Texts, *, max_tokens: int, grammar: Grammar | None) -> dict[str, Any]:
         """The keywords of ``Client.generate``: of the request, else what the model suggests.
 
         ``n`` is not among them: choices are opened by ``Lanes.open``. Nor are log probabilities,
         which each route asks for in its own way.
+
+        Args:
+            texts: with what the model suggests. Of that ``top_k``, ``top_p`` and ``min_p`` do
+                not count where there is a grammar.
+            max_tokens: of each choice.
+            grammar: what each choice must be.
 
         Raises:
             HttpError: 400; a field has a value that cannot be, or is not supported.
@@ -190,7 +197,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
             "timeout_s": self.timeout_s,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        return {**texts.suggested, **given, "max_tokens": max_tokens}
+        if grammar is None:
+            return {**texts.suggested, **given, "max_tokens": max_tokens}
+        suggested = _without_cuts(texts.suggested)
+        return {**suggested, **given, "max_tokens": max_tokens, "grammar": grammar}
 
     def text_options(self, *, logprobs: bool = False, stops: tuple[str, ...] = ()) -> TextOptions:
         """How the ids of this request become text.
@@ -244,6 +254,15 @@ class CommonFields(msgspec.Struct, kw_only=True):
                 raise invalid("logit_bias", f"{key[:20]!r} is not a token id")
             biases[int(key)] = bias
         return biases
+
+
+def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int]:
+    """The suggested sampling of an answer that a grammar constrains.
+
+    It was suggested for free text. Where the grammar leaves a model little that it would say,
+    the ids that these cut off may be the only ones that lead to an end.
+    """
+    return {name: x for name, x in suggested.items() if name not in ("top_k", "top_p", "min_p")}
 
 
 def refuse_unsupported(
