@@ -1,1 +1,1 @@
-"""Text: tokenizers, chat templates, and clients of the binary protocol that need them."""
+"""HTTP as a client of the binary protocol, and all that is text: tokenizers, chat templates."""

@@ -38,14 +38,12 @@ class Engines:
     """Connections by key. Belongs to one event loop.
 
     A connection that was lost, or that takes no new requests, is replaced when it is next
-    asked for.
+    asked for. The gateway's own is for what belongs to no client: readiness, counters, and what
+    the engine says of itself.
 
     Args:
         connect: makes them.
         dial: makes those of ``dialled``; None where there shall be none.
-
-    Its own connection is for what belongs to no client: readiness, counters, and what the engine
-    says of itself.
     """
 
     def __init__(self, connect: Connect, dial: Dial | None = None) -> None:
