@@ -147,12 +147,12 @@ async def test_an_engine_that_is_gone_is_not_ready() -> None:
 async def test_an_engine_that_does_not_answer_in_time_is_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def connect(key: str | None) -> NoReturn:
+    async def connect(key: str | None = None) -> NoReturn:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
     monkeypatch.setattr(watch, "ANSWER_TIMEOUT_S", 0.01)
-    silent = Engines(connect)
+    silent = Engines(connect, dial=connect)
     async with gateway_running() as running:
         running.gateway.watch = EngineWatch(silent)
         assert await cached_readiness(running) == (503, "engine_unavailable")
@@ -167,7 +167,7 @@ class CountedEngines(Engines):
     """Counts how often it is asked for its own connection, and lets it wait."""
 
     def __init__(self, inner: Engines) -> None:
-        super().__init__(inner._connect)
+        super().__init__(inner._connect, inner._dial)
         self._inner = inner
         self.n_asked = 0
         self.may_go = asyncio.Event()

@@ -43,10 +43,10 @@ class Engines:
 
     Args:
         connect: makes them.
-        dial: makes those of ``dialled``; None where there shall be none.
+        dial: makes those of ``dialled``.
     """
 
-    def __init__(self, connect: Connect, dial: Dial | None = None) -> None:
+    def __init__(self, connect: Connect, dial: Dial) -> None:
         self._connect = connect
         self._dial = dial
         self._dialled = set[asyncio.StreamWriter]()
@@ -135,8 +135,6 @@ class Engines:
         """
         if self._closed:
             raise ClientClosedError("the gateway is closing")
-        if self._dial is None:
-            raise ConnectFailedError("the engine is not reached in that way here")
         try:
             reader, writer = await self._dial()
         except OSError as error:
