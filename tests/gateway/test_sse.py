@@ -12,7 +12,7 @@ from tests.gateway.harness import Running, gateway_running
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.sse import EventStream
+from wkvm.gateway.sse import DONE, EventStream
 
 ERROR = HttpError(429, "full", "rate_limit_error", code="overloaded", retry_after_s=1)
 
@@ -22,7 +22,7 @@ async def two_events(call: Call) -> web.StreamResponse:
         await events.send(b'{"n":1}')
         await events.send(b'{"n":2}', b'{"n":3}')
         await events.send_raw(b"")
-        await events.done()
+        await events.finish(DONE)
     return events.response
 
 

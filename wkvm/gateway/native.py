@@ -12,7 +12,7 @@ from wkvm.gateway import native_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import Ready
 from wkvm.gateway.failures import http_error, invalid
-from wkvm.gateway.sse import EventStream
+from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.submitted import Outcome
 
 
@@ -31,7 +31,7 @@ async def stream(call: Call) -> web.StreamResponse:
     async with EventStream(call) as events, await _ask(call, body) as asked:
         with call.cancellable(asked):
             await _send_all(events, asked, body)
-        await events.done()
+        await events.finish(DONE)
     return events.response
 
 

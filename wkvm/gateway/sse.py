@@ -44,7 +44,7 @@ class EventStream:
 
         async with EventStream(call) as events:
             await events.send(b'{"x":1}')
-            await events.done()
+            await events.finish(DONE)
         return events.response
     """
 
@@ -110,10 +110,6 @@ class EventStream:
         """Wait until the client has read enough of what was sent."""
         if self._protocol.writing_paused:
             await self._request.writer.drain()
-
-    async def done(self) -> None:
-        """Send ``DONE``."""
-        await self.send_raw(DONE)
 
     async def finish(self, data: bytes) -> None:
         """Send the last events, framed, and with them the end of the response.
