@@ -207,3 +207,11 @@ async def test_a_prompt_beyond_the_engines_limit_is_refused_and_can_be_truncated
         assert answer["usage"]["completion_tokens"] == 2
         answer = await complete(running, prompt="x" * 9, truncate_prompt_tokens=-1)
         assert answer["usage"]["prompt_tokens"] == 8
+
+
+async def test_how_much_room_a_prompt_leaves_does_not_depend_on_its_neighbours() -> None:
+    engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=16))
+    async with gateway_running(engine) as running:
+        body = {"prompt": ["x" * 15, "x", "x" * 16], "return_token_ids": True, "temperature": 0}
+        choices = (await complete(running, **body))["choices"]
+        assert [len(choice["token_ids"]) for choice in choices] == [1, 15, 0]

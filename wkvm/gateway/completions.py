@@ -55,7 +55,7 @@ async def completions(call: Call) -> web.StreamResponse:
     async with Lanes(call.client) as lanes:
         with grammar_named():
             for prompt in job.prompts:
-                await lanes.open(prompt.ids, job.keywords, n=job.n)
+                await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
@@ -66,7 +66,11 @@ async def completions(call: Call) -> web.StreamResponse:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n``."""
+    """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n``.
+
+    Attributes:
+        most_tokens: of each prompt and its output together, where the request names no limit.
+    """
 
     body: CompletionRequest
     texts: Texts
@@ -77,6 +81,14 @@ class _Job:
     echoes: list[str]
     n: int
     keywords: dict[str, Any]
+    most_tokens: int | None
+
+    def keywords_of(self, prompt: Prompt) -> dict[str, Any]:
+        """The keywords of ``Client.generate`` for a prompt, whatever the others are."""
+        if self.most_tokens is None:
+            return self.keywords
+        room = max(0, self.most_tokens - len(prompt.ids))
+        return {**self.keywords, "max_tokens": min(self.keywords["max_tokens"], room)}
 
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices."""
@@ -114,12 +126,7 @@ async def _job(call: Call) -> _Job:
         ),
         size=call.n_held,
     )
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        max_tokens = texts.default_max_tokens
-        if max_model_len is not None:
-            longest = max(len(prompt.ids) for prompt in prompts)
-            max_tokens = max(0, min(max_tokens, max_model_len - longest))
+    max_tokens = texts.default_max_tokens if body.max_tokens is None else body.max_tokens
     outputs = body.structured_outputs
     grammar = None if outputs is None else outputs.to_grammar()
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
@@ -135,6 +142,7 @@ async def _job(call: Call) -> _Job:
         echoes=[prompt.shown(texts.tokenizer) for prompt in prompts] if body.echo else [],
         n=n,
         keywords=keywords,
+        most_tokens=max_model_len if body.max_tokens is None else None,
     )
 
 
