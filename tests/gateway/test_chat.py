@@ -278,7 +278,7 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
         assert answer["usage"]["completion_tokens"] == 3
         n_tokens = len(PROMPT) + 40
         error = await refusal(running, messages=[USER | {"content": "Hello" * 9}])
-        assert error["code"] == "context_length_exceeded"
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
         # By these words clients know the error, too.
         assert f"this model's maximum context length is {len(PROMPT) + 3}" in error["message"]
         assert f"{n_tokens} of the prompt" in error["message"]
@@ -302,6 +302,8 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": ..., "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": ..., "max_completion_tokens": 2**31}, "max_completion_tokens"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"temperature": -1}, "temperature"),

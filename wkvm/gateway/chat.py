@@ -94,6 +94,7 @@ async def _job(call: Call) -> _Job:
     """
     gateway = call.gateway
     body = await call.body(ChatBody)
+    call.names = body.names
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)

@@ -8,7 +8,7 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
-from wkvm.gateway.failures import invalid
+from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
 from wkvm.gateway.messages import Message, template_messages
 from wkvm.gateway.pieces import TextOptions
@@ -93,6 +93,12 @@ class ChatBody(CommonFields, kw_only=True):
     prompt_logprobs: object = None
     truncate_prompt_tokens: object = None
     web_search_options: object = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What this body calls the engine's fields; see ``http_error``."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {**OPENAI_NAMES, "prompt": "messages", "max_tokens": limit}
 
     @property
     def n_top_logprobs(self) -> int | None:
