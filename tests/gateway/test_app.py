@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aiohttp
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict
@@ -152,3 +153,22 @@ async def test_a_body_that_is_not_read_to_its_end_is_given_back() -> None:
             one.send(b'POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"abc')
             await until(lambda: len(running.gateway.held) == 4)
         await until(lambda: len(running.gateway.held) == 0)
+
+
+async def test_a_client_that_leaves_before_the_answer_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def leave(call: Call) -> web.StreamResponse:
+        assert call.request.transport is not None
+        call.request.transport.abort()
+        response = web.StreamResponse()
+        await response.prepare(call.request)
+        return response
+
+    async with gateway_running(routes=[Route("POST", "/leave", leave)]) as running:
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await running.http.post("/leave")
+        counts = running.gateway.counts.routes[0]
+        await until(lambda: counts.n_open == 0)
+        assert counts.by_outcome == {"gone": 1}
+    assert caplog.text == ""

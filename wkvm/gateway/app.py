@@ -55,6 +55,8 @@ def _endpoint(
         counts.begin()
         try:
             response = await answer(request)
+            if response is None:
+                return web.Response(status=499)  # for nobody
             status = response.status
             return response
         except web.HTTPException as error:
@@ -65,7 +67,8 @@ def _endpoint(
             if _IS_STREAM in request:
                 gateway.counts.n_streams -= 1
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        """The answer; None if the client is gone."""
         request_id = _request_id(request)
         call = Call(request, gateway, request_id)
         try:
@@ -76,6 +79,8 @@ def _endpoint(
         except web.HTTPException:
             raise
         except Exception as error:  # noqa: BLE001  (what was not meant is logged)
+            if isinstance(error, ConnectionError) and _is_gone(request):
+                return None
             response = error_response(call.failure(error))
         finally:
             call.release()
@@ -124,6 +129,11 @@ def error_response(error: HttpError) -> web.Response:
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Whether nothing can be sent to the client any more."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def _request_id(request: web.Request) -> str:
