@@ -128,11 +128,16 @@ async def test_a_failure_comes_after_the_ids_that_came_before_it() -> None:
 @pytest.mark.parametrize(
     ("reason", "status"), [(EndReason.TIMED_OUT, 504), (EndReason.CANCELLED, 499)]
 )
-async def test_an_end_that_is_not_the_texts_own_is_an_error(reason: EndReason, status: int) -> None:
+async def test_an_end_that_is_not_the_texts_own_is_an_error_after_the_last_ids(
+    reason: EndReason, status: int
+) -> None:
     filled = FilledChoice()
+    filled.arrive(b"ab")
     filled.end(reason)
+    text = text_of(filled)
+    assert (await text.read()).ids == [97, 98]
     with pytest.raises(HttpError) as caught:
-        await text_of(filled).read()
+        await text.read()
     assert caught.value.status == status
 
 

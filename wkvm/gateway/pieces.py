@@ -115,7 +115,7 @@ class ChoiceText:
 
         Raises:
             ClientError: the engine failed; after the pieces that came before.
-            HttpError: 504 if the request's time was over, 499 if it was cancelled.
+            HttpError: 504 if the request's time was over, 499 if it was cancelled; likewise.
         """
         return self._piece(await self._choice.read())
 
@@ -173,7 +173,8 @@ class ChoiceText:
             except ClientError:
                 pass
             else:
-                return self._end(text, ids, completion, logprobs)
+                if completion.reason in _REASONS:
+                    return self._end(text, ids, completion, logprobs)
         return Piece(text, ids, logprobs, None)
 
     def _text(self, ids: list[int]) -> tuple[str, str | None, int]:
