@@ -34,15 +34,13 @@ class Choices:
                 self.unmet[at] = error
 
 
-def choices_of(rows: Sequence[RowPlan]) -> Choices | None:
-    """Ask the constraints of rows that sample; None if no row has one."""
-    constrained = [(at, row) for at, row in enumerate(rows) if row.constraint is not None]
-    if not constrained:
-        return None
+def constrained(rows: Sequence[RowPlan]) -> Choices:
+    """Ask the constraints of rows that sample."""
     choices = Choices()
-    for at, row in constrained:
+    for at, row in enumerate(rows):
         constraint = row.constraint
-        assert constraint is not None
+        if constraint is None:
+            continue
         try:
             mask = constraint.next_ids(may_stop=not row.banned_ids)
         except InvalidParameterError as error:

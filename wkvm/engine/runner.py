@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wkvm.core.errors import RequestError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import Logprobs, TopLogprob
-from wkvm.engine.constraints import choices_of
-from wkvm.engine.sampler import NO_MASKS, Sampler
+from wkvm.engine.constraints import constrained
+from wkvm.engine.sampler import Sampler
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
@@ -91,9 +90,8 @@ class Runner:
         all_sample = len(wanted.sampled) == len(wanted.tokens)
         to_sample = logits if all_sample else logits[self._tensor(wanted.sampled)]
         # On a GPU the forward pass is under way here, so this work is not waited for.
-        choices = choices_of(rows)
-        masks = NO_MASKS if choices is None else choices.masks
-        chosen = self.sampler.choose(rows, to_sample, masks) if rows else self._tensor([])
+        choices = constrained(rows)
+        chosen = self.sampler.choose(rows, to_sample, choices.masks) if rows else self._tensor([])
         # One transfer for all that the host must know in every step.
         host = torch.cat((chosen, finite_rows(logits).to(torch.int64))).tolist()
         chosen_ids, finite = host[: len(rows)], host[len(rows) :]
@@ -103,22 +101,18 @@ class Runner:
         for at, token_id in zip(wanted.sampling, chosen_ids, strict=True):
             if at not in broken:
                 ids[at] = token_id
-        complete, unmet = frozenset[int](), dict[int, RequestError]()
-        if choices is not None:
-            places = wanted.sampling
-            for at in (*choices.complete, *choices.unmet):
-                ids[places[at]] = None
-            finite_ids = ((at, ids[places[at]]) for at in choices.masks)
-            choices.advance(rows, {at: one for at, one in finite_ids if one is not None})
-            complete = frozenset(places[at] for at in choices.complete)
-            unmet = {places[at]: error for at, error in choices.unmet.items()}
+        places = wanted.sampling
+        for at in (*choices.complete, *choices.unmet):
+            ids[places[at]] = None
+        finite_ids = ((at, ids[places[at]]) for at in choices.masks)
+        choices.advance(rows, {at: one for at, one in finite_ids if one is not None})
         return StepResult(
             token_ids=tuple(ids),
             not_finite=broken,
             logprobs=self._sampled_logprobs(plan, wanted, logits, ids),
             prompt_logprobs=self._prompt_logprobs(plan, wanted, logits, broken),
-            complete=complete,
-            unmet=unmet,
+            complete=frozenset(places[at] for at in choices.complete),
+            unmet={places[at]: error for at, error in choices.unmet.items()},
         )
 
     def _sampled_logprobs(
