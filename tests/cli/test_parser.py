@@ -9,10 +9,10 @@ import pytest
 
 from wkvm.cli.chat import COMMANDS
 from wkvm.cli.flags import ADDRESS_FLAGS, ENGINE_FLAGS, LIMIT_FLAGS, MODEL_FLAGS, values_of
-from wkvm.cli.http import http_settings
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
+from wkvm.cli.serving import http_settings
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.gateway.config import GatewayConfig
 

@@ -1,16 +1,12 @@
 """``wkvm gateway``: HTTP in front of a server of the binary protocol that runs elsewhere."""
 
 import argparse
-import logging
 import os
-
-from wkvm_client.errors import UnauthenticatedError
 
 from wkvm.assembly.http import apart, check_http, run_apart
 from wkvm.assembly.models import find_model
-from wkvm.cli.http import http_settings, http_texts
-from wkvm.cli.place import tokenizer_of
-from wkvm.cli.serve import announce
+from wkvm.cli.place import key_explained, tokenizer_of
+from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.core.config import API_KEY_VARIABLE, ServerConfig
 from wkvm.core.errors import ConfigError
 
@@ -23,9 +19,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, SettingError, TextError, ClientError: there will be no gateway.
     """
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_log(args)
     config = http_settings(args)
     if config is None:
         raise ConfigError("port", "without TCP a unix socket is needed, --uds")
@@ -36,14 +30,9 @@ def run(args: argparse.Namespace) -> int:
     # Whether clients need keys is known once the engine was asked.
     check_http(config, has_keys=True)
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
-    door = apart(config, texts, args.engine, api_key)
-    try:
+    with key_explained(args.engine, api_key):
+        door = apart(config, texts, args.engine, api_key)
         run_apart(
             door, drain_timeout_s=drain_timeout_s, ready=lambda door: announce(door.addresses)
         )
-    except UnauthenticatedError as error:
-        if api_key is not None:
-            raise
-        why = f"{args.engine} asks for a key: --api-key or ${API_KEY_VARIABLE}"
-        raise UnauthenticatedError(why) from error
     return 0

@@ -135,16 +135,22 @@ def _check_fallback() -> None:
 
 
 def _open_remote(server: Remote) -> Backend:
-    """Connect. What a key has to do with a failure is said in terms of the command line."""
-    try:
+    with key_explained(server.address, server.api_key):
         return Backend.open(server)
+
+
+@contextmanager
+def key_explained(address: str, api_key: str | None) -> Generator[None]:
+    """Say in terms of the command line what a key has to do with a failure to connect."""
+    try:
+        yield
     except UnauthenticatedError as error:
-        if server.api_key is not None:
+        if api_key is not None:
             raise
-        why = f"{server.address} asks for a key: --api-key or ${API_KEY_VARIABLE}"
+        why = f"{address} asks for a key: --api-key or ${API_KEY_VARIABLE}"
         raise UnauthenticatedError(why) from error
     except PlaintextKeyError as error:
-        why = f"the key would be readable on the way to {server.address}: use a tunnel"
+        why = f"the key would be readable on the way to {address}: use a tunnel"
         raise PlaintextKeyError(f"{why} or a unix socket") from error
 
 

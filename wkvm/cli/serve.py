@@ -2,9 +2,7 @@
 
 import argparse
 import dataclasses
-import logging
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from wkvm_protocol.messages import MAX_SHORT_TEXT
@@ -17,7 +15,7 @@ from wkvm.cli.flags import (
     MODEL_FLAGS,
     values_of,
 )
-from wkvm.cli.http import http_settings, http_texts
+from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.core.config import API_KEY_VARIABLE, ApiKey, EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
@@ -31,9 +29,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, CheckpointError, MissingExtraError: there will be no server.
     """
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_log(args)
     http = http_settings(args)
     path = find_model(args.model if args.model_path is None else args.model_path)
     server_config = server_settings(args)
@@ -76,20 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
     run_server(engine, server_config, ready=ready, doors=doors)
     return 0
-
-
-def announce(addresses: Iterable[str]) -> None:
-    """Say that clients can connect.
-
-    Raises:
-        ConfigError: standard output takes nothing.
-    """
-    try:
-        print("ready", *addresses, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ConfigError("standard output", f"cannot be written: {error}") from error
 
 
 def _tokenizer(model: Path) -> Tokenizer:

@@ -1,6 +1,8 @@
-"""What ``serve`` and ``gateway`` have in common: the settings of HTTP, and its text side."""
+"""What ``serve`` and ``gateway`` have in common: HTTP's settings, the log, and the line ``ready``."""
 
 import argparse
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from wkvm.assembly.texts import load_texts
@@ -34,3 +36,24 @@ def http_texts(args: argparse.Namespace, model: Path, tokenizer: Tokenizer) -> T
     if limit is not None and limit < 1:
         raise ConfigError("default-max-tokens", f"{limit} is below 1")
     return load_texts(model, tokenizer, default_max_tokens=limit)
+
+
+def start_log(args: argparse.Namespace) -> None:
+    """Write the log to standard error."""
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def announce(addresses: Iterable[str]) -> None:
+    """Say that clients can connect.
+
+    Raises:
+        ConfigError: standard output takes nothing.
+    """
+    try:
+        print("ready", *addresses, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError("standard output", f"cannot be written: {error}") from error
