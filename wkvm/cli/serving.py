@@ -1,4 +1,4 @@
-"""What ``serve`` and ``gateway`` have in common: HTTP's settings, the log, and the line ``ready``."""
+"""What ``serve`` and ``gateway`` have in common: settings of HTTP, the log, the line ``ready``."""
 
 import argparse
 import logging
