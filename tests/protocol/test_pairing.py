@@ -13,23 +13,28 @@ from wkvm_protocol.connection import (
 )
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
+    GRAMMAR_FEATURE,
     Cancel,
     Credit,
     End,
     EndReason,
     Failed,
     Generate,
+    GenerateConstrained,
+    Generation,
     GoAway,
     Hello,
     Ping,
     Pong,
     Stats,
     StatsReply,
+    pack_ids,
 )
 
 from tests.protocol.helpers import SERVED, generate
 
 MAX_LANES = 3
+FEATURES = (GRAMMAR_FEATURE,)
 IDS = st.integers(0, 5)
 
 
@@ -37,8 +42,8 @@ class Pairing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client = ClientConnection()
-        self.server = ServerConnection(max_lanes=MAX_LANES)
-        self.to_server = bytearray(self.client.send_hello())
+        self.server = ServerConnection(max_lanes=MAX_LANES, features=FEATURES)
+        self.to_server = bytearray(self.client.send_hello(features=FEATURES))
         self.to_client = bytearray()
         self.pings: list[int] = []
         self.n_pings = 0
@@ -58,7 +63,7 @@ class Pairing(RuleBasedStateMachine):
             match event:
                 case Hello():
                     self.to_client += self.server.send_hello_ok(**SERVED)
-                case Generate():
+                case Generate() | GenerateConstrained():
                     self.of_server[event.request_id] = set(range(event.sampling.n))
                 case Stats():
                     self.of_server[event.request_id] = None
@@ -102,11 +107,17 @@ class Pairing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.client.is_open)
     @rule(request_id=IDS)
+    def ask_constrained(self, request_id: int) -> None:
+        message = GenerateConstrained(request_id, pack_ids([1]), "regex", "a")
+        self.try_to_open(message, request_id, {0})
+
+    @precondition(lambda self: self.client.is_open)
+    @rule(request_id=IDS)
     def query(self, request_id: int) -> None:
         self.try_to_open(Stats(request_id), request_id, None)
 
     def try_to_open(
-        self, message: Generate | Stats, request_id: int, choices: set[int] | None
+        self, message: Generation | Stats, request_id: int, choices: set[int] | None
     ) -> None:
         away = self.client.going_away or self.client.peer_going_away
         try:
