@@ -5,12 +5,12 @@ Ids count once they lie in their lane's buffer in the client. The peer sends one
 as an OpenAI-style server does, and its client reads each event's number.
 """
 
-import importlib.util
 import tempfile
 import time
 from pathlib import Path
 
 import wkvm_client.aio
+from aiohttp import ClientSession, UnixConnector
 from wkvm_client.aio import Client
 
 from wkvm_bench.harness import Bar, BenchError, Comparison, alternate
@@ -23,10 +23,6 @@ N_LANES = 256
 async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     """Run the benchmark. ``n_threads`` is not used: each process has one."""
     del n_threads
-    if importlib.util.find_spec("aiohttp") is None:
-        raise BenchError("aiohttp, the peer, is not installed")
-    from aiohttp import ClientSession, UnixConnector
-
     n_ids, n_events, n = (3, 50, 1) if smoke else (4000, 40_000, 15)
     with tempfile.TemporaryDirectory() as folder:
         wkvm_path, events_path = Path(folder) / "wkvm.sock", Path(folder) / "events.sock"

@@ -80,7 +80,7 @@ class _Side:
 async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     """Run the benchmark. ``n_threads`` is not used: each process has one."""
     del n_threads
-    for name in ("aiohttp", "fastapi", "uvicorn"):
+    for name in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise BenchError(f"{name} is not installed")
     n_ids, n = (4, 1) if smoke else (256, 15)

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 from wkvm_bench.command import BENCHES
 
-PEERS = {
-    "aborts": "aiohttp",
-    "decode": "rwkv",
-    "fanout": "aiohttp",
-    "gateway": "fastapi",
-    "json": "orjson",
-}
+PEERS = {"decode": "rwkv", "gateway": "fastapi", "json": "orjson"}
 """The optional packages that a benchmark compares with."""
 LEFT_OVER = [
     "tasks",
