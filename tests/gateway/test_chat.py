@@ -238,8 +238,10 @@ async def test_the_stops_of_the_template_end_an_answer_besides_those_of_the_requ
             assert choice["stop_reason"] is None
             assert joined(await chunks(running, max_tokens=100, **fields)) == choice
         [choice] = (await ask(running, max_tokens=100, stop="lo"))["choices"]
-    assert choice["message"]["content"] == "Hel"
-    assert choice["stop_reason"] == "lo"
+        assert choice["message"]["content"] == "Hel"
+        assert choice["stop_reason"] == "lo"
+        [choice] = (await ask(running, max_tokens=len(text), ignore_eos=True))["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "length")
 
 
 async def test_characters_are_never_cut() -> None:

@@ -156,9 +156,12 @@ def test_the_stops_of_the_template_end_an_answer_besides_those_of_the_parameters
     conversation = [{"role": "user", "content": "What is the sun?"}]
     (output,) = model.chat(conversation, SamplingParams(temperature=0))
     assert output.outputs[0].text == "The sun is a very big and "
-    assert output.outputs[0].stop_reason == "hot"
+    assert output.outputs[0].stop_reason is None
     (output,) = model.chat(conversation, SamplingParams(temperature=0, stop="big"))
     assert output.outputs[0].text == "The sun is a very "
+    assert output.outputs[0].stop_reason == "big"
+    (output,) = model.chat(conversation, SamplingParams(temperature=0, ignore_eos=True))
+    assert "hot" in output.outputs[0].text
 
 
 def test_the_parts_of_a_message_are_taken_together(model: LLM) -> None:

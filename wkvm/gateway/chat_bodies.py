@@ -183,7 +183,9 @@ def _question(
     return Question(
         prompt,
         keywords,
-        body.text_options(logprobs=n_top is not None, stops=texts.template.stops),
+        body.text_options(
+            logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
+        ),
         use,
         grammar_field,
         drops_space,

@@ -226,9 +226,8 @@ class LLM:
             ) from error
         text = template.render(messages)
         job = self._job(text, template.encode(messages, self.tokenizer), params)
-        return dataclasses.replace(
-            job, stops=(*job.stops, *template.stops), drops_space=text.endswith(":")
-        )
+        ends = () if params.ignore_eos else template.stops
+        return dataclasses.replace(job, stops=(*job.stops, *ends), drops_space=text.endswith(":"))
 
     def _run(self, jobs: list[Job], *, use_progress: bool) -> list[RequestOutput]:
         if not self._finish.alive:

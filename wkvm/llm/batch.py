@@ -132,8 +132,8 @@ class Batch:
             pass
         whole = "".join(text)
         stop_reason = finish.stop_reason if finish else None
-        if stop_reason not in (*job.stops, *job.params.stop_ids):
-            stop_reason = None  # the model's own end
+        if stop_reason not in (*job.params.stops, *job.params.stop_ids):
+            stop_reason = None  # the model's own end, or its template's
         return CompletionOutput(
             index=index,
             text=whole.removeprefix(" ") if job.drops_space else whole,

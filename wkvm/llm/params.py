@@ -28,7 +28,8 @@ class SamplingParams:
         logit_bias: id to a number in [-100, 100] that is added to its logit.
         allowed_ids: only these may be chosen; None allows all.
         stop_ids: the text ends when one of these is sampled; it is not part of it.
-        ignore_eos: go on after the model's own end ids.
+        ignore_eos: go on after the model's own end ids, and in a chat after the strings that end
+            an answer by its template.
         min_tokens: no stop id can be sampled before this many.
         max_tokens: the text ends after this many ids.
         logprobs: report the log probability of each id and of this many most likely ones.
