@@ -96,6 +96,17 @@ def test_a_stop_text_over_token_borders_ends_the_text_before_it(
     assert report["text"] == whole[: whole.index(stop)]
 
 
+def test_no_stop_text_is_looked_for_before_so_many_tokens(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (PROMPT, *GREEDY, "--stop", "e")
+    whole = complete_json(capsys, address, PROMPT, *GREEDY)
+    n_free = len(whole["ids"]) - 1
+    assert complete_json(capsys, address, *arguments)["stop"] == "e"
+    report = complete_json(capsys, address, *arguments, "--min-tokens", str(n_free))
+    assert len(report["ids"]) >= n_free
+
+
 def test_a_stop_text_that_only_begins_at_the_end_is_shown(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,16 @@ def test_a_text_stream_shows_whole_characters_up_to_the_stop() -> None:
     assert stream.flush() == StopText("")
 
 
+@given(st.lists(st.integers(1, 4), max_size=9))
+def test_a_text_stream_looks_for_no_stop_in_its_first_ids(cuts: list[int]) -> None:
+    stream, ids = TextStream(ByteTokenizer(), ["ab"], min_tokens=3), list(b"ababab")
+    shown = ""
+    for n in [*cuts, len(ids)]:
+        shown += stream.feed(ids[:n]).text
+        del ids[:n]
+    assert (shown, stream.stop) == ("abab", "ab")
+
+
 def test_a_text_stream_gives_what_was_held_when_it_ends() -> None:
     stream = TextStream(ByteTokenizer(), ["abc"])
     assert stream.feed(b"xab\xe2") == StopText("x")

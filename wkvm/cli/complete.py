@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
         prompt = setting.tokenizer.encode(text, special=args.special)
         options = sampling_options(args, SAMPLING_FLAGS + EXACT_FLAGS, setting.suggested)
         answer = setting.backend.generate(prompt, **options)
-        stream = TextStream(setting.tokenizer, args.stop)
+        min_tokens = options.get("min_tokens", 0)
+        stream = TextStream(setting.tokenizer, args.stop, min_tokens=min_tokens)
         shown = list[str]()
 
         def put(text: str) -> None:

@@ -155,11 +155,18 @@ class StopStrings:
 
 
 class TextStream:
-    """Ids to text up to a stop string: a decoder and a matcher in a row."""
+    """Ids to text up to a stop string: a decoder and a matcher in a row.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    Args:
+        min_tokens: stop strings are not looked for in the text of this many first ids.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, min_tokens: int = 0
+    ) -> None:
         self._decoder = IncrementalDecoder(tokenizer)
         self._matcher = StopStrings(stops)
+        self._n_free = min_tokens
         self.stop: str | None = None
 
     def feed(self, ids: Sequence[int]) -> StopText:
@@ -167,7 +174,13 @@ class TextStream:
 
         After a stop was found, ids are ignored.
         """
-        return self._match(self._decoder.feed(ids)) if self.stop is None else StopText("")
+        if self.stop is not None:
+            return StopText("")
+        free, ids = ids[: self._n_free], ids[self._n_free :]
+        self._n_free -= len(free)
+        text = self._decoder.feed(free)
+        found = self._match(self._decoder.feed(ids))
+        return StopText(text + found.text, found.stop)
 
     def flush(self) -> StopText:
         """End the stream: return what was held back; it may still complete a stop."""
