@@ -26,7 +26,7 @@ from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
-from wkvm.gateway.replies import Usage
+from wkvm.gateway.replies import Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
@@ -167,11 +167,6 @@ class _Chunks:
         self._begun = [False] * n
         body, options = job.body, job.body.stream_options or StreamOptions()
         self._has_extras = bool(body.logprobs or body.return_token_ids)
-        self._continuous = bool(options.continuous_usage_stats)
-        self._is_plain = job.question.use is None and not self._has_extras and not self._continuous
-        self._include_usage = bool(options.include_usage)
-        encode = msgspec.json.Encoder().encode
-        self._encode = encode
         common = {
             "id": job.response_id,
             "object": "chat.completion.chunk",
@@ -179,13 +174,13 @@ class _Chunks:
             "model": job.model,
             "system_fingerprint": job.fingerprint,
         }
-        self._start = b"data: " + encode(common)[:-1] + b',"choices":['
-        usage = b',"usage":null' if self._include_usage else b""
-        self._end = b"]" + usage + b"}\n\n"
+        self._frame = frame = Frame(common, options)
+        self._is_plain = job.question.use is None and not self._has_extras and not frame.tells_costs
+        self._encode = msgspec.json.Encoder().encode
         self._plain_starts = [
-            b'%b{"index":%d,"delta":{"content":' % (self._start, index) for index in range(n)
+            b'%b{"index":%d,"delta":{"content":' % (frame.start, index) for index in range(n)
         ]
-        self._plain_end = b'},"logprobs":null,"finish_reason":null}' + self._end
+        self._plain_end = b'},"logprobs":null,"finish_reason":null}' + frame.end
 
     def of(self, index: int, piece: Piece) -> bytes:
         """The events, if any, that a piece of a choice becomes."""
@@ -199,10 +194,8 @@ class _Chunks:
 
     def usage(self) -> bytes:
         """The event, if it was asked for, that says what all choices cost."""
-        if not self._include_usage:
-            return b""
         finishes = [reader.finish for reader in self._readers if reader.finish is not None]
-        return b'%b],"usage":%b}\n\n' % (self._start, self._encode(self._job.usage(finishes)))
+        return self._frame.total(self._job.usage(finishes))
 
     def _choices(self, index: int, piece: Piece) -> list[ChunkChoice]:
         """A piece as chunks. The first of a choice has its role, the last its end."""
@@ -226,10 +219,9 @@ class _Chunks:
         return choices
 
     def _event(self, choice: ChunkChoice) -> bytes:
-        end, encode, prompt = self._end, self._encode, self._job.question.prompt
-        if self._continuous:
-            usage = Usage.of([len(prompt)], [self._texts[choice.index].n_output])
-            end = b'],"usage":%b}\n\n' % encode(usage)
+        cost, more, prompt = None, b"", self._job.question.prompt
+        if self._frame.tells_costs:
+            cost = Usage.of([len(prompt)], [self._texts[choice.index].n_output])
         if self._job.body.return_token_ids and choice.delta.role is not UNSET:
-            end = b'],"prompt_token_ids":%b%b' % (encode(prompt), end.removeprefix(b"]"))
-        return b"".join((self._start, encode(choice), end))
+            more = b',"prompt_token_ids":' + self._encode(prompt)
+        return self._frame.event(choice, cost, more=more)

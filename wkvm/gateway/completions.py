@@ -16,7 +16,7 @@ from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
 from wkvm.gateway.pump import send_all
-from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
@@ -265,27 +265,22 @@ class _Chunks:
         self._writers = [job.writer(lanes, index) for index in range(len(texts))]
         self._begun = [False] * len(texts)
         self._has_head = bool(body.echo or body.return_token_ids)
-        self._is_plain = not (
-            body.logprobs is not None or body.return_token_ids or options.continuous_usage_stats
-        )
-        self._include_usage = bool(options.include_usage)
-        self._continuous = bool(options.continuous_usage_stats)
-        self._finishes = list[Finish]()
-        encode = msgspec.json.Encoder().encode
-        self._encode = encode
         common = {
             "id": job.response_id,
             "object": "text_completion",
             "created": job.created,
             "model": job.model,
         }
-        self._start = b"data: " + encode(common)[:-1] + b',"choices":['
-        usage = b',"usage":null' if self._include_usage else b""
-        self._end = b"]" + usage + b"}\n\n"
+        self._frame = frame = Frame(common, options)
+        self._is_plain = not (
+            body.logprobs is not None or body.return_token_ids or frame.tells_costs
+        )
+        self._finishes = list[Finish]()
+        self._encode = msgspec.json.Encoder().encode
         self._plain_starts = [
-            b'%b{"index":%d,"text":' % (self._start, index) for index in range(len(texts))
+            b'%b{"index":%d,"text":' % (frame.start, index) for index in range(len(texts))
         ]
-        self._plain_end = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._end
+        self._plain_end = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + frame.end
 
     def of(self, index: int, piece: Piece) -> bytes:
         """The events, if any, that a piece of a choice becomes."""
@@ -305,15 +300,12 @@ class _Chunks:
 
     def usage(self) -> bytes:
         """The event, if it was asked for, that says what all choices cost."""
-        if not self._include_usage:
-            return b""
-        usage = Usage.of(self._job.prompt_lengths, [end.n_output for end in self._finishes])
-        return b'%b],"usage":%b}\n\n' % (self._start, self._encode(usage))
+        outputs = [finish.n_output for finish in self._finishes]
+        return self._frame.total(Usage.of(self._job.prompt_lengths, outputs))
 
     def _event(self, index: int, choice: CompletionChoice) -> bytes:
-        end = self._end
-        if self._continuous:
+        cost = None
+        if self._frame.tells_costs:
             n_prompt = len(self._job.prompts[index // self._job.n].ids)
-            usage = Usage.of([n_prompt], [self._texts[index].n_output])
-            end = b'],"usage":%b}\n\n' % self._encode(usage)
-        return b"".join((self._start, self._encode(choice), end))
+            cost = Usage.of([n_prompt], [self._texts[index].n_output])
+        return self._frame.event(choice, cost)

@@ -1,10 +1,11 @@
 """The JSON of answers: what routes of OpenAI's interface have in common, and completions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.pieces import FinishReason
 
 
@@ -27,6 +28,42 @@ class Usage(msgspec.Struct):
         """Add up. One prompt length for each prompt, one output length for each choice."""
         n_prompt, n_output = sum(prompt_lengths), sum(output_lengths)
         return Usage(n_prompt, n_output, n_prompt + n_output, PromptTokensDetails())
+
+
+class Frame:
+    """What the events of one stream have in common, encoded once.
+
+    Args:
+        common: the fields of an event besides ``choices`` and ``usage``.
+        options: of the stream.
+
+    Attributes:
+        start, end: what is before and after the choices of an event.
+        tells_costs: whether each event says what its own choice has cost so far.
+    """
+
+    def __init__(self, common: Mapping[str, object], options: StreamOptions) -> None:
+        self._tells_total = bool(options.include_usage)
+        self.tells_costs = bool(options.continuous_usage_stats)
+        self.start = b"data: " + msgspec.json.encode(common)[:-1] + b',"choices":['
+        self._tail = (b',"usage":null' if self._tells_total else b"") + b"}\n\n"
+        self.end = b"]" + self._tail
+
+    def event(self, choice: msgspec.Struct, cost: Usage | None, *, more: bytes = b"") -> bytes:
+        """An event of one choice.
+
+        Args:
+            cost: so far, if events tell it.
+            more: further fields, encoded, each after a comma.
+        """
+        tail = self._tail if cost is None else b',"usage":%b}\n\n' % msgspec.json.encode(cost)
+        return b"%b%b]%b%b" % (self.start, msgspec.json.encode(choice), more, tail)
+
+    def total(self, cost: Usage) -> bytes:
+        """The event, if it was asked for, that says what all choices cost."""
+        if not self._tells_total:
+            return b""
+        return b'%b],"usage":%b}\n\n' % (self.start, msgspec.json.encode(cost))
 
 
 class TokenInfo(msgspec.Struct):
