@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
-from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route, expects_continue
+from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route, check_expectation
 from wkvm.gateway.failures import SERVER, HttpError, error_body
 from wkvm.gateway.keys import request_key
 from wkvm.gateway.origins import check_origin, let_pages_read
@@ -74,7 +74,7 @@ def _endpoint(
         try:
             if not route.is_open:
                 await _let_in(call, route)
-            expects_continue(request)
+            check_expectation(request)
             response = await route.handler(call)
         except web.HTTPException:
             raise

@@ -203,13 +203,16 @@ class Call:
 
 async def _continue(request: web.Request) -> None:
     """Ask for the body, of a client that waits for that."""
-    if expects_continue(request):
+    if check_expectation(request):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer nothing was sent
 
 
-def expects_continue(request: web.Request) -> bool:
-    """Whether the client sends its body once it is told to go on.
+def check_expectation(request: web.Request) -> bool:
+    """Check that the client expects no more than to be told to go on, before it sends its body.
+
+    Returns:
+        Whether it expects that.
 
     Raises:
         HttpError: 417; it expects something else.
