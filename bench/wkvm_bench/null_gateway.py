@@ -21,20 +21,6 @@ from wkvm.server.serve import Server
 from wkvm_bench.null_engine import NullEngine
 from wkvm_bench.null_texts import null_texts
 
-N_TURNS = 2
-"""Of the loop, from a step to its events on the socket: the client reads ids, handlers wake, and
-what they wrote is sent. A real model's step takes longer than that; the null engine's must be
-held up, or ids of several steps would share an event."""
-
-
-class PacedLoop(EngineLoop):
-    """Begins a step when the ids of the one before are on their way to HTTP clients."""
-
-    async def _turn(self, worker: object) -> None:
-        await super()._turn(worker)  # type: ignore[arg-type]
-        for _ in range(N_TURNS):
-            await asyncio.sleep(0)
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -76,7 +62,7 @@ async def running(
 
 async def serve(path: str) -> None:
     """Serve the null engine until cancelled."""
-    async with running(PacedLoop(NullEngine()), path):
+    async with running(EngineLoop(NullEngine()), path):
         # As ``wkvm serve`` does once it is set up.
         gc.collect()
         gc.freeze()

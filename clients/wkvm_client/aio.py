@@ -24,7 +24,7 @@ from wkvm_protocol.address import Address
 from wkvm_protocol.messages import HelloOk, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.aio_link import Link, open_link
+from wkvm_client.aio_link import Attach, Link, Where, open_link
 from wkvm_client.aio_streams import Choice, Stream
 from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.drafts import DEFAULT_CREDIT, Grammar, draft
@@ -36,7 +36,7 @@ from wkvm_client.errors import (
 )
 from wkvm_client.session import Reply
 
-__all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
+__all__ = ["Attach", "Choice", "Client", "Stream", "connect", "from_socket", "over"]
 
 
 def connect(
@@ -98,12 +98,36 @@ def from_socket(
     )
 
 
+def over(
+    attach: Attach,
+    *,
+    api_key: str | None = None,
+    connect_timeout_s: float = 10.0,
+    grace_s: float = 1.0,
+) -> "Client":
+    """Speak over a transport of whatever kind, such as a pipe within the event loop.
+
+    To be used as ``connect``. It never reconnects.
+
+    Args:
+        attach: called once, with the client's side of the connection, for which it makes the
+            transport and calls ``connection_made``.
+    """
+    return Client(
+        attach,
+        api_key=api_key or "",
+        connect_timeout_s=connect_timeout_s,
+        reconnect_timeout_s=None,
+        grace_s=grace_s,
+    )
+
+
 class Client:
-    """A connection to a server, and its successors. Made by ``connect`` or ``from_socket``."""
+    """A connection to a server, and its successors. Made by ``connect`` and its siblings."""
 
     def __init__(
         self,
-        where: Address | socket.socket,
+        where: Where,
         *,
         api_key: str,
         connect_timeout_s: float,

@@ -7,9 +7,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
-from wkvm_protocol.address import Address, TcpAddress
+from wkvm_protocol.address import Address, TcpAddress, UnixAddress
 
 from wkvm_client.drafts import Draft
 from wkvm_client.errors import (
@@ -20,6 +20,10 @@ from wkvm_client.errors import (
 )
 from wkvm_client.lanes import Lane
 from wkvm_client.session import Session
+
+Attach: TypeAlias = Callable[[asyncio.BufferedProtocol], None]
+"""Gives a protocol its transport, by the time it returns."""
+Where: TypeAlias = Address | socket.socket | Attach
 
 READ_BYTES = 64 * 1024
 WRITE_HIGH_BYTES = 256 * 1024
@@ -211,7 +215,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 async def open_link(
-    where: Address | socket.socket,
+    where: Where,
     *,
     api_key: str,
     timeout_s: float,
@@ -241,7 +245,7 @@ async def open_link(
     return link
 
 
-async def _connect(link: Link, where: Address | socket.socket) -> None:
+async def _connect(link: Link, where: Where) -> None:
     loop = asyncio.get_running_loop()
     try:
         match where:
@@ -251,8 +255,10 @@ async def _connect(link: Link, where: Address | socket.socket) -> None:
                 await loop.create_connection(lambda: link, sock=where)
             case TcpAddress(host, port):
                 await loop.create_connection(lambda: link, host, port)
+            case UnixAddress(path):
+                await loop.create_unix_connection(lambda: link, path)
             case _:
-                await loop.create_unix_connection(lambda: link, where.path)
+                where(link)
     except BaseException:
         # The loop closes what it did not hand over. Of that close there may be no word, so
         # nobody can wait for it. A socket that was given is closed by nobody else.

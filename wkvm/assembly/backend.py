@@ -5,7 +5,6 @@ So the main thread can always be interrupted by Ctrl-C without harm to the conne
 """
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -209,8 +208,7 @@ class Backend:
         server = Server(engine_loop, ServerConfig(binary_port=None))
         stepping = asyncio.create_task(engine_loop.run())
         try:
-            sock: socket.socket = await server.connect_local()
-            await self._talk(wkvm_client.aio.from_socket(sock))
+            await self._talk(wkvm_client.aio.over(server.attach))
         finally:
             engine_loop.close()
             await asyncio.wait([stepping])

@@ -1,12 +1,13 @@
 """The HTTP door with what it stands on: bound sockets, and a way to the engine.
 
-The engine is in the same process, behind a pair of sockets, or in another, behind an address.
+The engine is in the same process, behind a pipe in memory, or in another, behind an address.
 Either way the gateway speaks the binary protocol to it. Needs no torch.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
 import uvloop
@@ -119,8 +120,7 @@ def engines_of(server: Server) -> Engines:
 
     async def connect(key: str | None) -> aio.Client:
         # Only the gateway itself is trusted; its clients are who their keys say.
-        sock = await server.connect_local(is_trusted=key is None)
-        return await aio.from_socket(sock, api_key=key)
+        return await aio.over(partial(server.attach, is_trusted=key is None), api_key=key)
 
     async def dial() -> Streams:
         sock = await server.connect_local(is_trusted=False)

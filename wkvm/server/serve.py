@@ -20,6 +20,7 @@ from wkvm.server.connection import Connection, Shared
 from wkvm.server.dispatch import Dispatcher
 from wkvm.server.interface import Door, Loop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
+from wkvm.server.pipe import join
 from wkvm.server.process import Signals, first, raise_file_limit
 
 logger = logging.getLogger("wkvm.server")
@@ -89,6 +90,15 @@ class Server:
             )
             addresses.append(str(UnixAddress(self._unix.path)))
         self._addresses = tuple(addresses)
+
+    def attach(self, protocol: asyncio.BaseProtocol, *, is_trusted: bool = True) -> None:
+        """Connect a protocol of this event loop, in memory.
+
+        Args:
+            protocol: the client's side; it has its transport when this returns.
+            is_trusted: as for ``connect_local``.
+        """
+        join(Connection(self._shared, is_trusted=is_trusted), protocol)
 
     async def connect_local(self, *, is_trusted: bool = True) -> socket.socket:
         """Connect from within this process.
