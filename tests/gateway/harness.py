@@ -31,6 +31,9 @@ from wkvm.server.serve import Server
 
 TIMEOUT_S = 10.0
 """Nothing that a test waits for takes this long unless it is broken."""
+KEYS = (ApiKey.of("a" * 20, "anna"), ApiKey.of("b" * 20, "bert"))
+ANNA = {"Authorization": "Bearer " + "a" * 20}
+BERT = {"Authorization": "Bearer " + "b" * 20}
 
 
 @dataclasses.dataclass
@@ -119,3 +122,13 @@ async def lose_engine(running: Running) -> None:
 
     running.gateway.engines._connect = refuse
     await running.server.close()
+
+
+async def until_stats(running: Running, **wanted: int) -> None:
+    """Wait until the engine's counters have these values."""
+    client = await running.gateway.engines.own()
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            stats = await client.stats()
+            if all(stats[name] == value for name, value in wanted.items()):
+                return

@@ -1,10 +1,9 @@
 """Requests to routes of OpenAI's interface, and what comes back, streamed or not."""
 
-import asyncio
 import json
 from typing import Any
 
-from tests.gateway.harness import TIMEOUT_S, Running
+from tests.gateway.harness import Running
 
 MODEL = "fake"
 
@@ -64,13 +63,3 @@ def added_up(events: list[Any]) -> dict[int, dict[str, Any]]:
                 choice["finish_reason"] = chunk["finish_reason"]
                 choice["stop_reason"] = chunk["stop_reason"]
     return choices
-
-
-async def until_stats(running: Running, **wanted: int) -> None:
-    """Wait until the engine's counters have these values."""
-    client = await running.gateway.engines.own()
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            stats = await client.stats()
-            if all(stats[name] == value for name, value in wanted.items()):
-                return

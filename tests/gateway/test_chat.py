@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.gateway.harness import TIMEOUT_S, Running, byte_texts, gateway_running
-from tests.gateway.openai_http import until_stats
+from tests.gateway.harness import TIMEOUT_S, Running, byte_texts, gateway_running, until_stats
 from tests.gateway.scripted import ScriptModel
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine

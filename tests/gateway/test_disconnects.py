@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeModel
-from tests.gateway.harness import Running, gateway_running
-from tests.gateway.openai_http import MODEL, complete, until_stats
+from tests.gateway.harness import Running, gateway_running, until_stats
+from tests.gateway.openai_http import MODEL, complete
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.config import GatewayConfig

@@ -7,34 +7,17 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.gateway.harness import Running, gateway_running
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from tests.gateway.harness import ANNA, BERT, KEYS, Running, gateway_running, until_stats
+from tests.gateway.native_http import LONG, post
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Batch
-
-KEYS = (ApiKey.of("a" * 20, "anna"), ApiKey.of("b" * 20, "bert"))
-ANNA = {"Authorization": "Bearer " + "a" * 20}
-BERT = {"Authorization": "Bearer " + "b" * 20}
-LONG = {"ids": [1, 2], "temperature": 0, "max_tokens": 100_000, "ignore_eos": True}
-"""Does not end by itself while a test runs."""
 
 
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
     async with gateway_running() as running:
         yield running
-
-
-async def post(running: Running, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-    async with running.http.post(path, json=body, headers=headers) as response:
-        return response.status, await response.json()
-
-
-async def until_running(running: Running, n: int = 1) -> None:
-    """Wait until that many requests have a slot."""
-    client = await running.gateway.engines.own()
-    while (await client.stats())["n_running"] != n:
-        pass
 
 
 async def test_the_answer_is_the_models(running: Running) -> None:
@@ -185,16 +168,16 @@ async def test_a_step_that_fails_is_an_error_and_no_hang() -> None:
 
 async def test_a_client_that_leaves_frees_its_slot(running: Running) -> None:
     asking = asyncio.create_task(post(running, "/v1/generate", LONG))
-    await until_running(running)
+    await until_stats(running, n_running=1)
     asking.cancel()
     await asyncio.wait([asking])
-    await until_running(running, 0)
+    await until_stats(running, n_running=0)
     assert len(running.gateway.running) == 0
 
 
 async def test_a_running_request_is_cancelled_by_its_name(running: Running) -> None:
     asking = asyncio.create_task(post(running, "/v1/generate", LONG, **{"X-Request-Id": "x"}))
-    await until_running(running)
+    await until_stats(running, n_running=1)
     assert await post(running, "/v1/cancel", {"id": "x"}) == (200, {"id": "x", "cancelled": True})
     status, got = await asking
     assert status == 200
@@ -213,7 +196,7 @@ async def test_two_requests_of_one_name_are_both_cancelled(running: Running) -> 
         asyncio.create_task(post(running, "/v1/generate", LONG, **{"X-Request-Id": "x"}))
         for _ in range(2)
     ]
-    await until_running(running, 2)
+    await until_stats(running, n_running=2)
     await post(running, "/v1/cancel", {"id": "x"})
     reasons = [got["choices"][0]["reason"] for _, got in await asyncio.gather(*asking)]
     assert reasons == ["cancelled"] * 2
@@ -223,12 +206,12 @@ async def test_nobody_cancels_the_requests_of_another_tenant() -> None:
     async with gateway_running(keys=KEYS) as running:
         named = {**ANNA, "X-Request-Id": "x"}
         asking = asyncio.create_task(post(running, "/v1/generate", LONG, **named))
-        await until_running(running)
+        await until_stats(running, n_running=1)
         foreign = await post(running, "/v1/cancel", {"id": "x"}, **BERT)
         absent = await post(running, "/v1/cancel", {"id": "y"}, **BERT)
         assert foreign[0] == 404
         assert str(foreign).replace("'x'", "'y'") == str(absent)
-        await until_running(running, 1)
+        await until_stats(running, n_running=1)
         await post(running, "/v1/cancel", {"id": "x"}, **ANNA)
         assert (await asking)[1]["choices"][0]["reason"] == "cancelled"
 

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.gateway.harness import Running, gateway_running
-from tests.gateway.test_native import LONG, post, until_running
+from tests.gateway.harness import Running, gateway_running, until_stats
+from tests.gateway.native_http import LONG, post
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Batch
@@ -81,7 +81,7 @@ async def test_ids_come_before_the_end(running: Running) -> None:
             if len(ids) >= 5:
                 break
     assert ids == fake_continuation([1, 2], len(ids), 256)
-    await until_running(running, 0)
+    await until_stats(running, n_running=0)
     assert len(running.gateway.running) == 0
 
 
@@ -132,4 +132,4 @@ async def test_a_client_that_does_not_read_holds_the_engine_up_and_not_memory() 
             pass
         assert not reader.at_eof()
         writer.close()
-        await until_running(running, 0)
+        await until_stats(running, n_running=0)

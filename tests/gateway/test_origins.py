@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.gateway.harness import gateway_running
-from tests.gateway.test_native import ANNA, KEYS
+from tests.gateway.harness import ANNA, KEYS, gateway_running
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.errors import SettingError
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.gateway.harness import Running, gateway_running
-from tests.gateway.test_native import ANNA, BERT, KEYS, LONG, post, until_running
+from tests.gateway.harness import ANNA, BERT, KEYS, Running, gateway_running, until_stats
+from tests.gateway.native_http import LONG, post
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.config import GatewayConfig
@@ -89,14 +89,14 @@ async def test_it_outlives_the_connection_that_it_came_by() -> None:
             "/v1/submit", json=LONG, headers={"Connection": "close"}
         ) as response:
             name = (await response.json())["id"]
-        await until_running(running)
+        await until_stats(running, n_running=1)
         assert (await status(running, name))[1]["status"] == "running"
 
 
 async def test_a_submitted_request_is_cancelled_by_its_name_and_keeps_its_ids() -> None:
     async with gateway_running() as running:
         name = await submit(running, LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         assert await post(running, "/v1/cancel", {"id": name}) == (
             200,
             {"id": name, "cancelled": True},
@@ -127,7 +127,7 @@ async def test_a_full_queue_refuses_when_it_is_submitted() -> None:
     engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=1, max_queue=1))
     async with gateway_running(engine) as running:
         await submit(running, LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         await submit(running, LONG)
         code, got = await post(running, "/v1/submit", LONG)
         assert (code, got["error"]["code"]) == (429, "overloaded")
@@ -156,7 +156,7 @@ async def test_an_engine_that_goes_shows_as_an_error() -> None:
     async with gateway_running() as running:
         name = await submit(running, LONG)
         client = await running.gateway.engines.client("")
-        await until_running(running)
+        await until_stats(running, n_running=1)
         await client.aclose()
         got = await end(running, name)
         assert (got["status"], got["error"]["status"]) == ("failed", 503)
@@ -180,7 +180,7 @@ async def test_as_many_run_as_are_kept_and_one_more_is_refused() -> None:
         code, got = await post(running, "/v1/submit", LONG, **ANNA)
         assert (code, got["error"]["code"]) == (429, "too_many_submitted")
         await submit(running, LONG, **BERT)
-        await until_running(running, 3)
+        await until_stats(running, n_running=3)
 
 
 async def test_nothing_is_left_of_one_that_found_no_room_after_all() -> None:
@@ -188,7 +188,7 @@ async def test_nothing_is_left_of_one_that_found_no_room_after_all() -> None:
     async with gateway_running(config=GatewayConfig(max_submitted=1)) as running:
         answers = await asyncio.gather(*(post(running, "/v1/submit", LONG) for _ in range(2)))
         assert sorted(code for code, _ in answers) == [202, 429]
-        await until_running(running, 1)
+        await until_stats(running, n_running=1)
 
 
 async def test_the_one_that_is_over_for_longest_makes_room() -> None:
@@ -235,9 +235,9 @@ async def test_while_the_server_drains_results_can_be_had() -> None:
 async def test_nothing_is_left_of_a_submit_whose_client_went_before_the_answer() -> None:
     async with gateway_running() as running:
         asking = asyncio.create_task(post(running, "/v1/submit", LONG))
-        await until_running(running)
+        await until_stats(running, n_running=1)
         asking.cancel()
         await asyncio.wait([asking])
         if not asking.cancelled():
             await post(running, "/v1/cancel", {"id": asking.result()[1]["id"]})
-        await until_running(running, 0)
+        await until_stats(running, n_running=0)

@@ -39,8 +39,7 @@ from wkvm_protocol.messages import (
 )
 
 from tests.fakes import fake_continuation
-from tests.gateway.harness import Running, gateway_running
-from tests.gateway.test_native import ANNA, KEYS, until_running
+from tests.gateway.harness import ANNA, KEYS, Running, gateway_running, until_stats
 from wkvm.core.config import ServerConfig
 from wkvm.gateway.config import GatewayConfig
 
@@ -362,8 +361,8 @@ async def test_who_does_not_read_is_held_up_and_then_cut_off() -> None:
             1, pack_ids([1]), Sampling(max_tokens=10**6, ignore_eos=True, logprobs=20, n=8)
         )
         writer.write(frame(CLIENT.encode(HELLO)) + frame(CLIENT.encode(many)))
-        await until_running(running, 8)
-        await until_running(running, 0)
+        await until_stats(running, n_running=8)
+        await until_stats(running, n_running=0)
         assert running.server.n_connections == 2
         writer.close()
         del reader
@@ -385,9 +384,9 @@ async def test_the_requests_of_a_client_that_is_gone_are_cancelled(
 ) -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         await peer.say(LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         await leave(peer)
-        await until_running(running, 0)
+        await until_stats(running, n_running=0)
         client = await running.gateway.engines.own()
         while (await client.stats())["n_connections"] != 2:
             pass
@@ -406,7 +405,7 @@ async def test_a_client_that_leaves_in_peace_has_its_last_ids() -> None:
 async def test_a_drain_is_announced_once_and_open_lanes_go_on() -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         await peer.say(LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         running.gateway.begin_drain()
         draining = asyncio.create_task(running.server.drain())
         await peer.hear_until(GoAway)
@@ -430,7 +429,7 @@ async def test_a_drain_ends_a_websocket_without_lanes_at_once() -> None:
 async def test_a_drain_ends_a_websocket_with_its_last_lane() -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         await peer.say(LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         running.gateway.begin_drain()
         await peer.hear_until(GoAway)
         assert isinstance(await peer.hear(), Tokens)
@@ -446,7 +445,7 @@ async def test_a_lane_that_crosses_with_the_drain_is_refused_by_itself(
 ) -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         await peer.say(LONG)
-        await until_running(running)
+        await until_stats(running, n_running=1)
         running.gateway.begin_drain()
         await peer.say(message)
         failed = await peer.hear_until(Failed)
