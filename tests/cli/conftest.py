@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import wkvm_client
 
 KEY = "a key for tests"
 
@@ -67,6 +68,16 @@ def running_server(
     uds = str(folder / "wkvm.sock")
     where = ("--port", http, "--binary-port", "none", "--binary-uds", uds)
     return started(wkvm_command("serve", *where, *arguments))
+
+
+def wait_until_idle(server: RunningServer) -> None:
+    """Return when no slot is taken; each question takes a turn of the server's loop."""
+    with wkvm_client.connect(server.address, api_key=KEY) as client:
+        for _ in range(10_000):
+            stats = client.stats()
+            if stats["n_free_slots"] == stats["n_slots"]:
+                return
+    raise AssertionError(stats)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 import wkvm_client
 from wkvm_client.errors import ConnectFailedError, InvalidParameterError
 
-from tests.cli.conftest import KEY, RunningServer
+from tests.cli.conftest import KEY, RunningServer, wait_until_idle
 from wkvm.assembly.backend import Backend, Remote
 from wkvm.assembly.models import BUNDLED
 from wkvm.cli.complete import follow
@@ -88,13 +88,3 @@ def test_a_stop_text_cancels_the_request(server: RunningServer) -> None:
     assert seen == []
     assert not was_interrupted
     assert completion.reason is wkvm_client.EndReason.CANCELLED
-
-
-def wait_until_idle(server: RunningServer) -> None:
-    """Return when no slot is taken; each question takes a turn of the server's loop."""
-    with wkvm_client.connect(server.address, api_key=KEY) as client:
-        for _ in range(10_000):
-            stats = client.stats()
-            if stats["n_free_slots"] == stats["n_slots"]:
-                return
-    raise AssertionError(stats)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_backend import wait_until_idle
+from tests.cli.conftest import wait_until_idle
 from tests.clients_http.conftest import ANSWER, MODEL, QUESTION, Door
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import wkvm_client
 
-from tests.cli.test_backend import wait_until_idle
+from tests.cli.conftest import wait_until_idle
 from tests.clients_http.conftest import ANSWER, MAX_QUEUE, MODEL, N_SLOTS, QUESTION, Door
 
 CHAT: dict[str, Any] = {
