@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
+from wkvm.gateway.text import ChatTemplate, load_chat_template
 
 Chat = Callable[..., str]
 
@@ -190,3 +192,14 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_there_is_of_it(
     assert capsys.readouterr().err.startswith("wkvm: cancelled\n")
     assert saved(tmp_path / "1")[-1] == ("assistant", written[0])
     assert "star" in saved(tmp_path / "2")[-1][1]
+
+
+def test_a_templates_stop_ends_an_answer_but_not_before_min_tokens(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = load_chat_template(BUNDLED)
+    stopping = ChatTemplate(template.source, variables=template.variables, stops=("star",))
+    monkeypatch.setattr("wkvm.cli.place.load_chat_template", lambda path: stopping)
+    assert "star" not in chat("What is the sun?")
+    arguments = ("--temperature", "0", "--min-tokens", "40")
+    assert "star" in chat("What is the sun?", arguments=arguments)

@@ -105,7 +105,8 @@ class Chat:
         """Get and print an answer to the last message. What Ctrl-C cuts off is kept."""
         setting, template = self._setting, self._setting.template
         prompt = template.encode(self._history(), setting.tokenizer)
-        answer = setting.backend.generate(prompt, **self._options_now())
+        options = self._options_now()
+        answer = setting.backend.generate(prompt, **options)
         shown = list[str]()
 
         def put(text: str) -> None:
@@ -115,7 +116,8 @@ class Chat:
                 shown.append(text)
                 print(harmless(text, sys.stdout), end="", flush=True)
 
-        stream = TextStream(setting.tokenizer, template.stops)
+        min_tokens = options.get("min_tokens", 0)
+        stream = TextStream(setting.tokenizer, template.stops, min_tokens=min_tokens)
         try:
             completion, was_interrupted = follow(answer, stream, put)
         finally:
