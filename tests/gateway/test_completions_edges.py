@@ -46,6 +46,13 @@ async def test_a_bias_of_what_is_no_id_is_refused(running: Running, key: str) ->
     assert (await refused(running, prompt="x", logit_bias={key: 1}))[0] == "logit_bias"
 
 
+@pytest.mark.parametrize("key", ["x", "1"])
+async def test_biases_are_counted_before_they_are_read(running: Running, key: str) -> None:
+    biases = {f"{key}{n:05}": 0.0 for n in range(1025)}
+    param, message = (await refused(running, prompt="x", logit_bias=biases))[:2]
+    assert (param, "1024" in message) == ("logit_bias", True)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

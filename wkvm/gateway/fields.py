@@ -19,6 +19,8 @@ MAX_N = 128
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 """Characters of one stop string."""
+MAX_BIASES = 1024
+"""Entries of ``logit_bias``."""
 MAX_REQUEST_ID_LENGTH = 128
 
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -248,6 +250,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
     def _biases(self) -> dict[int, float] | None:
         if self.logit_bias is None:
             return None
+        if len(self.logit_bias) > MAX_BIASES:
+            # The engine's limit, before every key is looked at.
+            why = f"{len(self.logit_bias)} entries, the limit is {MAX_BIASES}"
+            raise invalid("logit_bias", why)
         biases = dict[int, float]()
         for key, bias in self.logit_bias.items():
             if not (key.isascii() and key.isdecimal() and len(key) <= 10):
