@@ -28,7 +28,6 @@ from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
 
 
@@ -37,13 +36,11 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     job = await _job(call)
     keywords, n = job.question.keywords, job.body.n_choices
     async with Lanes(call.client) as lanes:
-        with grammar_named(job.question.grammar_field):
-            await lanes.open(job.question.prompt, keywords, n=n)
+        await lanes.open(job.question.prompt, keywords, n=n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
-            with grammar_named(job.question.grammar_field):
-                wholes = await collect(job.choice_texts(lanes))
+            wholes = await collect(job.choice_texts(lanes))
     return json_response(msgspec.json.encode(_reply(job, wholes)))
 
 
@@ -94,7 +91,6 @@ async def _job(call: Call) -> _Job:
     """
     gateway = call.gateway
     body = await call.body(ChatBody)
-    call.names = body.names
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
@@ -108,6 +104,7 @@ async def _job(call: Call) -> _Job:
         ),
         size=call.n_held,
     )
+    call.names = asked.names
     return _Job(
         body=body,
         texts=gateway.texts,
@@ -150,8 +147,7 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     texts = job.choice_texts(lanes)
     chunks = _Chunks(job, texts)
     async with EventStream(call) as events:
-        with grammar_named(job.question.grammar_field):
-            last = await send_all(texts, events, chunks.of)
+        last = await send_all(texts, events, chunks.of)
         await events.finish(last + chunks.usage() + DONE)
     return events.response
 

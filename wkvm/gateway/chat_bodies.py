@@ -95,12 +95,6 @@ class ChatBody(CommonFields, kw_only=True):
     web_search_options: object = None
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """What this body calls the engine's fields; see ``http_error``."""
-        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {**OPENAI_NAMES, "prompt": "messages", "max_tokens": limit}
-
-    @property
     def n_top_logprobs(self) -> int | None:
         """How many of the most likely ids each position names; None if there is nothing to name.
 
@@ -126,7 +120,7 @@ class Question:
         keywords: of ``Client.generate``.
         options: how the ids of an answer become text.
         use: what may be called.
-        grammar_field: the field that the grammar is made of, if there is one.
+        names: what the body calls the engine's fields; see ``http_error``.
         drops_space: whether the prompt ends in a colon, so that a space at the answer's very
             beginning belongs to the template and not to the answer.
     """
@@ -135,7 +129,7 @@ class Question:
     keywords: dict[str, Any]
     options: TextOptions
     use: ToolUse | None
-    grammar_field: str
+    names: Mapping[str, str]
     drops_space: bool
 
     def answer(self) -> Answer:
@@ -180,6 +174,7 @@ def _question(
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     if n_top is not None:
         keywords["logprobs"] = n_top
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return Question(
         prompt,
         keywords,
@@ -187,7 +182,7 @@ def _question(
             logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
         ),
         use,
-        grammar_field,
+        {**OPENAI_NAMES, "prompt": "messages", "max_tokens": limit, "grammar": grammar_field},
         drops_space,
     )
 

@@ -18,7 +18,6 @@ from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.structured import grammar_named
 from wkvm.gateway.texts import Texts
 
 
@@ -53,14 +52,12 @@ async def completions(call: Call) -> web.StreamResponse:
     """Answer a completion."""
     job = await _job(call)
     async with Lanes(call.client) as lanes:
-        with grammar_named():
-            for prompt in job.prompts:
-                await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n)
+        for prompt in job.prompts:
+            await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
                 return await _stream(call, job, lanes)
-            with grammar_named():
-                wholes = await collect(job.choice_texts(lanes))
+            wholes = await collect(job.choice_texts(lanes))
     return json_response(msgspec.json.encode(_reply(job, lanes, wholes)))
 
 
@@ -249,8 +246,7 @@ async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
     texts = job.choice_texts(lanes)
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call) as events:
-        with grammar_named():
-            last = await send_all(texts, events, chunks.of)
+        last = await send_all(texts, events, chunks.of)
         await events.finish(last + chunks.usage() + DONE)
     return events.response
 

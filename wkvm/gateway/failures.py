@@ -89,7 +89,11 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
 )
 """The first row whose class fits counts."""
 
-OPENAI_NAMES: Mapping[str, str] = {"allowed_ids": "allowed_token_ids", "stop_ids": "stop_token_ids"}
+OPENAI_NAMES: Mapping[str, str] = {
+    "allowed_ids": "allowed_token_ids",
+    "grammar": "structured_outputs",
+    "stop_ids": "stop_token_ids",
+}
 """What bodies call the engine's fields, where they do not have its names."""
 
 

@@ -1,11 +1,7 @@
 """What a completion must be, as vLLM's ``structured_outputs`` says it, made a grammar."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 import msgspec
 from wkvm_client import Grammar
-from wkvm_client.errors import RequestError
 
 from wkvm.gateway.failures import invalid
 
@@ -54,24 +50,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
             why = "one of json, json_object, regex, choice and grammar is needed, and only one"
             raise invalid(FIELD, why)
         return found[0]
-
-
-@contextmanager
-def grammar_named(field: str = FIELD) -> Generator[None]:
-    """Name the field of the request where the engine refuses the grammar.
-
-    Args:
-        field: that the grammar was made of.
-
-    Raises:
-        HttpError: 400, in place of the engine's refusal.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if error.field != "grammar":
-            raise
-        raise invalid(field, str(error).removeprefix("grammar: ")) from error
 
 
 def _schema(schema: dict[str, object] | bool | str) -> str:
