@@ -24,9 +24,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     """An application with these routes; whatever else is asked for is not found."""
-    app = web.Application(
-        middlewares=[_answer_http_errors], client_max_size=gateway.config.max_body_bytes
-    )
+    app = web.Application(middlewares=[_answer_http_errors])
     for route in (*routes, _ELSE):
         endpoint = _endpoint(gateway, route)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
