@@ -35,8 +35,8 @@ from wkvm_bench.fastapi_bodies import ChatRequest, DeltaMessage, StreamChoice, S
 from wkvm_bench.null_engine import VOCAB_SIZE
 from wkvm_bench.null_texts import null_texts
 
-N_TURNS = 2
-"""Of the loop between two steps: outputs must not come so fast that a collector joins them."""
+N_TURNS = 1
+"""Of the loop between two steps: with fewer, outputs come so fast that a collector joins them."""
 
 FINGERPRINT = "fp_000000000000"
 MAX_BATCH = 32
