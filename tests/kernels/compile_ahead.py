@@ -7,6 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from wkvm.kernels import rwkv7_decode
 from wkvm.kernels.wkv7 import token_shift_kernel, wkv7_kernel
 
 TENSORS = {"x", "delta", "r", "w", "k", "v", "kap", "a", "y", "state"}
@@ -31,6 +32,64 @@ def compiled_bytes(kernel: Any, dtype: str, constants: dict[str, Any]) -> int:
     return len(compiled.asm["cubin"])
 
 
+DECODE_FLOATS = {"eps", "group_eps"}
+DECODE_FLOAT32 = {"state", "vectors", "residual"}
+DECODE_INT32 = {"slots", "tiles"}
+DECODE_TENSORS = {
+    *("x", "table", "branch", "out", "shift", "norm_weight", "norm_bias", "mixes", "ahead"),
+    *("weight", "normed", "rkv", "v_first", "hidden", "second", "second_weight", "y"),
+}
+
+
+def decode_bytes(kernel: Any, dtype: str, constants: dict[str, Any], **options: int) -> int:
+    """Bytes of machine code of a kernel of the decode step, launched dependently."""
+    constants = {**constants, "N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in DECODE_FLOAT32:
+            signature[name] = "*fp32"
+        elif name in DECODE_INT32:
+            signature[name] = "*i32"
+        elif name == "token_ids":
+            signature[name] = "*i64"
+        elif name in DECODE_TENSORS:
+            signature[name] = f"*{dtype}"
+        else:
+            signature[name] = "fp32" if name in DECODE_FLOATS else "i32"
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    options = {"num_warps": 4, "launch_pdl": True, **options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return len(compiled.asm["cubin"])
+
+
+def decode_kernels(dtype: str) -> None:
+    """Those of ``rwkv7_decode``."""
+    constants: dict[str, Any] = {"C": 320, "BLOCK": 512, "EMBEDS": False, "N_PARTS": 2}
+    assert decode_bytes(rwkv7_decode.mix_kernel, dtype, {**constants, "N_MIXES": 6})
+    sys.stdout.write("mix_kernel\n")
+    constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
+    constants |= {"WHAT": 0, "EVEN_N": True, "EVEN_B": False, "EVEN_K": False}
+    constants |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    assert decode_bytes(rwkv7_decode.product_kernel, dtype, constants, num_stages=3)
+    sys.stdout.write("product_kernel\n")
+    constants = {"B": 2, "K": 320, "BLOCK_N": 8, "BLOCK_K": 512, "BY_TILE": True, "WHAT": 0}
+    constants |= {"NORMS": True, "MIXES": True, "EMBEDS": True, "ADDS": False, "MOVES": True}
+    assert decode_bytes(rwkv7_decode.gemv_kernel, dtype, constants)
+    sys.stdout.write("gemv_kernel\n")
+    constants = {"H": 5, "K": 64, "BLOCK": 64, "IS_FIRST": False, "MOVES": True}
+    for letter in "VWAG":
+        constants |= {f"RANK_{letter}": 32, f"BLOCK_{letter}": 32}
+    for expands in (False, True):
+        assert decode_bytes(rwkv7_decode.wkv_kernel, dtype, {**constants, "EXPANDS": expands})
+        sys.stdout.write("wkv_kernel\n")
+
+
 def main() -> None:
     """All kernels, in decode and in prefill."""
     for K in (64, 48):
@@ -44,6 +103,8 @@ def main() -> None:
             sizes = {"C": 320, "BLOCK": 256}
             assert compiled_bytes(token_shift_kernel, dtype, {**sizes, "IS_DECODE": is_decode})
             sys.stdout.write("token_shift_kernel\n")
+    for dtype in ("fp32", "bf16"):
+        decode_kernels(dtype)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""The captured decode step against float64, and what it must leave alone.
+
+On a GPU, and small in Triton's interpreter, in a process of its own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.float64_step import Float64Step
+from tests.models.tiny_rwkv7 import Tiny, random_weights, write_pth
+from wkvm.core.layout import StateLayout
+from wkvm.models.rwkv7 import layout_of
+from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape
+from wkvm.models.weights import open_checkpoint
+from wkvm.state.arena import Arena
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+TOLERANCE = 1e-5
+"""Relative norm, float32; the bar of one layer."""
+
+Loaded = tuple[Rwkv7Shape, dict[str, Tensor], StateLayout]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A random model whose sizes fill no block."""
+    tiny = Tiny(width=128, head_size=64, ffn_width=160)
+    path = write_pth(tmp_path_factory.mktemp("model") / "tiny.pth", random_weights(tiny))
+    checkpoint = open_checkpoint(Path(path))
+    shape = read_shape(checkpoint)
+    parameters = dict(load_parameters(checkpoint, shape))
+    return shape, parameters, layout_of(shape, "float32")
+
+
+def relative(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_rows", [1, 3, 6] if INTERPRETED else [1, 2, 4, 5, 17, 40, 70, 130])
+def test_a_step_meets_float64_and_touches_only_its_slots(
+    loaded: Loaded, n_rows: int, device: str
+) -> None:
+    from wkvm.kernels.rwkv7_decode import Blocks
+    from wkvm.models.rwkv7_decode import DecodeStep, Gemv, Plan, Rwkv7Decode
+
+    shape, on_cpu, layout = loaded
+    parameters = {name: tensor.to(device).contiguous() for name, tensor in on_cpu.items()}
+    model = Rwkv7Decode(shape, parameters)
+    plan = None
+    if INTERPRETED:
+        few, block = Gemv(4096), Blocks(16, 16, 32)
+        split = Blocks(16, 16, 32, n_splits=2)
+        plan = Plan(block, None, block, split, block, split, block, wkv_warps=1, pdl=False)
+        if n_rows < 4:
+            plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
+    step = DecodeStep(model, n_rows, plan=plan)
+    draw = torch.Generator().manual_seed(n_rows)
+    arena = Arena(layout, n_rows + 2, device)
+    arena.poison(range(n_rows + 2))
+    order = torch.randperm(n_rows + 2, generator=draw)[:n_rows]
+    is_pad = torch.arange(n_rows) % 3 == 1
+    live = (~is_pad).nonzero()[:, 0]
+    named = order[live].to(device)
+    for view in arena.views.values():
+        view[named] = torch.randn(len(live), *view.shape[1:], generator=draw).to(device)
+    before = arena.records.clone()
+    step.slots.copy_(torch.where(is_pad, -1, order))
+    states = {name: view[named] for name, view in arena.views.items()}
+    exact = Float64Step(shape, parameters, model.table, states)
+    for _ in range(2):
+        ids = torch.randint(shape.vocab_size, (n_rows,), generator=draw)
+        step.token_ids.copy_(ids)
+        for buffer in step.buffers():
+            buffer.fill_(float("nan"))
+        step.launch(arena.views)
+        residuals, logits = exact(ids[live].to(device))
+        assert relative(step.logits[live], logits) < TOLERANCE
+        assert relative(step.residual[live], residuals[-1]) < TOLERANCE
+        for name, view in arena.views.items():
+            assert relative(view[named], exact.states[name]) < TOLERANCE
+    others = torch.ones(n_rows + 2, dtype=torch.bool)
+    others[named.cpu()] = False
+    assert torch.equal(arena.records[others], before[others])
+    assert step.logits.isfinite().all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is that process")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_the_step_passes_these_tests_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "float64"]
+    run = subprocess.run(
+        [*command, __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout

@@ -1,0 +1,578 @@
+"""RWKV-7 on a GPU, one token a row: a step without decisions, to be captured in a graph.
+
+``Rwkv7Decode`` packs the weights of a model; ``DecodeStep`` owns the buffers of one batch size and
+launches the kernels of a step over them. Which kernels, and how they are cut up, depends on the
+batch size alone. Prompts go through ``wkvm.models.rwkv7``, on the same states. The engine does not
+run it yet: so far it is for ``tools/gpu_decode.py``, which checks and times it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, pad
+
+from wkvm.kernels import rwkv7_decode as kernels
+from wkvm.kernels.rwkv7_decode import Before, Blocks, Group, Move, Tiles, tiles_of
+from wkvm.models.base import StateViews
+from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
+from wkvm.models.rwkv7_params import Rwkv7Shape
+
+RANK_STEP = 32
+"""Ranks are filled up with zeros to a multiple of this, which is what a product advances by."""
+
+OVERHANG = 128
+"""Rows of zeros after packed weights: a block at the end of a group reads beyond it."""
+
+MIX_ORDER = (0, 2, 3, 1, 4, 5)
+"""Where r, k, v, w, a, g are among the mixes of a checkpoint; the order here. So the inputs of the
+three large products lie together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """A product through ``kernels.gemv``: bytes of weights and warps of one program."""
+
+    n_bytes: int = 32 * 1024
+    n_warps: int = 4
+
+    def n(self, length: int, item_bytes: int) -> int:
+        """Outputs of a program: the largest power of two that fits, at least 1."""
+        return 1 << max(0, (self.n_bytes // (length * item_bytes)).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A product through cuBLAS; with splits, parts of the sums as one batched product.
+
+    Nothing can be applied to it.
+    """
+
+    n_splits: int = 1
+
+
+Cut: TypeAlias = Gemv | Blocks | Library
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which kernels make a step, and how they are cut up.
+
+    Attributes:
+        first: r, k, v; unless it is the library, with the first stages of the low-rank maps.
+        hidden: these stages, if ``first`` is the library: beside it, on a stream of their own.
+        second: the second stages. None: where their outputs are used.
+        output, key, value, head: the other products.
+        wkv_warps: of a program of ``kernels.wkv``.
+        fuses_norms: norms, token shifts and mixes are done by each program of the product that
+            they precede, which must be ``Gemv``: two launches fewer a layer.
+        pdl: launches may begin while the one before runs.
+        looks_ahead: launches bring weights of the next ones into the L2 cache.
+    """
+
+    first: Cut
+    hidden: Blocks | None
+    second: Blocks | None
+    output: Cut
+    key: Cut
+    value: Cut
+    head: Cut
+    wkv_warps: int
+    fuses_norms: bool = False
+    pdl: bool = True
+    looks_ahead: bool = False
+
+
+def plan_of(n_rows: int, item_bytes: int = 2) -> Plan:
+    """What measured best on an H200 for about ``n_rows`` rows; see ``bench/NOTES.md``.
+
+    Measured with weights of 2 bytes. With wider ones the blocks are cut so that they take as much
+    shared memory.
+    """
+    plan = _measured_plan(n_rows)
+    if item_bytes == 2:
+        return plan
+
+    def narrow(cut: Cut) -> Cut:
+        return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks) else cut
+
+    def narrow_blocks(blocks: Blocks | None) -> Blocks | None:
+        return blocks and replace(blocks, k=blocks.k * 2 // item_bytes)
+
+    return replace(
+        plan,
+        first=narrow(plan.first),
+        hidden=narrow_blocks(plan.hidden),
+        second=narrow_blocks(plan.second),
+        output=narrow(plan.output),
+        key=narrow(plan.key),
+        value=narrow(plan.value),
+        head=narrow(plan.head),
+    )
+
+
+def _measured_plan(n_rows: int) -> Plan:
+    if n_rows <= 4:
+        few = Gemv(32 * 1024, 4)
+        return Plan(
+            first=Gemv(16 * 1024, 4),
+            hidden=None,
+            second=None,
+            output=Gemv(16 * 1024, 2),
+            key=Gemv(64 * 1024, 16),
+            value=few,
+            head=few,
+            wkv_warps=8,
+            fuses_norms=True,
+            looks_ahead=True,
+        )
+    if n_rows <= 64:
+        b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
+        wide = Blocks(64, b, 64, 1, 4, 8) if b == 64 else Blocks(64, b, 128, 1, 4, 6)
+        deep = Blocks(64, b, 128, 4, 4, 4 if b == 64 else 6)
+        return Plan(
+            first=wide,
+            hidden=None,
+            second=Blocks(32, b, 128, 1, 4, 2) if b == 32 else Blocks(64, b, 256, 1, 4, 2),
+            output=deep,
+            key=wide,
+            value=deep,
+            head=Blocks(128, 64, 64, 1, 4, 6) if b == 64 else Blocks(64, b, 128, 1, 4, 4),
+            wkv_warps=4 if b == 16 else 1,
+        )
+    if n_rows <= 128:
+        key = Blocks(64, 128, 64, 1, 4, 5)
+    elif n_rows <= 512:
+        key = Blocks(64, 256, 64, 1, 8, 4)
+    else:
+        key = Blocks(256, 128, 64, 1, 8, 3)
+    return Plan(
+        first=Library(),
+        hidden=Blocks(64, 64, 128, 1, 4, 4),
+        second=Blocks(128, 128, 64, 1, 8, 3),
+        output=Library(),
+        # The library would round before the square, which doubles the error.
+        key=key,
+        value=Library(4 if n_rows <= 256 else 1),
+        head=Library(),
+        wkv_warps=1,
+        pdl=n_rows <= 256,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer, packed as the kernels take them; matrices are ``[out, in]``.
+
+    Attributes:
+        first: r, k, v and the first stages of the low-rank maps v, w, a, g, and ``OVERHANG``.
+        second: the second stages of these four, flat, and an overhang.
+        vectors: ``[8, C]`` float32, as ``kernels.wkv`` takes them.
+    """
+
+    ln1: tuple[Tensor, Tensor]
+    mixes: Tensor
+    first: Tensor
+    second: Tensor
+    vectors: Tensor
+    output: Tensor
+    ln2: tuple[Tensor, Tensor]
+    ffn_mix: Tensor
+    ffn_key: Tensor
+    ffn_value: Tensor
+
+
+class Rwkv7Decode:
+    """The packed weights of one model."""
+
+    def __init__(self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor]) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU."""
+        self.shape = shape
+        get = parameters.__getitem__
+        self.dtype = get("emb.weight").dtype
+        self.device = get("emb.weight").device
+        norm = get("blocks.0.ln0.weight"), get("blocks.0.ln0.bias")
+        self.table = layer_norm(get("emb.weight"), (shape.width,), *norm, shape.layer_norm_eps)
+        self.head = get("emb.weight" if shape.tied else "head.weight").contiguous()
+        self.ln_out = get("ln_out.weight"), get("ln_out.bias")
+        self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
+        self.layers = tuple(
+            self._packed(parameters, f"blocks.{index}.") for index in range(shape.n_layers)
+        )
+
+    def first_groups(self, n_rows: int) -> list[Group]:
+        """Of ``first``, for outputs ``[3, B, C]`` and after them ``[B, ranks]``."""
+        C = self.shape.width
+        groups = [Group(i, 0, i * C * C, C, C, i * n_rows * C, C, kernels.NONE) for i in range(3)]
+        return groups + self.hidden_groups(3 * C * C, 3 * n_rows * C)
+
+    def hidden_groups(self, weight: int = 0, out: int = 0) -> list[Group]:
+        """Of the first stages of the low-rank maps, for outputs ``[B, ranks]``."""
+        C = self.shape.width
+        inputs = (2, 3, 4, 5)
+        whats = (kernels.NONE, kernels.TANH, kernels.NONE, kernels.SIGMOID)
+        groups = list[Group]()
+        for index, rank, what in zip(inputs, self.ranks, whats, strict=True):
+            groups.append(Group(index, 0, weight, C, rank, out, sum(self.ranks), what))
+            weight += rank * C
+            out += rank
+        return groups
+
+    def second_groups(self) -> list[Group]:
+        """Of the second stages, for inputs ``[B, ranks]`` and outputs ``[B, 4, C]``."""
+        C = self.shape.width
+        groups, column, weight = list[Group](), 0, 0
+        for index, rank in enumerate(self.ranks):
+            groups.append(Group(0, column, weight, rank, C, index * C, 4 * C, kernels.NONE))
+            column += rank
+            weight += rank * C
+        return groups
+
+    def _packed(self, parameters: Mapping[str, Tensor], prefix: str) -> _Layer:
+        C = self.shape.width
+
+        def get(name: str) -> Tensor:
+            return parameters[prefix + name]
+
+        def norm(name: str) -> tuple[Tensor, Tensor]:
+            return get(f"{name}.weight"), get(f"{name}.bias")
+
+        first = [get(f"att.{name}.weight") for name in ("receptance", "key", "value")]
+        second = list[Tensor]()
+        for letter, rank in zip("vwag", self.ranks, strict=True):
+            # The first layer has no value residual.
+            has_map = f"{prefix}att.{letter}1" in parameters
+            one = get(f"att.{letter}1").t() if has_map else self.table.new_zeros(0, C)
+            two = get(f"att.{letter}2").t() if has_map else self.table.new_zeros(C, 0)
+            first.append(pad(one, (0, 0, 0, rank - one.shape[0])))
+            second.append(pad(two, (0, rank - two.shape[1])).flatten())
+        first.append(self.table.new_zeros(OVERHANG, C))
+        second.append(self.table.new_zeros(OVERHANG * max(self.ranks)))
+        zeros = torch.zeros(C, device=self.device)
+        v0 = get("att.v0") if prefix + "att.v0" in parameters else zeros
+        names = ("k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
+        vectors = [get("att.w0"), get("att.a0"), v0, *(get(f"att.{name}") for name in names)]
+        return _Layer(
+            ln1=norm("ln1"),
+            mixes=get("att.x")[list(MIX_ORDER)],
+            first=torch.cat(first),
+            second=torch.cat(second),
+            vectors=torch.stack([vector.float().flatten() for vector in vectors]),
+            output=get("att.output.weight"),
+            ln2=norm("ln2"),
+            ffn_mix=get("ffn.x_k").view(1, C),
+            ffn_key=get("ffn.key.weight"),
+            ffn_value=get("ffn.value.weight"),
+        )
+
+
+class DecodeStep:
+    """One step of ``n_rows`` rows of one token, over buffers of its own.
+
+    Attributes:
+        token_ids: ``[B]`` int64, input.
+        slots: ``[B]`` int32, input: distinct where not negative; negative for a pad row.
+        logits: ``[B, V]`` float32, output. Those of pad rows mean nothing.
+        residual: ``[B, C]`` float32: what the last norm was applied to, after a launch.
+    """
+
+    def __init__(self, model: Rwkv7Decode, n_rows: int, *, plan: Plan | None = None) -> None:
+        self.model = model
+        self.n_rows = n_rows
+        self.plan = plan = plan or plan_of(n_rows, model.dtype.itemsize)
+        C, V, F = model.shape.width, model.shape.vocab_size, model.shape.ffn_width
+        device = model.device
+        needs_side = plan.hidden is not None
+        self._side = torch.cuda.Stream() if needs_side else None  # type: ignore[no-untyped-call]
+
+        def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        def parts(cut: Cut) -> Tensor:
+            n_splits = 1 if isinstance(cut, Gemv) else cut.n_splits
+            return buffer(n_splits, n_rows, C, dtype=torch.float32)
+
+        self.token_ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        self.slots = torch.full((n_rows,), -1, dtype=torch.int32, device=device)
+        self.logits = buffer(n_rows, V, dtype=torch.float32)
+        self.residual = buffer(n_rows, C, dtype=torch.float32)
+        # The first layer's are kept through the step: its v is the residual of the others.
+        self._firsts = buffer(2, n_rows * (3 * C + sum(model.ranks)))
+        self._y = buffer(n_rows, C)
+        self._hidden = buffer(n_rows, F)
+        self._normed = buffer(2, n_rows, C)
+        if isinstance(plan.first, Library):
+            if plan.hidden is None:
+                raise ValueError("the library makes no low-rank products")
+            self._tiles = tiles_of(model.hidden_groups(), plan.hidden.n, device)
+        else:
+            item_bytes = model.dtype.itemsize
+            n = plan.first.n(C, item_bytes) if isinstance(plan.first, Gemv) else plan.first.n
+            self._tiles = tiles_of(model.first_groups(n_rows), n, device)
+        if not plan.fuses_norms:
+            self._mixed = buffer(6, n_rows, C)
+            self._ffn_mixed = buffer(1, n_rows, C)
+            self._outputs, self._values = parts(plan.output), parts(plan.value)
+        if plan.second is not None:
+            self._second = buffer(n_rows, 4 * C)
+            self._second_tiles = tiles_of(model.second_groups(), plan.second.n, device)
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that a launch overwrites before it reads it."""
+        names = [
+            *("_firsts", "_y", "_hidden", "_normed", "_mixed", "_ffn_mixed", "_second"),
+            *("_outputs", "_values", "residual", "logits"),
+        ]
+        return [getattr(self, name) for name in names if hasattr(self, name)]
+
+    def launch(self, states: StateViews) -> None:
+        """Absorb ``token_ids`` into the states of ``slots``, in place, and make ``logits``.
+
+        Launches and returns. States of other slots are neither read nor written.
+        """
+        views = zip(*(states[name].unbind(1) for name in (WKV, ATT_SHIFT, FFN_SHIFT)), strict=True)
+        for index, (wkv, att, ffn) in enumerate(views):
+            if self.plan.fuses_norms:
+                self._fused_layer(index, wkv, att, ffn)
+            else:
+                self._layer(index, wkv, att, ffn)
+        model = self.model
+        norm, eps = model.ln_out, model.shape.layer_norm_eps
+        if self.plan.fuses_norms:
+            self._gemv(
+                self.residual, model.head, self.plan.head, out=self.logits, before=Before(norm, eps)
+            )
+        else:
+            pdl = self.plan.pdl
+            kernels.mix(self.residual, self._values, norm, eps, self._y, self.slots, pdl=pdl)
+            self._product(self._y, model.head, self.logits.unsqueeze(0), self.plan.head)
+
+    def _fused_layer(self, index: int, wkv: Tensor, att: Tensor, ffn: Tensor) -> None:
+        model, layer, plan = self.model, self.model.layers[index], self.plan
+        eps = model.shape.layer_norm_eps
+        first = self._firsts[min(index, 1)]
+        embedding = (model.table, self.token_ids) if index == 0 else None
+        att_normed, ffn_normed = self._normed.unbind(0)
+        before = Before(layer.ln1, eps, att, layer.mixes, att_normed, embedding)
+        self._gemv(
+            self.residual,
+            layer.first,
+            plan.first,
+            out=first,
+            residual=self.residual,
+            tiles=self._tiles,
+            before=before,
+            ahead=layer.output,
+        )
+        self._wkv(index, first, wkv, Move(att, att_normed))
+        self._gemv(
+            self._y, layer.output, plan.output, residual=self.residual, ahead=layer.ffn_value
+        )
+        self._gemv(
+            self.residual,
+            layer.ffn_key,
+            plan.key,
+            out=self._hidden,
+            what=kernels.SQUARED_RELU,
+            before=Before(layer.ln2, eps, ffn, layer.ffn_mix, ffn_normed),
+            ahead=None,
+        )
+        self._gemv(
+            self._hidden,
+            layer.ffn_value,
+            plan.value,
+            residual=self.residual,
+            move=Move(ffn, ffn_normed),
+            ahead=self._next_first(index),
+        )
+
+    def _layer(self, index: int, wkv: Tensor, att: Tensor, ffn: Tensor) -> None:
+        model, layer, plan = self.model, self.model.layers[index], self.plan
+        x, slots, eps, pdl = self.residual, self.slots, model.shape.layer_norm_eps, plan.pdl
+        first = self._firsts[min(index, 1)]
+        kernels.mix(
+            x,
+            None if index == 0 else self._values,
+            layer.ln1,
+            eps,
+            self._mixed,
+            slots,
+            shift=att,
+            mixes=layer.mixes,
+            embedding=(model.table, self.token_ids) if index == 0 else None,
+            ahead=self._ahead(layer.first),
+            pdl=pdl,
+        )
+        if isinstance(plan.first, Library):
+            self._first_by_library(layer, first)
+        else:
+            if isinstance(plan.first, Gemv):
+                self._gemv(self._mixed, layer.first, plan.first, out=first, tiles=self._tiles)
+            else:
+                kernels.product(
+                    self._mixed,
+                    layer.first,
+                    first,
+                    plan.first,
+                    tiles=self._tiles,
+                    ahead=self._ahead(layer.output),
+                    pdl=pdl,
+                )
+            self._second_stage(layer, first)
+        self._wkv(index, first, wkv, None)
+        self._product(self._y, layer.output, self._outputs, plan.output)
+        kernels.mix(
+            x,
+            self._outputs,
+            layer.ln2,
+            eps,
+            self._ffn_mixed,
+            slots,
+            shift=ffn,
+            mixes=layer.ffn_mix,
+            ahead=self._ahead(layer.ffn_key),
+            pdl=pdl,
+        )
+        self._product(
+            self._ffn_mixed[0],
+            layer.ffn_key,
+            self._hidden.unsqueeze(0),
+            plan.key,
+            kernels.SQUARED_RELU,
+            ahead=layer.ffn_value,
+        )
+        self._product(
+            self._hidden, layer.ffn_value, self._values, plan.value, ahead=self._next_first(index)
+        )
+
+    def _first_by_library(self, layer: _Layer, first: Tensor) -> None:
+        """The low-rank maps are small and take long: they run beside the large products."""
+        C = self.model.shape.width
+        side, main = self._side, torch.cuda.current_stream()
+        if side is None or self.plan.hidden is None:
+            raise AssertionError("set with the library")
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            kernels.product(
+                self._mixed,
+                layer.first[3 * C :],
+                self._hidden_of(first),
+                self.plan.hidden,
+                tiles=self._tiles,
+            )
+            self._second_stage(layer, first)
+        weights = layer.first[: 3 * C].view(3, C, C)
+        torch.bmm(self._mixed[:3], weights.transpose(1, 2), out=self._rkv_of(first))
+        main.wait_stream(side)
+
+    def _second_stage(self, layer: _Layer, first: Tensor) -> None:
+        if self.plan.second is None:
+            return
+        kernels.product(
+            self._hidden_of(first),
+            layer.second,
+            self._second,
+            self.plan.second,
+            tiles=self._second_tiles,
+            pdl=self.plan.pdl,
+        )
+
+    def _wkv(self, index: int, first: Tensor, wkv: Tensor, move: Move | None) -> None:
+        model, layer, plan = self.model, self.model.layers[index], self.plan
+        v, w, a, g = model.ranks
+        kernels.wkv(
+            self._rkv_of(first),
+            self._rkv_of(self._firsts[0]),
+            self._hidden_of(first),
+            layer.vectors,
+            (v, w, a, g),
+            self._y,
+            wkv,
+            self.slots,
+            model.shape.group_norm_eps,
+            second=None if plan.second is None else self._second,
+            second_weight=layer.second if plan.second is None else None,
+            is_first=index == 0,
+            move=move,
+            ahead=self._ahead(layer.ffn_key),
+            n_warps=plan.wkv_warps,
+            pdl=plan.pdl,
+        )
+
+    def _ahead(self, weight: Tensor | None) -> Tensor | None:
+        return weight if self.plan.looks_ahead else None
+
+    def _next_first(self, index: int) -> Tensor:
+        """The weights of the first products after a layer."""
+        layers = self.model.layers
+        return layers[index + 1].first if index + 1 < len(layers) else self.model.head
+
+    def _rkv_of(self, first: Tensor) -> Tensor:
+        C = self.model.shape.width
+        return first[: 3 * self.n_rows * C].view(3, self.n_rows, C)
+
+    def _hidden_of(self, first: Tensor) -> Tensor:
+        return first[3 * self.n_rows * self.model.shape.width :].view(self.n_rows, -1)
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        cut: Cut,
+        what: int = kernels.NONE,
+        *,
+        ahead: Tensor | None = None,
+    ) -> None:
+        """``out`` is ``[n_splits, B, N]``."""
+        pdl = self.plan.pdl
+        if isinstance(cut, Gemv):
+            self._gemv(x, weight, cut, out=out[0], what=what, ahead=ahead)
+        elif isinstance(cut, Blocks):
+            kernels.product(x, weight, out, cut, what=what, ahead=self._ahead(ahead), pdl=pdl)
+        elif what != kernels.NONE:
+            raise ValueError("the library applies nothing to its products")
+        else:
+            n = cut.n_splits
+            if n == 1 and out.dtype != x.dtype:
+                torch.mm(x, weight.t(), out_dtype=out.dtype, out=out[0])
+            elif n == 1:
+                torch.mm(x, weight.t(), out=out[0])
+            else:
+                left = x.view(self.n_rows, n, -1).transpose(0, 1)
+                right = weight.view(weight.shape[0], n, -1).permute(1, 2, 0)
+                torch.bmm(left, right, out_dtype=out.dtype, out=out)
+
+    def _gemv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        cut: Cut,
+        *,
+        out: Tensor | None = None,
+        residual: Tensor | None = None,
+        what: int = kernels.NONE,
+        tiles: Tiles | None = None,
+        before: Before | None = None,
+        move: Move | None = None,
+        ahead: Tensor | None = None,
+    ) -> None:
+        if not isinstance(cut, Gemv):
+            raise ValueError(f"norms are fused into products of few rows only, not {cut}")
+        kernels.gemv(
+            x,
+            weight,
+            self.slots,
+            out=out,
+            residual=residual,
+            what=what,
+            tiles=tiles,
+            before=before,
+            move=move,
+            ahead=self._ahead(ahead),
+            block_n=cut.n(x.shape[-1], weight.dtype.itemsize),
+            n_warps=cut.n_warps,
+            pdl=self.plan.pdl,
+        )
