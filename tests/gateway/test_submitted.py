@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeModel, fake_continuation
-from tests.gateway.harness import ANNA, BERT, KEYS, Running, gateway_running, until_stats
+from tests.gateway.harness import (
+    ANNA,
+    BERT,
+    KEYS,
+    Running,
+    gateway_running,
+    lose_engine,
+    until_stats,
+)
 from tests.gateway.native_http import LONG, post
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
@@ -160,6 +168,17 @@ async def test_an_engine_that_goes_shows_as_an_error() -> None:
         await client.aclose()
         got = await end(running, name)
         assert (got["status"], got["error"]["status"]) == ("failed", 503)
+
+
+async def test_results_can_be_had_while_there_is_no_engine() -> None:
+    async with gateway_running(keys=KEYS) as running:
+        name = await submit(running, SHORT, **ANNA)
+        got = await end(running, name, **ANNA)
+        await lose_engine(running)
+        code, kept = await status(running, name, "?from=1000000", **ANNA)
+        assert (code, kept) == (200, got)
+        # Whose this key is, nobody can say now: it was never let in.
+        assert (await status(running, name, **BERT))[0] == 503
 
 
 async def test_tenants_do_not_see_each_others_requests() -> None:
