@@ -7,7 +7,7 @@ for both doors, and the gateway has none.
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 from wkvm_client import aio
@@ -109,11 +109,19 @@ class Engines:
             except UnauthenticatedError:
                 self._is_open = False
         if not key:
-            raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY")
+            return await self._without_key()
         try:
             return await self._client(key)
         except InvalidParameterError as error:
             raise UnauthenticatedError("no such key") from error
+
+    async def _without_key(self) -> aio.Client:
+        """The connection of who has no key, if the engine was started anew and asks for none."""
+        with suppress(ClientError):
+            await self.own()
+        if self._is_open:
+            return await self._client("")
+        raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY")
 
     def tenant(self, key: str) -> bytes:
         """A name for whoever has a key, to keep what is theirs apart. After ``client``.
