@@ -69,6 +69,10 @@ class AioDriver:
         self.client = await aio.from_socket(sock, **options)
         self._clients.append(self.client)
 
+    async def over(self, attach: aio.Attach, **options: Any) -> None:
+        self.client = await aio.over(attach, **options)
+        self._clients.append(self.client)
+
     async def generate(self, prompt: Any, **options: Any) -> aio.Stream:
         return await self.client.generate(prompt, **options)
 

@@ -53,16 +53,32 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     await stepping
 
 
-@pytest.fixture(params=["tcp", "unix", "pair", "websocket"])
-def door(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+DOORS = ("tcp", "unix", "pair", "websocket")
+WAYS = [(driver, door) for driver in (AioDriver, BlockingDriver) for door in DOORS]
+WAYS.append((AioDriver, "memory"))
+"""Which clients go through which doors. A pipe in memory is for those of the same event loop."""
 
 
-@pytest.fixture(params=[AioDriver, BlockingDriver], ids=["aio", "blocking"])
-async def driver(request: pytest.FixtureRequest, rig: Rig, door: str) -> AsyncIterator[Driver]:
-    driver: Driver = request.param()
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0].__name__}-{way[1]}")
+def way(request: pytest.FixtureRequest) -> tuple[type[AioDriver] | type[BlockingDriver], str]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def door(way: tuple[object, str]) -> str:
+    return way[1]
+
+
+@pytest.fixture
+async def driver(
+    way: tuple[type[AioDriver] | type[BlockingDriver], str], rig: Rig
+) -> AsyncIterator[Driver]:
+    kind, door = way
+    driver: Driver = kind()
     async with AsyncExitStack() as stack:
-        if door == "pair":
+        if isinstance(driver, AioDriver) and door == "memory":
+            await driver.over(rig.server.attach)
+        elif door == "pair":
             await driver.from_socket(await rig.server.connect_local())
         elif door == "websocket":
             running = await stack.enter_async_context(gateway_over(rig.server, rig.engine_loop))
