@@ -30,15 +30,10 @@ sys.path.insert(0, str(ROOT))
 from tests.models.float64_step import Float64Step  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
-from wkvm.models.rwkv7_decode import (  # noqa: E402
-    DecodeStep,
-    Gemv,
-    Library,
-    Plan,
-    Rwkv7Decode,
-    plan_of,
-)
+from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
+from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
 from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape  # noqa: E402
+from wkvm.models.rwkv7_plans import Gemv, Library, Plan, plan_of  # noqa: E402
 from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 

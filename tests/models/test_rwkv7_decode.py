@@ -53,7 +53,9 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     loaded: Loaded, n_rows: int, device: str
 ) -> None:
     from wkvm.kernels.rwkv7_decode import Blocks
-    from wkvm.models.rwkv7_decode import DecodeStep, Gemv, Plan, Rwkv7Decode
+    from wkvm.models.rwkv7_decode import DecodeStep
+    from wkvm.models.rwkv7_packed import Rwkv7Decode
+    from wkvm.models.rwkv7_plans import Gemv, Plan
 
     shape, on_cpu, layout = loaded
     parameters = {name: tensor.to(device).contiguous() for name, tensor in on_cpu.items()}

@@ -6,266 +6,15 @@ batch size alone. Prompts go through ``wkvm.models.rwkv7``, on the same states. 
 run it yet: so far it is for ``tools/gpu_decode.py``, which checks and times it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
-
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, pad
 
 from wkvm.kernels import rwkv7_decode as kernels
-from wkvm.kernels.rwkv7_decode import Before, Blocks, Group, Move, Tiles, tiles_of
+from wkvm.kernels.rwkv7_decode import Before, Blocks, Move, Tiles, tiles_of
 from wkvm.models.base import StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
-from wkvm.models.rwkv7_params import Rwkv7Shape
-
-RANK_STEP = 32
-"""Ranks are filled up with zeros to a multiple of this, which is what a product advances by."""
-
-OVERHANG = 128
-"""Rows of zeros after packed weights: a block at the end of a group reads beyond it."""
-
-MIX_ORDER = (0, 2, 3, 1, 4, 5)
-"""Where r, k, v, w, a, g are among the mixes of a checkpoint; the order here. So the inputs of the
-three large products lie together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gemv:
-    """A product through ``kernels.gemv``: bytes of weights and warps of one program."""
-
-    n_bytes: int = 32 * 1024
-    n_warps: int = 4
-
-    def n(self, length: int, item_bytes: int) -> int:
-        """Outputs of a program: the largest power of two that fits, at least 1."""
-        return 1 << max(0, (self.n_bytes // (length * item_bytes)).bit_length() - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A product through cuBLAS; with splits, parts of the sums as one batched product.
-
-    Nothing can be applied to it.
-    """
-
-    n_splits: int = 1
-
-
-Cut: TypeAlias = Gemv | Blocks | Library
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which kernels make a step, and how they are cut up.
-
-    Attributes:
-        first: r, k, v; unless it is the library, with the first stages of the low-rank maps.
-        hidden: these stages, if ``first`` is the library: beside it, on a stream of their own.
-        second: the second stages. None: where their outputs are used.
-        output, key, value, head: the other products.
-        wkv_warps: of a program of ``kernels.wkv``.
-        fuses_norms: norms, token shifts and mixes are done by each program of the product that
-            they precede, which must be ``Gemv``: two launches fewer a layer.
-        pdl: launches may begin while the one before runs.
-        looks_ahead: launches bring weights of the next ones into the L2 cache.
-    """
-
-    first: Cut
-    hidden: Blocks | None
-    second: Blocks | None
-    output: Cut
-    key: Cut
-    value: Cut
-    head: Cut
-    wkv_warps: int
-    fuses_norms: bool = False
-    pdl: bool = True
-    looks_ahead: bool = False
-
-
-def plan_of(n_rows: int, item_bytes: int = 2) -> Plan:
-    """What measured best on an H200 for about ``n_rows`` rows; see ``bench/NOTES.md``.
-
-    Measured with weights of 2 bytes. With wider ones the blocks are cut so that they take as much
-    shared memory.
-    """
-    plan = _measured_plan(n_rows)
-    if item_bytes == 2:
-        return plan
-
-    def narrow(cut: Cut) -> Cut:
-        return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks) else cut
-
-    def narrow_blocks(blocks: Blocks | None) -> Blocks | None:
-        return blocks and replace(blocks, k=blocks.k * 2 // item_bytes)
-
-    return replace(
-        plan,
-        first=narrow(plan.first),
-        hidden=narrow_blocks(plan.hidden),
-        second=narrow_blocks(plan.second),
-        output=narrow(plan.output),
-        key=narrow(plan.key),
-        value=narrow(plan.value),
-        head=narrow(plan.head),
-    )
-
-
-def _measured_plan(n_rows: int) -> Plan:
-    if n_rows <= 4:
-        few = Gemv(32 * 1024, 4)
-        return Plan(
-            first=Gemv(16 * 1024, 4),
-            hidden=None,
-            second=None,
-            output=Gemv(16 * 1024, 2),
-            key=Gemv(64 * 1024, 16),
-            value=few,
-            head=few,
-            wkv_warps=8,
-            fuses_norms=True,
-            looks_ahead=True,
-        )
-    if n_rows <= 64:
-        b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
-        wide = Blocks(64, b, 64, 1, 4, 8) if b == 64 else Blocks(64, b, 128, 1, 4, 6)
-        deep = Blocks(64, b, 128, 4, 4, 4 if b == 64 else 6)
-        return Plan(
-            first=wide,
-            hidden=None,
-            second=Blocks(32, b, 128, 1, 4, 2) if b == 32 else Blocks(64, b, 256, 1, 4, 2),
-            output=deep,
-            key=wide,
-            value=deep,
-            head=Blocks(128, 64, 64, 1, 4, 6) if b == 64 else Blocks(64, b, 128, 1, 4, 4),
-            wkv_warps=4 if b == 16 else 1,
-        )
-    if n_rows <= 128:
-        key = Blocks(64, 128, 64, 1, 4, 5)
-    elif n_rows <= 512:
-        key = Blocks(64, 256, 64, 1, 8, 4)
-    else:
-        key = Blocks(256, 128, 64, 1, 8, 3)
-    return Plan(
-        first=Library(),
-        hidden=Blocks(64, 64, 128, 1, 4, 4),
-        second=Blocks(128, 128, 64, 1, 8, 3),
-        output=Library(),
-        # The library would round before the square, which doubles the error.
-        key=key,
-        value=Library(4 if n_rows <= 256 else 1),
-        head=Library(),
-        wkv_warps=1,
-        pdl=n_rows <= 256,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """The weights of one layer, packed as the kernels take them; matrices are ``[out, in]``.
-
-    Attributes:
-        first: r, k, v and the first stages of the low-rank maps v, w, a, g, and ``OVERHANG``.
-        second: the second stages of these four, flat, and an overhang.
-        vectors: ``[8, C]`` float32, as ``kernels.wkv`` takes them.
-    """
-
-    ln1: tuple[Tensor, Tensor]
-    mixes: Tensor
-    first: Tensor
-    second: Tensor
-    vectors: Tensor
-    output: Tensor
-    ln2: tuple[Tensor, Tensor]
-    ffn_mix: Tensor
-    ffn_key: Tensor
-    ffn_value: Tensor
-
-
-class Rwkv7Decode:
-    """The packed weights of one model."""
-
-    def __init__(self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor]) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU."""
-        self.shape = shape
-        get = parameters.__getitem__
-        self.dtype = get("emb.weight").dtype
-        self.device = get("emb.weight").device
-        norm = get("blocks.0.ln0.weight"), get("blocks.0.ln0.bias")
-        self.table = layer_norm(get("emb.weight"), (shape.width,), *norm, shape.layer_norm_eps)
-        self.head = get("emb.weight" if shape.tied else "head.weight").contiguous()
-        self.ln_out = get("ln_out.weight"), get("ln_out.bias")
-        self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
-        self.layers = tuple(
-            self._packed(parameters, f"blocks.{index}.") for index in range(shape.n_layers)
-        )
-
-    def first_groups(self, n_rows: int) -> list[Group]:
-        """Of ``first``, for outputs ``[3, B, C]`` and after them ``[B, ranks]``."""
-        C = self.shape.width
-        groups = [Group(i, 0, i * C * C, C, C, i * n_rows * C, C, kernels.NONE) for i in range(3)]
-        return groups + self.hidden_groups(3 * C * C, 3 * n_rows * C)
-
-    def hidden_groups(self, weight: int = 0, out: int = 0) -> list[Group]:
-        """Of the first stages of the low-rank maps, for outputs ``[B, ranks]``."""
-        C = self.shape.width
-        inputs = (2, 3, 4, 5)
-        whats = (kernels.NONE, kernels.TANH, kernels.NONE, kernels.SIGMOID)
-        groups = list[Group]()
-        for index, rank, what in zip(inputs, self.ranks, whats, strict=True):
-            groups.append(Group(index, 0, weight, C, rank, out, sum(self.ranks), what))
-            weight += rank * C
-            out += rank
-        return groups
-
-    def second_groups(self) -> list[Group]:
-        """Of the second stages, for inputs ``[B, ranks]`` and outputs ``[B, 4, C]``."""
-        C = self.shape.width
-        groups, column, weight = list[Group](), 0, 0
-        for index, rank in enumerate(self.ranks):
-            groups.append(Group(0, column, weight, rank, C, index * C, 4 * C, kernels.NONE))
-            column += rank
-            weight += rank * C
-        return groups
-
-    def _packed(self, parameters: Mapping[str, Tensor], prefix: str) -> _Layer:
-        C = self.shape.width
-
-        def get(name: str) -> Tensor:
-            return parameters[prefix + name]
-
-        def norm(name: str) -> tuple[Tensor, Tensor]:
-            return get(f"{name}.weight"), get(f"{name}.bias")
-
-        first = [get(f"att.{name}.weight") for name in ("receptance", "key", "value")]
-        second = list[Tensor]()
-        for letter, rank in zip("vwag", self.ranks, strict=True):
-            # The first layer has no value residual.
-            has_map = f"{prefix}att.{letter}1" in parameters
-            one = get(f"att.{letter}1").t() if has_map else self.table.new_zeros(0, C)
-            two = get(f"att.{letter}2").t() if has_map else self.table.new_zeros(C, 0)
-            first.append(pad(one, (0, 0, 0, rank - one.shape[0])))
-            second.append(pad(two, (0, rank - two.shape[1])).flatten())
-        first.append(self.table.new_zeros(OVERHANG, C))
-        second.append(self.table.new_zeros(OVERHANG * max(self.ranks)))
-        zeros = torch.zeros(C, device=self.device)
-        v0 = get("att.v0") if prefix + "att.v0" in parameters else zeros
-        names = ("k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
-        vectors = [get("att.w0"), get("att.a0"), v0, *(get(f"att.{name}") for name in names)]
-        return _Layer(
-            ln1=norm("ln1"),
-            mixes=get("att.x")[list(MIX_ORDER)],
-            first=torch.cat(first),
-            second=torch.cat(second),
-            vectors=torch.stack([vector.float().flatten() for vector in vectors]),
-            output=get("att.output.weight"),
-            ln2=norm("ln2"),
-            ffn_mix=get("ffn.x_k").view(1, C),
-            ffn_key=get("ffn.key.weight"),
-            ffn_value=get("ffn.value.weight"),
-        )
+from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
+from wkvm.models.rwkv7_plans import Cut, Gemv, Library, Plan, plan_of
 
 
 class DecodeStep:
@@ -447,7 +196,7 @@ class DecodeStep:
             self._hidden, layer.ffn_value, self._values, plan.value, ahead=self._next_first(index)
         )
 
-    def _first_by_library(self, layer: _Layer, first: Tensor) -> None:
+    def _first_by_library(self, layer: PackedLayer, first: Tensor) -> None:
         """The low-rank maps are small and take long: they run beside the large products."""
         C = self.model.shape.width
         side, main = self._side, torch.cuda.current_stream()
@@ -467,7 +216,7 @@ class DecodeStep:
         torch.bmm(self._mixed[:3], weights.transpose(1, 2), out=self._rkv_of(first))
         main.wait_stream(side)
 
-    def _second_stage(self, layer: _Layer, first: Tensor) -> None:
+    def _second_stage(self, layer: PackedLayer, first: Tensor) -> None:
         if self.plan.second is None:
             return
         kernels.product(

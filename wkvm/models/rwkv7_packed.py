@@ -1,0 +1,128 @@
+"""The weights of RWKV-7, packed as the kernels of a decode step take them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, pad
+
+from wkvm.kernels import rwkv7_decode as kernels
+from wkvm.kernels.rwkv7_decode import Group
+from wkvm.models.rwkv7_params import Rwkv7Shape
+
+RANK_STEP = 32
+"""Ranks are filled up with zeros to a multiple of this, which is what a product advances by."""
+
+OVERHANG = 128
+"""Rows of zeros after packed weights: a block at the end of a group reads beyond it."""
+
+MIX_ORDER = (0, 2, 3, 1, 4, 5)
+"""Where r, k, v, w, a, g are among the mixes of a checkpoint; the order here. So the inputs of the
+three large products lie together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """The weights of one layer, packed as the kernels take them; matrices are ``[out, in]``.
+
+    Attributes:
+        first: r, k, v and the first stages of the low-rank maps v, w, a, g, and ``OVERHANG``.
+        second: the second stages of these four, flat, and an overhang.
+        vectors: ``[8, C]`` float32, as ``kernels.wkv`` takes them.
+    """
+
+    ln1: tuple[Tensor, Tensor]
+    mixes: Tensor
+    first: Tensor
+    second: Tensor
+    vectors: Tensor
+    output: Tensor
+    ln2: tuple[Tensor, Tensor]
+    ffn_mix: Tensor
+    ffn_key: Tensor
+    ffn_value: Tensor
+
+
+class Rwkv7Decode:
+    """The packed weights of one model."""
+
+    def __init__(self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor]) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU."""
+        self.shape = shape
+        get = parameters.__getitem__
+        self.dtype = get("emb.weight").dtype
+        self.device = get("emb.weight").device
+        norm = get("blocks.0.ln0.weight"), get("blocks.0.ln0.bias")
+        self.table = layer_norm(get("emb.weight"), (shape.width,), *norm, shape.layer_norm_eps)
+        self.head = get("emb.weight" if shape.tied else "head.weight").contiguous()
+        self.ln_out = get("ln_out.weight"), get("ln_out.bias")
+        self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
+        self.layers = tuple(
+            self._packed(parameters, f"blocks.{index}.") for index in range(shape.n_layers)
+        )
+
+    def first_groups(self, n_rows: int) -> list[Group]:
+        """Of ``first``, for outputs ``[3, B, C]`` and after them ``[B, ranks]``."""
+        C = self.shape.width
+        groups = [Group(i, 0, i * C * C, C, C, i * n_rows * C, C, kernels.NONE) for i in range(3)]
+        return groups + self.hidden_groups(3 * C * C, 3 * n_rows * C)
+
+    def hidden_groups(self, weight: int = 0, out: int = 0) -> list[Group]:
+        """Of the first stages of the low-rank maps, for outputs ``[B, ranks]``."""
+        C = self.shape.width
+        inputs = (2, 3, 4, 5)
+        whats = (kernels.NONE, kernels.TANH, kernels.NONE, kernels.SIGMOID)
+        groups = list[Group]()
+        for index, rank, what in zip(inputs, self.ranks, whats, strict=True):
+            groups.append(Group(index, 0, weight, C, rank, out, sum(self.ranks), what))
+            weight += rank * C
+            out += rank
+        return groups
+
+    def second_groups(self) -> list[Group]:
+        """Of the second stages, for inputs ``[B, ranks]`` and outputs ``[B, 4, C]``."""
+        C = self.shape.width
+        groups, column, weight = list[Group](), 0, 0
+        for index, rank in enumerate(self.ranks):
+            groups.append(Group(0, column, weight, rank, C, index * C, 4 * C, kernels.NONE))
+            column += rank
+            weight += rank * C
+        return groups
+
+    def _packed(self, parameters: Mapping[str, Tensor], prefix: str) -> PackedLayer:
+        C = self.shape.width
+
+        def get(name: str) -> Tensor:
+            return parameters[prefix + name]
+
+        def norm(name: str) -> tuple[Tensor, Tensor]:
+            return get(f"{name}.weight"), get(f"{name}.bias")
+
+        first = [get(f"att.{name}.weight") for name in ("receptance", "key", "value")]
+        second = list[Tensor]()
+        for letter, rank in zip("vwag", self.ranks, strict=True):
+            # The first layer has no value residual.
+            has_map = f"{prefix}att.{letter}1" in parameters
+            one = get(f"att.{letter}1").t() if has_map else self.table.new_zeros(0, C)
+            two = get(f"att.{letter}2").t() if has_map else self.table.new_zeros(C, 0)
+            first.append(pad(one, (0, 0, 0, rank - one.shape[0])))
+            second.append(pad(two, (0, rank - two.shape[1])).flatten())
+        first.append(self.table.new_zeros(OVERHANG, C))
+        second.append(self.table.new_zeros(OVERHANG * max(self.ranks)))
+        zeros = torch.zeros(C, device=self.device)
+        v0 = get("att.v0") if prefix + "att.v0" in parameters else zeros
+        names = ("k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
+        vectors = [get("att.w0"), get("att.a0"), v0, *(get(f"att.{name}") for name in names)]
+        return PackedLayer(
+            ln1=norm("ln1"),
+            mixes=get("att.x")[list(MIX_ORDER)],
+            first=torch.cat(first),
+            second=torch.cat(second),
+            vectors=torch.stack([vector.float().flatten() for vector in vectors]),
+            output=get("att.output.weight"),
+            ln2=norm("ln2"),
+            ffn_mix=get("ffn.x_k").view(1, C),
+            ffn_key=get("ffn.key.weight"),
+            ffn_value=get("ffn.value.weight"),
+        )

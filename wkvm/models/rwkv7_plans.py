@@ -1,0 +1,137 @@
+"""Which kernels make a decode step of RWKV-7 on a GPU, and how they are cut up, by its rows."""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from wkvm.kernels.rwkv7_decode import Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """A product through ``kernels.gemv``: bytes of weights and warps of one program."""
+
+    n_bytes: int = 32 * 1024
+    n_warps: int = 4
+
+    def n(self, length: int, item_bytes: int) -> int:
+        """Outputs of a program: the largest power of two that fits, at least 1."""
+        return 1 << max(0, (self.n_bytes // (length * item_bytes)).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A product through cuBLAS; with splits, parts of the sums as one batched product.
+
+    Nothing can be applied to it.
+    """
+
+    n_splits: int = 1
+
+
+Cut: TypeAlias = Gemv | Blocks | Library
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which kernels make a step, and how they are cut up.
+
+    Attributes:
+        first: r, k, v; unless it is the library, with the first stages of the low-rank maps.
+        hidden: these stages, if ``first`` is the library: beside it, on a stream of their own.
+        second: the second stages. None: where their outputs are used.
+        output, key, value, head: the other products.
+        wkv_warps: of a program of ``kernels.wkv``.
+        fuses_norms: norms, token shifts and mixes are done by each program of the product that
+            they precede, which must be ``Gemv``: two launches fewer a layer.
+        pdl: launches may begin while the one before runs.
+        looks_ahead: launches bring weights of the next ones into the L2 cache.
+    """
+
+    first: Cut
+    hidden: Blocks | None
+    second: Blocks | None
+    output: Cut
+    key: Cut
+    value: Cut
+    head: Cut
+    wkv_warps: int
+    fuses_norms: bool = False
+    pdl: bool = True
+    looks_ahead: bool = False
+
+
+def plan_of(n_rows: int, item_bytes: int = 2) -> Plan:
+    """What measured best on an H200 for about ``n_rows`` rows; see ``bench/NOTES.md``.
+
+    Measured with weights of 2 bytes. With wider ones the blocks are cut so that they take as much
+    shared memory.
+    """
+    plan = _measured_plan(n_rows)
+    if item_bytes == 2:
+        return plan
+
+    def narrow(cut: Cut) -> Cut:
+        return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks) else cut
+
+    def narrow_blocks(blocks: Blocks | None) -> Blocks | None:
+        return blocks and replace(blocks, k=blocks.k * 2 // item_bytes)
+
+    return replace(
+        plan,
+        first=narrow(plan.first),
+        hidden=narrow_blocks(plan.hidden),
+        second=narrow_blocks(plan.second),
+        output=narrow(plan.output),
+        key=narrow(plan.key),
+        value=narrow(plan.value),
+        head=narrow(plan.head),
+    )
+
+
+def _measured_plan(n_rows: int) -> Plan:
+    if n_rows <= 4:
+        few = Gemv(32 * 1024, 4)
+        return Plan(
+            first=Gemv(16 * 1024, 4),
+            hidden=None,
+            second=None,
+            output=Gemv(16 * 1024, 2),
+            key=Gemv(64 * 1024, 16),
+            value=few,
+            head=few,
+            wkv_warps=8,
+            fuses_norms=True,
+            looks_ahead=True,
+        )
+    if n_rows <= 64:
+        b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
+        wide = Blocks(64, b, 64, 1, 4, 8) if b == 64 else Blocks(64, b, 128, 1, 4, 6)
+        deep = Blocks(64, b, 128, 4, 4, 4 if b == 64 else 6)
+        return Plan(
+            first=wide,
+            hidden=None,
+            second=Blocks(32, b, 128, 1, 4, 2) if b == 32 else Blocks(64, b, 256, 1, 4, 2),
+            output=deep,
+            key=wide,
+            value=deep,
+            head=Blocks(128, 64, 64, 1, 4, 6) if b == 64 else Blocks(64, b, 128, 1, 4, 4),
+            wkv_warps=4 if b == 16 else 1,
+        )
+    if n_rows <= 128:
+        key = Blocks(64, 128, 64, 1, 4, 5)
+    elif n_rows <= 512:
+        key = Blocks(64, 256, 64, 1, 8, 4)
+    else:
+        key = Blocks(256, 128, 64, 1, 8, 3)
+    return Plan(
+        first=Library(),
+        hidden=Blocks(64, 64, 128, 1, 4, 4),
+        second=Blocks(128, 128, 64, 1, 8, 3),
+        output=Library(),
+        # The library would round before the square, which doubles the error.
+        key=key,
+        value=Library(4 if n_rows <= 256 else 1),
+        head=Library(),
+        wkv_warps=1,
+        pdl=n_rows <= 256,
+    )
