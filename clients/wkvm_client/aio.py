@@ -253,11 +253,13 @@ class Client:
             priority=priority,
             grammar=grammar,
         )
-        try:
-            async with asyncio.timeout(timeout_s):
-                link = await self._ready_link()
-        except TimeoutError as error:
-            raise RequestTimeoutError(timeout_s or 0.0) from error
+        link = self._link
+        if link is None or not link.is_ready:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    link = await self._ready_link()
+            except TimeoutError as error:
+                raise RequestTimeoutError(timeout_s or 0.0) from error
         return Stream(link.session, link.open(request))
 
     async def ping(self, *, timeout_s: float | None = 10.0) -> float:

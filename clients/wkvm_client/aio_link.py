@@ -65,6 +65,16 @@ class Link(asyncio.BufferedProtocol):
         if self.session.error is not None:
             raise self.session.error.again()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request can be sent without waiting for anything.
+
+        Raises:
+            RuntimeError: as ``writable``.
+        """
+        self._check_loop()
+        return self.session.takes_lanes and self._may_write.is_set()
+
     async def writable(self) -> None:
         """Wait until the peer has read enough of what was written.
 

@@ -101,8 +101,11 @@ async def _let_in(call: Call, route: Route) -> None:
     if not gateway.engines.needs_key:
         check_origin(call.request, gateway.config, needs_key=False)
     try:
-        async with asyncio.timeout(None if route.needs_engine else ANSWER_TIMEOUT_S):
+        if route.needs_engine:
             call.tenant_client = await gateway.engines.client(key)
+        else:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                call.tenant_client = await gateway.engines.client(key)
     except UnauthenticatedError:
         gateway.counts.n_refused_keys += 1
         raise

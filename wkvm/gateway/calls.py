@@ -174,6 +174,9 @@ class Call:
             why = "the body is compressed, send it as it is"
             raise HttpError(415, why, code="unsupported_encoding")
         self._check_size(request.content_length or 0)
+        if request.content.is_eof():
+            # It came with the headers, as most do: there is nothing to wait for.
+            return self._took(request.content.read_nowait())
         try:
             async with asyncio.timeout(config.body_timeout_s):
                 await _continue(request)
@@ -189,10 +192,14 @@ class Call:
     async def _parts(self) -> AsyncGenerator[bytes]:
         # not request.read(): that keeps the bytes for as long as the request is open
         while part := await self.request.content.readany():
-            self._check_size(self.n_held + len(part))
-            self.gateway.held.take(self.tenant, len(part))
-            self.n_held += len(part)
-            yield part
+            yield self._took(part)
+
+    def _took(self, part: bytes) -> bytes:
+        """Count a part of the body for the tenant."""
+        self._check_size(self.n_held + len(part))
+        self.gateway.held.take(self.tenant, len(part))
+        self.n_held += len(part)
+        return part
 
     def _check_size(self, n_bytes: int) -> None:
         limit = self.gateway.config.max_body_bytes
