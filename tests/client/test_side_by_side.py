@@ -140,6 +140,22 @@ async def test_after_unwatch_there_are_no_calls_and_others_may_wait(server: Fake
     await client.aclose()
 
 
+async def test_who_waits_after_a_watch_is_called_once(server: FakeServer) -> None:
+    client, peer = await dial(server)
+    (choice,) = (await client.generate([1])).choices
+    request = await peer.next(Generate)
+    choice.watch(lambda: None)
+    choice.unwatch()
+    calls = list[None]()
+    choice.call_when_ready(lambda: calls.append(None))
+    for token_id in (5, 6):
+        peer.tokens([request.request_id], [token_id])
+    peer.end(request.request_id)
+    await choice.completion()
+    assert calls == [None]
+    await client.aclose()
+
+
 async def test_one_of_several_choices_cannot_be_watched(server: FakeServer) -> None:
     client, _ = await dial(server)
     first, _ = (await client.generate([1], n=2)).choices

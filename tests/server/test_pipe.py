@@ -107,6 +107,17 @@ async def test_a_writer_pauses_above_its_limit_until_all_was_taken() -> None:
     assert (b.data, a.notes, a.end.get_write_buffer_size()) == (b"12345", ["pause", "resume"], 0)
 
 
+async def test_who_stops_reading_is_not_handed_what_is_on_its_way() -> None:
+    a, b = pair()
+    a.end.write(b"on its way")
+    b.end.pause_reading()
+    await turns()
+    assert b.data == b""
+    b.end.resume_reading()
+    await turns()
+    assert b.portions == [b"on its way"]
+
+
 async def test_what_was_written_before_a_close_arrives_and_then_both_are_told_once() -> None:
     a, b = pair()
     b.end.pause_reading()
