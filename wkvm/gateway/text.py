@@ -3,7 +3,6 @@
 Also the door to the rest of the text layer: tokenizers and chat templates.
 """
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from wkvm.gateway.tokenizer import (
     Tokenizer,
     find_tokenizer,
     load_tokenizer,
+    new_utf8_decoder,
     tokenizer_digest,
 )
 
@@ -56,9 +56,9 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8 = new_utf8_decoder()
         self._is_between = True
-        self._texts = tokenizer.texts
+        self._whole_texts = tokenizer.whole_texts
 
     def feed(self, ids: Sequence[int]) -> str:
         """Take ids; return the characters that are complete now.
@@ -66,16 +66,13 @@ class IncrementalDecoder:
         Bytes that no continuation can make valid are U+FFFD. An id that the tokenizer does not
         have has no text: a model's vocabulary may be padded.
         """
-        is_one_between = self._is_between and len(ids) == 1
-        if is_one_between:
+        if self._is_between and len(ids) == 1:
             # Nearly every step of nearly every stream: one id, which is whole characters.
-            text = self._texts.get(ids[0])
-            if text is not None:
-                return text
+            whole = self._whole_texts[ids[0]]
+            if whole is not None:
+                return whole
         text = self._utf8.decode(b"".join([self._bytes(token_id) for token_id in ids]))
         self._is_between = not self._utf8.getstate()[0]
-        if is_one_between and self._is_between and ids[0] not in self._tokenizer.specials:
-            self._texts[ids[0]] = text
         return text
 
     def _bytes(self, token_id: int) -> bytes:

@@ -4,6 +4,7 @@ An id stands for bytes, not for characters: one character may be cut into severa
 Turning a stream of ids into text is the business of ``wkvm.gateway.text``.
 """
 
+import codecs
 import hashlib
 import re
 from abc import ABC, abstractmethod
@@ -73,12 +74,13 @@ class Tokenizer(ABC):
         return frozenset(self.specials)
 
     @cached_property
-    def texts(self) -> dict[int, str]:
-        """The texts of ids that are whole characters, as far as decoders have come across them.
+    def whole_texts(self) -> Mapping[int, str | None]:
+        """By id, the text of its bytes where they are whole characters by themselves, else None.
 
-        Special tokens are not in it: whether they have a text is for their reader to say.
+        None too for ids that the tokenizer does not have, and for special tokens: whether these
+        have a text is for their reader to say. Looking one up again costs no more than a dict.
         """
-        return {}
+        return _WholeTexts(self)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Turn ids into text; bytes that are not UTF-8 become U+FFFD.
@@ -120,6 +122,30 @@ class Tokenizer(ABC):
             runs += [text[at : found.start()], self.special_by_name[found.group()]]
             at = found.end()
         return [*runs, text[at:]]
+
+
+class _WholeTexts(dict[int, "str | None"]):
+    """Fills itself with the ids that are asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self[token_id] = self._text(token_id)
+        return text
+
+    def _text(self, token_id: int) -> str | None:
+        if token_id in self._tokenizer.specials:
+            return None
+        try:
+            token = self._tokenizer.token_bytes(token_id)
+        except UnknownTokenError:
+            return None
+        decoder = new_utf8_decoder()
+        text = decoder.decode(token)
+        is_whole = not decoder.getstate()[0]
+        return text if is_whole else None
 
 
 class ByteTokenizer(Tokenizer):
@@ -228,6 +254,11 @@ class HuggingFaceTokenizer(Tokenizer):
             return self._bytes[token_id]
         except KeyError:
             raise UnknownTokenError(token_id, self._vocab_size) from None
+
+
+def new_utf8_decoder() -> codecs.IncrementalDecoder:
+    """Bytes to characters as they come. Bytes that can become none are U+FFFD."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 def find_tokenizer(path: Path) -> Path | None:
