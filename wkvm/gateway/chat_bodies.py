@@ -10,7 +10,7 @@ from wkvm_client import Grammar
 from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
-from wkvm.gateway.messages import Message, template_messages
+from wkvm.gateway.messages import Message, leaves_space, template_messages
 from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
@@ -235,7 +235,7 @@ def _prompt(
     )
     if not ids:
         raise invalid("messages", "the chat template makes an empty prompt of them")
-    return ids, opens and tokenizer.token_bytes(ids[-1]).endswith(b":")
+    return ids, opens and leaves_space(ids, tokenizer)
 
 
 def _grammar(body: ChatBody, use: ToolUse | None) -> tuple[Grammar | None, str]:

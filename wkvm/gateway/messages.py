@@ -11,6 +11,7 @@ import msgspec
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.tokenizer import Tokenizer
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -174,3 +175,8 @@ def _part_text(part: Part, field: str, *, omit_media: bool) -> str:
     if omit_media and part.type in OMITTED:
         return OMITTED[part.type]
     raise invalid(field, f"a part of type {part.type!r}, but this model reads text only")
+
+
+def leaves_space(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether a prompt leaves the space after its colon to the answer, which shows it no more."""
+    return bool(prompt) and tokenizer.token_bytes(prompt[-1]).endswith(b":")

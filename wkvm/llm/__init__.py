@@ -33,7 +33,7 @@ from wkvm.core.config import API_KEY_VARIABLE, MAX_SECONDS, EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.messages import Message as ChatMessage
-from wkvm.gateway.messages import template_messages
+from wkvm.gateway.messages import leaves_space, template_messages
 from wkvm.gateway.template import Message
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 from wkvm.llm.batch import Batch, Job
@@ -227,7 +227,11 @@ class LLM:
         text = template.render(messages)
         job = self._job(text, template.encode(messages, self.tokenizer), params)
         ends = () if params.ignore_eos else template.stops
-        return dataclasses.replace(job, stops=(*job.stops, *ends), drops_space=text.endswith(":"))
+        return dataclasses.replace(
+            job,
+            stops=(*job.stops, *ends),
+            drops_space=leaves_space(job.prompt, self.tokenizer),
+        )
 
     def _run(self, jobs: list[Job], *, use_progress: bool) -> list[RequestOutput]:
         if not self._finish.alive:
