@@ -180,19 +180,20 @@ async def test_a_timeout_is_a_status_before_the_first_event_and_an_event_after_i
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
 
 
+async def ask(running: Running, body: dict[str, Any], begun: asyncio.Event) -> tuple[int, bytes]:
+    """The answer to a request that is called ``mine``; ``begun`` is set with its first byte."""
+    headers = {"X-Request-Id": "mine"}
+    async with running.http.post("/v1/completions", json=body, headers=headers) as answer:
+        begun.set()
+        return answer.status, await answer.read()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_is_cancelled_by_name_ends_and_says_so(stream: bool) -> None:
     async with gateway_running(engine()) as running:
         body = {**LONG, "stream": stream, "n": 2, "allowed_token_ids": [97]}
         begun = asyncio.Event()
-
-        async def ask() -> tuple[int, bytes]:
-            headers = {"X-Request-Id": "mine"}
-            async with running.http.post("/v1/completions", json=body, headers=headers) as answer:
-                begun.set()
-                return answer.status, await answer.read()
-
-        asking = asyncio.create_task(ask())
+        asking = asyncio.create_task(ask(running, body, begun))
         await until_stats(running, n_running=2)
         if stream:
             await begun.wait()
@@ -209,14 +210,7 @@ async def test_a_request_that_a_drain_cuts_off_may_be_sent_elsewhere(stream: boo
     async with gateway_running(engine()) as running:
         body = {**LONG, "stream": stream, "allowed_token_ids": [97]}
         begun = asyncio.Event()
-
-        async def ask() -> tuple[int, bytes]:
-            headers = {"X-Request-Id": "mine"}
-            async with running.http.post("/v1/completions", json=body, headers=headers) as answer:
-                begun.set()
-                return answer.status, await answer.read()
-
-        asking = asyncio.create_task(ask())
+        asking = asyncio.create_task(ask(running, body, begun))
         await until_stats(running, n_running=1)
         if stream:
             await begun.wait()
