@@ -11,22 +11,20 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.kernels.cases import rows_of, wkv7_case  # noqa: E402
 from tests.models.tiny_rwkv7 import Tiny, batch_of, random_weights, write_folder  # noqa: E402
+from tools.gpu_findings import Finding, Findings  # noqa: E402
 from wkvm.core.layout import StateLayout, TensorSpec  # noqa: E402
 from wkvm.kernels import reference, wkv7  # noqa: E402
 from wkvm.kernels.rows import Rows  # noqa: E402
@@ -35,7 +33,6 @@ from wkvm.models.registry import load_model  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
 BUNDLED = ROOT / "wkvm/bundled/rwkv7-tinystories"
-Finding = dict[str, Any]
 
 FLOAT32_TOLERANCE = 5e-5
 BFLOAT16_MAX_TOLERANCE = 0.2
@@ -211,17 +208,8 @@ def main() -> int:
     args = parser.parse_args()
     # Golden logits are float32 ones; TF32 keeps ten bits of a factor.
     torch.backends.cuda.matmul.allow_tf32 = False
-    about = {
-        "commit": args.commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": sys.version.split()[0],
-        "command": "python tools/gpu_check.py",
-    }
-    failed = 0
     with args.output.open("w") as output:
+        findings = Findings(output, commit=args.commit, command="python tools/gpu_check.py")
         for part in (
             check_kernels(),
             check_goldens(),
@@ -230,11 +218,8 @@ def main() -> int:
             time_decode(args.scratch),
         ):
             for finding in part:
-                failed += finding.get("ok") is False
-                print(json.dumps(finding), flush=True)
-                output.write(json.dumps({**finding, **about}) + "\n")
-                output.flush()
-    return 1 if failed else 0
+                findings.add(finding)
+    return 1 if findings.n_failed else 0
 
 
 if __name__ == "__main__":

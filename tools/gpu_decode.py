@@ -9,7 +9,6 @@ replays. Random weights with bounded activations. Exit status 1 if a check faile
 import argparse
 import json
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.models.float64_step import Float64Step  # noqa: E402
+from tools.gpu_findings import Finding, Findings  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
@@ -38,7 +37,6 @@ from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
 BUNDLED = ROOT / "wkvm/bundled/rwkv7-tinystories"
-Finding = dict[str, Any]
 BARS = {
     ("1.5B", 1): 1000,
     ("1.5B", 32): 24000,
@@ -425,25 +423,10 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    about = {
-        "commit": args.commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "command": " ".join(["python", *sys.argv]).replace(str(args.output), "FILE"),
-    }
-    failed = 0
-    output = args.output.open("a")
-
-    def note(finding: Finding) -> None:
-        nonlocal failed
-        failed += finding.get("ok") is False
-        print(json.dumps(finding), flush=True)
-        output.write(json.dumps({**finding, **about}) + "\n")
-        output.flush()
-
-    with torch.inference_mode():
+    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
+    with args.output.open("a") as output, torch.inference_mode():
+        findings = Findings(output, commit=args.commit, command=command)
+        note = findings.add
         if "check" in args.what:
             for finding in (*check_goldens(), *check()):
                 note(finding)
@@ -461,7 +444,7 @@ def main() -> int:
                             print(n_rows, label, repr(error)[:300])
                 if "profile" in args.what:
                     note(timed.profile(n_rows, plan=replace(plan_of(n_rows), pdl=False)))
-    return 1 if failed else 0
+    return 1 if findings.n_failed else 0
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ Weights rotate among copies, so that none is in a cache. Compiling is split amon
 
 import argparse
 import itertools
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools.gpu_decode import graph_of, milliseconds  # noqa: E402
+from tools.gpu_findings import Findings  # noqa: E402
 from wkvm.kernels import rwkv7_decode as kernels  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks  # noqa: E402
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compile")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 32, 64, 128, 256, 1024])
     args = parser.parse_args()
     if args.compile:
@@ -115,8 +117,14 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001
                 print(blocks, repr(error)[:80])
         return
-    output = args.output.open("a")
-    for n_rows in args.rows:
+    with args.output.open("a") as output:
+        command = "python tools/gpu_products.py --output FILE"
+        time_all(args.rows, Findings(output, commit=args.commit, command=command))
+
+
+def time_all(row_counts: Sequence[int], results: Findings) -> None:
+    """Check and time all candidates of every shape and number of rows."""
+    for n_rows in row_counts:
         for name, (N, K) in SHAPES.items():
             n_copies = max(2, min(24, (1 << 30) // (N * K * 2)))
             weights = torch.randn(n_copies, N, K, device="cuda", dtype=torch.bfloat16) * K**-0.5
@@ -171,18 +179,15 @@ def main() -> None:
                     flush=True,
                 )
             for ms, cut in findings:
-                output.write(
-                    json.dumps(
-                        {
-                            "product": name,
-                            "N": N,
-                            "K": K,
-                            "rows": n_rows,
-                            "us": round(ms * 1e3, 2),
-                            "blocks": cut,
-                        }
-                    )
-                    + "\n"
+                results.write(
+                    {
+                        "product": name,
+                        "N": N,
+                        "K": K,
+                        "rows": n_rows,
+                        "us": round(ms * 1e3, 2),
+                        "blocks": cut,
+                    }
                 )
 
 
