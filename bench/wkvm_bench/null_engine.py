@@ -63,6 +63,11 @@ class NullEngine:
         """There is nothing to wait for."""
         return False
 
+    @property
+    def depth(self) -> int:
+        """There is nothing to run ahead of."""
+        return 1
+
     def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
         """Take a request for each choice. There is no queue.
 
@@ -112,7 +117,10 @@ class NullEngine:
         del now
         return _PLAN if self._ready else None
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        """Nothing."""
+
+    def collect(self, plan: StepPlan) -> StepResult:
         """Nothing."""
         del plan
         return _RESULT

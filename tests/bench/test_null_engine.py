@@ -22,7 +22,7 @@ def run(engine: NullEngine, n_steps: int) -> list[tuple[int, int]]:
         plan = engine.plan(0.0)
         if plan is None:
             break
-        engine.commit(plan, engine.run(plan), 0.0)
+        engine.commit(plan, engine.collect(plan), 0.0)
         events = engine.take_events()
         tokens = [event for event in by_request(events) if isinstance(event, TokenEvent)]
         ids += [(token.request_id, token.token_id) for token in tokens]
@@ -41,7 +41,7 @@ def test_a_request_ends_after_its_last_id() -> None:
     assert len(run(engine, 1)) == 1
     plan = engine.plan(0.0)
     assert plan is not None
-    engine.commit(plan, engine.run(plan), 0.0)
+    engine.commit(plan, engine.collect(plan), 0.0)
     token, end = by_request(engine.take_events())
     assert isinstance(token, TokenEvent)
     assert isinstance(end, EndEvent)

@@ -31,9 +31,9 @@ class SlowFountain(Fountain):
             tokenizer_digest=tokenizer_digest(BUNDLED),
         )
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def collect(self, plan: StepPlan) -> StepResult:
         time.sleep(0.002)
-        return super().run(plan)
+        return super().collect(plan)
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def step(scheduler: Scheduler, now: float = 0.0, token_id: int = 500) -> StepPla
 def shape(plan: StepPlan | None) -> dict[int, int]:
     """How many tokens each request of a plan absorbs."""
     assert plan is not None
-    return {row.request_id: len(row.ids) for row in plan.rows}
+    return {row.request_id: row.n_ids for row in plan.rows}
 
 
 def ends(events: list[Event]) -> list[EndEvent]:

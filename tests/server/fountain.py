@@ -85,6 +85,10 @@ class Fountain:
         return False
 
     @property
+    def depth(self) -> int:
+        return 1
+
+    @property
     def n_held(self) -> int:
         """How many requests are held."""
         return sum(request.held for request in self._requests.values())
@@ -95,7 +99,10 @@ class Fountain:
             return None
         return StepPlan(())
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        del plan
+
+    def collect(self, plan: StepPlan) -> StepResult:
         del plan
         return StepResult(())
 

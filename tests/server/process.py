@@ -16,9 +16,9 @@ from wkvm.server.serve import Server, run
 class SlowFountain(Fountain):
     """Slow enough for its requests to be met."""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def collect(self, plan: StepPlan) -> StepResult:
         time.sleep(0.002)
-        return super().run(plan)
+        return super().collect(plan)
 
 
 def ready(server: Server) -> None:

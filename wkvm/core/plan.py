@@ -19,7 +19,8 @@ class RowPlan(NamedTuple):
     Attributes:
         request_id: whose row it is.
         slot: where its state lives. No two rows of a plan share one.
-        ids: tokens to absorb, at least one, in order.
+        ids: tokens to absorb, in order. Empty where it is the one id that the row of this slot in
+            the plan before samples, and which is still on its way: whoever runs the step has it.
         position: how many tokens the state has absorbed before this step.
         n_prompt: length of the prompt; ids at positions from here on are output.
         fresh: the state starts from zero, and so does the sampler's memory of the slot.
@@ -30,8 +31,10 @@ class RowPlan(NamedTuple):
         next_id: the prompt id after ``ids``, if prompt log probabilities are wanted
             and there is one; the logits of the last of ``ids`` score it.
         banned_ids: must not be sampled: the request's stops, before its ``min_tokens``.
+            Where plans are run ahead, the same is said by ``stops`` and ``params.min_tokens``.
         constraint: what may be sampled, by the request's grammar; whoever runs the step
             advances it. None allows all.
+        stops: the ids that end the request once it has ``params.min_tokens`` ids of output.
     """
 
     request_id: int
@@ -48,6 +51,12 @@ class RowPlan(NamedTuple):
     next_id: int | None = None
     banned_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    stops: tuple[int, ...] = ()
+
+    @property
+    def n_ids(self) -> int:
+        """How many tokens it absorbs, at least 1."""
+        return len(self.ids) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class StepPlan:
     @property
     def n_tokens(self) -> int:
         """Tokens absorbed by all rows of the step."""
-        return sum(len(row.ids) for row in self.rows)
+        return sum(len(row.ids) or 1 for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,4 +111,5 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
         next_id=request.prompt[end] if wants_next else None,
         banned_ids=request.stops if samples and request.n_output < params.min_tokens else (),
         constraint=request.constraint,
+        stops=request.stops,
     )

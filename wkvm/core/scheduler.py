@@ -60,8 +60,11 @@ class Scheduler:
     Stops: a stop id that is sampled before ``min_tokens`` is output like any other.
     """
 
-    def __init__(self, config: EngineConfig, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: EngineConfig, *, vocab_size: int, eos_ids: tuple[int, ...], depth: int = 1
+    ) -> None:
         self._config = config
+        self._depth = depth
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._slots = TenantSlots(config.n_slots, config.max_slots_per_tenant)
@@ -229,6 +232,7 @@ class Scheduler:
                         None,
                         request.stops if n_output < params.min_tokens else (),
                         request.constraint,
+                        request.stops,
                     )
                 )
         if prompts:

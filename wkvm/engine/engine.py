@@ -12,7 +12,7 @@ from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec, Status
 from wkvm.core.scheduler import Scheduler
 from wkvm.engine.grammars import GrammarCompiler
-from wkvm.engine.interface import EngineInfo
+from wkvm.engine.interface import EngineInfo, RunnerLike
 from wkvm.engine.runner import Runner
 from wkvm.models.base import Model
 from wkvm.state.arena import Arena
@@ -62,15 +62,18 @@ class Engine:
             takes_grammars=grammars is not None,
         )
         self._grammars = grammars
-        self._scheduler = Scheduler(
-            config, vocab_size=model.info.vocab_size, eos_ids=model.info.eos_ids
-        )
         try:
             arena = Arena(model.layout, config.n_slots, model.info.device)
         except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
             n_bytes = config.n_slots * model.layout.record_bytes
             raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
-        self._runner = Runner(model, arena, poison_freed=config.poison_freed_slots)
+        self._runner: RunnerLike = Runner(model, arena, poison_freed=config.poison_freed_slots)
+        self._scheduler = Scheduler(
+            config,
+            vocab_size=model.info.vocab_size,
+            eos_ids=model.info.eos_ids,
+            depth=self._runner.depth,
+        )
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
         self._n_submitted = 0
 
@@ -83,6 +86,11 @@ class Engine:
     def blocks(self) -> bool:
         """A forward pass takes milliseconds."""
         return True
+
+    @property
+    def depth(self) -> int:
+        """How many plans may be in flight: the runner's."""
+        return self._runner.depth
 
     def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
         """Queue a request for each of ``params.n`` choices: all of them or none.
@@ -150,16 +158,25 @@ class Engine:
     def _is_running(self, request_id: int) -> bool:
         return self._scheduler.status(request_id) is Status.RUNNING
 
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a step. Never waits for the device. If it raises, nothing was begun."""
+        self._runner.launch(plan)
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """The result of a step that was launched. Blocks until its ids are known."""
+        return self._runner.collect(plan)
+
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a step. Blocks for as long as the step takes; raises what the model raises."""
-        return self._runner.run(plan)
+        """Launch a step and collect it; raises what the model raises."""
+        self.launch(plan)
+        return self.collect(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Apply a step's result."""
         self._scheduler.commit(plan, result, now)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
-        """End every request of a plan whose ``run`` raised, with ``error``."""
+        """End every request of a plan whose ``launch`` or ``collect`` raised, with ``error``."""
         self._scheduler.fail(plan, error, now)
 
     def take_events(self) -> list[Event]:

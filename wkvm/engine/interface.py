@@ -36,13 +36,31 @@ class EngineInfo:
     takes_grammars: bool = False
 
 
+class RunnerLike(Protocol):
+    """What runs an engine's steps: ``depth``, ``launch`` and ``collect`` are as of the engine."""
+
+    @property
+    def depth(self) -> int:
+        """How many plans may be in flight, at least 1."""
+        ...
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a step. Never waits for the device. If it raises, nothing was begun."""
+        ...
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """The result of the step that was launched first of those not collected."""
+        ...
+
+
 class EngineLike(Protocol):
     """An engine as its loop sees it.
 
-    All methods but ``run`` do bookkeeping only, are called from the loop's thread and
-    return at once. If the engine ``blocks``, ``run`` is called from a worker thread, for one
-    plan at a time; meanwhile the other methods may be called, except ``plan``, ``commit``
-    and ``fail``.
+    All methods but ``launch`` and ``collect`` do bookkeeping only, are called from the loop's
+    thread and return at once. If the engine ``blocks``, these two are called from a worker
+    thread, one at a time; meanwhile the other methods may be called. A plan is in flight from
+    ``plan`` to its ``commit`` or ``fail``: at most ``depth`` are, and all of the four get them in
+    the order in which they were made.
     ``now`` is in seconds, from a monotonic clock.
     """
 
@@ -53,7 +71,12 @@ class EngineLike(Protocol):
 
     @property
     def blocks(self) -> bool:
-        """Whether ``run`` takes so long that the loop's thread must not wait for it."""
+        """Whether steps take so long that the loop's thread must not wait for them."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """How many plans may be in flight, at least 1."""
         ...
 
     def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
@@ -88,12 +111,20 @@ class EngineLike(Protocol):
         """Expire what is overdue, admit what fits, and choose the next step's rows.
 
         Returns:
-            None if there is nothing to run now.
+            None if there is nothing to run now. More may be found once a plan that is in flight
+            was committed.
         """
         ...
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run a step. Returns when its ids are known."""
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a step. Never waits for the device. If it raises, nothing was begun."""
+        ...
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """The result of the step that was launched first of those not collected.
+
+        Returns when its ids are known. Whether it returns or raises, the step is over.
+        """
         ...
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
@@ -101,7 +132,7 @@ class EngineLike(Protocol):
         ...
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
-        """End every request of a plan whose ``run`` raised, with ``error``."""
+        """End every request of a plan whose ``launch`` or ``collect`` raised, with ``error``."""
         ...
 
     def take_events(self) -> list[Event]:

@@ -306,7 +306,8 @@ class _Worker:
         while (work := self._plans.get()) is not None:
             plan, done = work
             try:
-                outcome: _Outcome = (self._engine.run(plan), None)
+                self._engine.launch(plan)
+                outcome: _Outcome = (self._engine.collect(plan), None)
             except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
                 outcome = (None, error)
             try:
@@ -324,7 +325,8 @@ class _Here:
     async def run(self, plan: StepPlan) -> StepResult:
         """Let the loop turn once, and run a step. Raises what the engine raises."""
         await asyncio.sleep(0)
-        return self._engine.run(plan)
+        self._engine.launch(plan)
+        return self._engine.collect(plan)
 
     def close(self) -> None:
         """Nothing."""

@@ -52,6 +52,18 @@ class Runner:
         self._vocab_size = model.info.vocab_size
         self.sampler = Sampler(self._vocab_size, self._device)
 
+    @property
+    def depth(self) -> int:
+        """One step at a time: there is no device to be kept busy meanwhile."""
+        return 1
+
+    def launch(self, plan: StepPlan) -> None:
+        """Nothing: the whole step is run when it is collected."""
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """Run the step."""
+        return self.run(plan)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Absorb the ids of every row into its state, and sample where the plan says so.
