@@ -96,6 +96,12 @@ class FakeModel:
     def layout(self) -> StateLayout:
         return self._layout
 
+    def decode_step(self, n_rows: int) -> None:
+        """It has none."""
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        return 0
+
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         self.n_forwards += 1
         if self.before_forward is not None:

@@ -62,6 +62,40 @@ class ModelInfo:
     eos_ids: tuple[int, ...]
 
 
+class DecodeStep(Protocol):
+    """One step of ``n_rows`` rows of one token, over buffers that stay where they are.
+
+    A launch takes no decision by what the buffers hold, so it can be captured in a graph.
+    """
+
+    @property
+    def n_rows(self) -> int:
+        """B, pad rows included."""
+        ...
+
+    @property
+    def token_ids(self) -> Tensor:
+        """``[B]`` int64, input."""
+        ...
+
+    @property
+    def slots(self) -> Tensor:
+        """``[B]`` int32, input: distinct where not negative; negative for a pad row."""
+        ...
+
+    @property
+    def logits(self) -> Tensor:
+        """``[B, V]`` float32, output. Those of pad rows mean nothing."""
+        ...
+
+    def launch(self, states: StateViews) -> None:
+        """Absorb ``token_ids`` into the states of ``slots``, in place, and make ``logits``.
+
+        Returns before the device is done. States of other slots are neither read nor written.
+        """
+        ...
+
+
 class Model(Protocol):
     """A loaded model. Stateless between calls: all memory of a sequence is in the arena."""
 
@@ -82,5 +116,19 @@ class Model(Protocol):
 
         Returns:
             ``[R, V]`` float32: the logits after the tokens at ``batch.logit_rows``.
+        """
+        ...
+
+    def decode_step(self, n_rows: int) -> DecodeStep | None:
+        """Buffers and launches of a step of ``n_rows`` rows of one token each.
+
+        None where nothing can be captured, as on a CPU: there ``forward`` does it all.
+        """
+        ...
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        """Most device memory that a ``forward`` of that many tokens takes beside the weights.
+
+        The logits it returns are part of it. Zero on a CPU, where nobody counts it.
         """
         ...

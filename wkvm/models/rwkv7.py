@@ -17,13 +17,13 @@ from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.kernels import cpu
 from wkvm.kernels.linear import Linear, linear
 from wkvm.kernels.rows import Rows
-from wkvm.models.base import Batch, ModelInfo, StateViews
+from wkvm.models.base import Batch, Model, ModelInfo, StateViews
 from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters
 from wkvm.models.weights import Checkpoint
 
 WKV, ATT_SHIFT, FFN_SHIFT = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
 
-_LOG_DECAY = -exp(-0.5)
+LOG_DECAY = -exp(-0.5)
 """The lowest log decay: a decay is exp of this times a sigmoid."""
 
 
@@ -117,6 +117,13 @@ class Rwkv7:
         x = self._norm(x.index_select(0, batch.logit_rows), self._ln_out)
         return self._head(x).float()
 
+    def decode_step(self, n_rows: int) -> None:
+        """None: nothing is captured."""
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        """Zero: it is not counted."""
+        return 0
+
     def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
 
@@ -138,7 +145,7 @@ class Rwkv7:
         v = layer.value(xv).float()
         w1, w2 = layer.w
         w = w2(w1(xw).tanh_()).float()
-        w = w.sigmoid_().mul_(_LOG_DECAY).exp_()
+        w = w.sigmoid_().mul_(LOG_DECAY).exp_()
         a1, a2 = layer.a
         a = a2(a1(xa)).float().sigmoid_()
         g1, g2 = layer.g
@@ -173,7 +180,7 @@ def load(
     device: str,
     dtype: torch.dtype,
     eos_ids: tuple[int, ...],
-) -> Rwkv7:
+) -> Model:
     """Read all weights, in ``dtype``, onto ``device``.
 
     Raises:
@@ -196,7 +203,12 @@ def load(
         digest=checkpoint.digest(),
         eos_ids=eos_ids,
     )
-    return Rwkv7(info, shape, parameters)
+    if device == "cpu":
+        return Rwkv7(info, shape, parameters)
+    # Only here: importing Triton takes seconds, and a CPU needs none of it.
+    from wkvm.models.rwkv7_gpu import Rwkv7Gpu
+
+    return Rwkv7Gpu(info, shape, parameters)
 
 
 def _kernels(device: str) -> tuple[TokenShift, Recurrence]:

@@ -1,0 +1,139 @@
+"""The GPU's model against float64 and against itself, however prompts are packed and cut.
+
+On a GPU, and small in Triton's interpreter, in a process of its own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.float64_step import Float64Step
+from tests.models.tiny_rwkv7 import Row, Tiny, batch_of, random_weights, write_pth
+from wkvm.models.base import ModelInfo
+from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape
+from wkvm.models.weights import open_checkpoint
+from wkvm.state.arena import Arena
+
+if TYPE_CHECKING:
+    from wkvm.models.rwkv7_gpu import Rwkv7Gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+TOLERANCE = 1e-5
+"""Relative norm, float32; the bar of one layer."""
+
+Loaded = tuple[Rwkv7Shape, dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A random model whose sizes fill no block."""
+    tiny = Tiny(width=64 if INTERPRETED else 192, head_size=64, ffn_width=160)
+    path = write_pth(tmp_path_factory.mktemp("model") / "tiny.pth", random_weights(tiny))
+    checkpoint = open_checkpoint(path)
+    shape = read_shape(checkpoint)
+    return shape, dict(load_parameters(checkpoint, shape))
+
+
+def model_of(loaded: Loaded, device: str) -> tuple["Rwkv7Gpu", dict[str, Tensor]]:
+    from wkvm.models.rwkv7_gpu import Rwkv7Gpu
+
+    shape, on_cpu = loaded
+    parameters = {name: tensor.to(device).contiguous() for name, tensor in on_cpu.items()}
+    info = ModelInfo(
+        name="rwkv7",
+        vocab_size=shape.vocab_size,
+        n_layers=shape.n_layers,
+        width=shape.width,
+        n_heads=shape.n_heads,
+        head_size=shape.head_size,
+        n_parameters=0,
+        weight_bytes=0,
+        dtype="float32",
+        device=device,
+        digest="0" * 64,
+        eos_ids=(),
+    )
+    return Rwkv7Gpu(info, shape, parameters), parameters
+
+
+def random_ids(n: int, vocab_size: int, seed: int = 0) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(vocab_size, (n,), generator=draw).tolist()
+    return ids
+
+
+def relative(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+def filled(model: "Rwkv7Gpu", n_slots: int, live: Sequence[int]) -> Arena:
+    """Random states in the slots of ``live``, NaN in the others."""
+    arena = Arena(model.layout, n_slots, model.info.device)
+    arena.poison(range(n_slots))
+    draw = torch.Generator().manual_seed(7)
+    for view in arena.views.values():
+        for slot in live:
+            values = torch.randn(*view.shape[1:], generator=draw) * 0.3
+            view[slot] = values.to(view.device).to(view.dtype)
+    return arena
+
+
+LENGTHS = [(1,), (5, 1, 17)] if INTERPRETED else [(1,), (64,), (5, 1, 130, 64, 17), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_packed_rows_meet_float64_and_touch_only_their_slots(
+    loaded: Loaded, lengths: tuple[int, ...], device: str
+) -> None:
+    model, parameters = model_of(loaded, device)
+    shape = loaded[0]
+    slots = [3 + 2 * row for row in range(len(lengths))]
+    rows: list[Row] = [
+        (slot, random_ids(n, shape.vocab_size, slot))
+        for slot, n in zip(slots, lengths, strict=True)
+    ]
+    arena = filled(model, 2 * len(rows) + 4, slots)
+    before = arena.records.clone()
+    table = model.embedding_table
+    exact_logits, exact_states = [], []
+    for slot, ids in rows:
+        states = {name: view[slot : slot + 1] for name, view in arena.views.items()}
+        exact = Float64Step(shape, parameters, table, states)
+        exact_logits += [exact(torch.tensor([i], device=device))[1][0] for i in ids]
+        exact_states.append(exact.states)
+    pad: Row = (-1, random_ids(3, shape.vocab_size))
+    logits = model.forward(batch_of([*rows, pad], device, all_logits=True), arena.views)
+    assert logits.isfinite().all()
+    assert relative(logits[: sum(lengths)], torch.stack(exact_logits)) < TOLERANCE
+    for slot, states in zip(slots, exact_states, strict=True):
+        for name, view in arena.views.items():
+            assert relative(view[slot], states[name][0]) < TOLERANCE
+    others = [slot for slot in range(arena.n_slots) if slot not in slots]
+    assert torch.equal(arena.records[others], before[others])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is that process")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_the_model_passes_these_tests_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    run = subprocess.run(
+        [*command, "-k", "not interpreter", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout

@@ -1,0 +1,55 @@
+"""RWKV-7 on a GPU: one set of packed weights for prompts and for decode steps."""
+
+from torch import Tensor
+
+from wkvm.core.layout import StateLayout
+from wkvm.models.base import Batch, ModelInfo, StateViews
+from wkvm.models.rwkv7 import layout_of
+from wkvm.models.rwkv7_decode import DecodeStep
+from wkvm.models.rwkv7_packed import Rwkv7Decode
+from wkvm.models.rwkv7_params import Rwkv7Shape
+from wkvm.models.rwkv7_prefill import Prefill
+
+
+class Rwkv7Gpu:
+    """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
+
+    def __init__(self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor]) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU.
+
+        They are packed, and left to the caller: drop them, or their memory is held twice.
+        """
+        self._info = info
+        self._layout = layout_of(shape, info.dtype)
+        self._weights = Rwkv7Decode(shape, parameters)
+        self._prefill = Prefill(self._weights)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it is."""
+        return self._info
+
+    @property
+    def layout(self) -> StateLayout:
+        """The record of one state. The zero record is the empty sequence."""
+        return self._layout
+
+    @property
+    def embedding_table(self) -> Tensor:
+        """``[V, C]``: the embedding after the first norm."""
+        return self._weights.table
+
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        """Absorb each row's tokens into its state, in place. See ``Model.forward``.
+
+        Returns before the device is done.
+        """
+        return self._prefill(batch, states)
+
+    def decode_step(self, n_rows: int) -> DecodeStep:
+        """A step of its own buffers; see ``Model.decode_step``."""
+        return DecodeStep(self._weights, n_rows)
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        """See ``Model.workspace_bytes``."""
+        return self._prefill.workspace_bytes(n_tokens, n_logit_rows)
