@@ -48,11 +48,11 @@ def relative(value: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("n_rows", [1, 3, 6] if INTERPRETED else [1, 2, 4, 5, 17, 40, 70, 130])
+@pytest.mark.parametrize("n_rows", [3, 5, 6] if INTERPRETED else [1, 2, 4, 5, 17, 40, 70, 130])
 def test_a_step_meets_float64_and_touches_only_its_slots(
     loaded: Loaded, n_rows: int, device: str
 ) -> None:
-    from wkvm.kernels.rwkv7_decode import Blocks
+    from wkvm.kernels.rwkv7_decode import Blocks, Mapped
     from wkvm.models.rwkv7_decode import DecodeStep
     from wkvm.models.rwkv7_packed import Rwkv7Decode
     from wkvm.models.rwkv7_plans import Gemv, Plan
@@ -64,8 +64,11 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     if INTERPRETED:
         few, block = Gemv(4096), Blocks(16, 16, 32)
         split = Blocks(16, 16, 32, n_splits=2)
-        plan = Plan(block, None, block, split, block, split, block, wkv_warps=1, pdl=False)
-        if n_rows < 4:
+        if n_rows == 6:
+            block, split = Mapped(16, 16, 32, n_programs=7), Mapped(16, 16, 32, 2, x_left=True)
+        second = Blocks(16, 16, 32)
+        plan = Plan(block, None, second, split, block, split, block, wkv_warps=1, pdl=False)
+        if n_rows == 3:
             plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
     step = DecodeStep(model, n_rows, plan=plan)
     draw = torch.Generator().manual_seed(n_rows)
@@ -96,6 +99,25 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     others[named.cpu()] = False
     assert torch.equal(arena.records[others], before[others])
     assert step.logits.isfinite().all()
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_memory_for_the_most_rows_holds_the_buffers_of_fewer_apart(loaded: Loaded) -> None:
+    from wkvm.models.rwkv7_buffers import buffers_of, step_bytes, views_of
+    from wkvm.models.rwkv7_packed import Rwkv7Decode
+    from wkvm.models.rwkv7_plans import plan_of
+
+    shape, parameters, _ = loaded
+    model = Rwkv7Decode(shape, parameters)
+    memory = torch.zeros(step_bytes(model, 70), dtype=torch.uint8)
+    for n_rows in (1, 5, 64, 70):
+        buffers = buffers_of(model, n_rows, plan_of(n_rows, model.dtype.itemsize))
+        views = views_of(memory, buffers)
+        for value, view in enumerate(views.values()):
+            view.fill_(value)
+        assert all(bool((view == value).all()) for value, view in enumerate(views.values()))
+        with pytest.raises(ValueError, match="do not fit"):
+            views_of(memory[:1000], buffers)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is that process")

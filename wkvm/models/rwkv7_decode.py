@@ -1,24 +1,24 @@
 """RWKV-7 on a GPU, one token a row: a step without decisions, to be captured in a graph.
 
-``Rwkv7Decode`` packs the weights of a model; ``DecodeStep`` owns the buffers of one batch size and
-launches the kernels of a step over them. Which kernels, and how they are cut up, depends on the
-batch size alone. Prompts go through ``wkvm.models.rwkv7``, on the same states. The engine does not
-run it yet: so far it is for ``tools/gpu_decode.py``, which checks and times it.
+``Rwkv7Decode`` packs the weights of a model; ``DecodeStep`` launches the kernels of a step over the
+buffers of one batch size. Which kernels, and how they are cut up, depends on the batch size alone.
+Prompts go through ``wkvm.models.rwkv7_prefill``, on the same states.
 """
 
 import torch
 from torch import Tensor
 
 from wkvm.kernels import rwkv7_decode as kernels
-from wkvm.kernels.rwkv7_decode import Before, Blocks, Move, Tiles, tiles_of
+from wkvm.kernels.rwkv7_decode import Before, Blocks, Mapped, Move, Tiles, tiles_of
 from wkvm.models.base import StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
+from wkvm.models.rwkv7_buffers import buffers_of, memory_bytes, views_of
 from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
 from wkvm.models.rwkv7_plans import Cut, Gemv, Library, Plan, plan_of
 
 
 class DecodeStep:
-    """One step of ``n_rows`` rows of one token, over buffers of its own.
+    """One step of ``n_rows`` rows of one token. See ``wkvm.models.base.DecodeStep``.
 
     Attributes:
         token_ids: ``[B]`` int64, input.
@@ -27,31 +27,35 @@ class DecodeStep:
         residual: ``[B, C]`` float32: what the last norm was applied to, after a launch.
     """
 
-    def __init__(self, model: Rwkv7Decode, n_rows: int, *, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        model: Rwkv7Decode,
+        n_rows: int,
+        *,
+        plan: Plan | None = None,
+        memory: Tensor | None = None,
+    ) -> None:
+        """``memory``: ``[n_bytes]`` uint8 for all buffers, inputs and outputs with them.
+
+        Steps of which one begins when the other's logits have been used can share it; see
+        ``step_bytes``. By default the step has memory of its own. Each row's slot is -1 at first.
+        """
         self.model = model
         self.n_rows = n_rows
         self.plan = plan = plan or plan_of(n_rows, model.dtype.itemsize)
-        C, V, F = model.shape.width, model.shape.vocab_size, model.shape.ffn_width
-        device = model.device
+        C, device = model.shape.width, model.device
         needs_side = plan.hidden is not None
         self._side = torch.cuda.Stream() if needs_side else None  # type: ignore[no-untyped-call]
-
-        def buffer(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
-            return torch.empty(*shape, dtype=dtype, device=device)
-
-        def parts(cut: Cut) -> Tensor:
-            n_splits = 1 if isinstance(cut, Gemv) else cut.n_splits
-            return buffer(n_splits, n_rows, C, dtype=torch.float32)
-
-        self.token_ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        self.slots = torch.full((n_rows,), -1, dtype=torch.int32, device=device)
-        self.logits = buffer(n_rows, V, dtype=torch.float32)
-        self.residual = buffer(n_rows, C, dtype=torch.float32)
-        # The first layer's are kept through the step: its v is the residual of the others.
-        self._firsts = buffer(2, n_rows * (3 * C + sum(model.ranks)))
-        self._y = buffer(n_rows, C)
-        self._hidden = buffer(n_rows, F)
-        self._normed = buffer(2, n_rows, C)
+        buffers = buffers_of(model, n_rows, plan)
+        if memory is None:
+            memory = torch.empty(memory_bytes(buffers.values()), dtype=torch.uint8, device=device)
+        views = views_of(memory, buffers)
+        self.token_ids, self.slots = views.pop("token_ids"), views.pop("slots")
+        self.token_ids.zero_()
+        self.slots.fill_(-1)
+        self._buffers = list(views.values())
+        self.logits, self.residual = views["logits"], views["residual"]
+        self._firsts, self._y, self._hidden = views["firsts"], views["y"], views["hidden"]
         if isinstance(plan.first, Library):
             if plan.hidden is None:
                 raise ValueError("the library makes no low-rank products")
@@ -60,21 +64,18 @@ class DecodeStep:
             item_bytes = model.dtype.itemsize
             n = plan.first.n(C, item_bytes) if isinstance(plan.first, Gemv) else plan.first.n
             self._tiles = tiles_of(model.first_groups(n_rows), n, device)
-        if not plan.fuses_norms:
-            self._mixed = buffer(6, n_rows, C)
-            self._ffn_mixed = buffer(1, n_rows, C)
-            self._outputs, self._values = parts(plan.output), parts(plan.value)
+        if plan.fuses_norms:
+            self._normed = views["normed"]
+        else:
+            self._mixed, self._ffn_mixed = views["mixed"], views["ffn_mixed"]
+            self._outputs, self._values = views["outputs"], views["values"]
         if plan.second is not None:
-            self._second = buffer(n_rows, 4 * C)
+            self._second = views["second"]
             self._second_tiles = tiles_of(model.second_groups(), plan.second.n, device)
 
     def buffers(self) -> list[Tensor]:
         """Everything that a launch overwrites before it reads it."""
-        names = [
-            *("_firsts", "_y", "_hidden", "_normed", "_mixed", "_ffn_mixed", "_second"),
-            *("_outputs", "_values", "residual", "logits"),
-        ]
-        return [getattr(self, name) for name in names if hasattr(self, name)]
+        return self._buffers
 
     def launch(self, states: StateViews) -> None:
         """Absorb ``token_ids`` into the states of ``slots``, in place, and make ``logits``.
@@ -159,6 +160,10 @@ class DecodeStep:
         else:
             if isinstance(plan.first, Gemv):
                 self._gemv(self._mixed, layer.first, plan.first, out=first, tiles=self._tiles)
+            elif isinstance(plan.first, Mapped):
+                kernels.mapped_product(
+                    self._mixed, layer.first, first, plan.first, tiles=self._tiles, pdl=pdl
+                )
             else:
                 kernels.product(
                     self._mixed,
@@ -281,6 +286,8 @@ class DecodeStep:
             self._gemv(x, weight, cut, out=out[0], what=what, ahead=ahead)
         elif isinstance(cut, Blocks):
             kernels.product(x, weight, out, cut, what=what, ahead=self._ahead(ahead), pdl=pdl)
+        elif isinstance(cut, Mapped):
+            kernels.mapped_product(x, weight, out, cut, what=what, pdl=pdl)
         elif what != kernels.NONE:
             raise ValueError("the library applies nothing to its products")
         else:

@@ -1,10 +1,12 @@
 """RWKV-7 on a GPU: one set of packed weights for prompts and for decode steps."""
 
+import torch
 from torch import Tensor
 
 from wkvm.core.layout import StateLayout
 from wkvm.models.base import Batch, ModelInfo, StateViews
 from wkvm.models.rwkv7 import layout_of
+from wkvm.models.rwkv7_buffers import step_bytes
 from wkvm.models.rwkv7_decode import DecodeStep
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_params import Rwkv7Shape
@@ -23,6 +25,7 @@ class Rwkv7Gpu:
         self._layout = layout_of(shape, info.dtype)
         self._weights = Rwkv7Decode(shape, parameters)
         self._prefill = Prefill(self._weights)
+        self._memory = torch.empty(0, dtype=torch.uint8, device=self._weights.device)
 
     @property
     def info(self) -> ModelInfo:
@@ -47,8 +50,15 @@ class Rwkv7Gpu:
         return self._prefill(batch, states)
 
     def decode_step(self, n_rows: int) -> DecodeStep:
-        """A step of its own buffers; see ``Model.decode_step``."""
-        return DecodeStep(self._weights, n_rows)
+        """See ``Model.decode_step``.
+
+        All steps share one memory, made for the largest asked for: ask for that one first.
+        """
+        n_bytes = step_bytes(self._weights, n_rows)
+        if self._memory.numel() < n_bytes:
+            device = self._weights.device
+            self._memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        return DecodeStep(self._weights, n_rows, memory=self._memory)
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         """See ``Model.workspace_bytes``."""

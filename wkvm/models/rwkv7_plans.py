@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from wkvm.kernels.rwkv7_decode import Blocks
+from wkvm.kernels.rwkv7_decode import Blocks, Mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,12 @@ class Library:
     n_splits: int = 1
 
 
-Cut: TypeAlias = Gemv | Blocks | Library
+Cut: TypeAlias = Gemv | Blocks | Mapped | Library
+
+
+def parts_of(cut: Cut) -> int:
+    """How many parts of its sums a product leaves to be added up."""
+    return 1 if isinstance(cut, Gemv) else cut.n_splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def plan_of(n_rows: int, item_bytes: int = 2) -> Plan:
         return plan
 
     def narrow(cut: Cut) -> Cut:
-        return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks) else cut
+        return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks | Mapped) else cut
 
     def narrow_blocks(blocks: Blocks | None) -> Blocks | None:
         return blocks and replace(blocks, k=blocks.k * 2 // item_bytes)

@@ -25,6 +25,7 @@ from wkvm.kernels.rwkv7_decode.many_rows import (
     product_kernel,
     tiles_of,
 )
+from wkvm.kernels.rwkv7_decode.mapped import Mapped, mapped_kernel, mapped_product
 from wkvm.kernels.rwkv7_decode.mixing import mix, mix_kernel
 from wkvm.kernels.rwkv7_decode.recurrence import wkv, wkv_kernel
 
@@ -36,10 +37,13 @@ __all__ = [
     "Before",
     "Blocks",
     "Group",
+    "Mapped",
     "Move",
     "Tiles",
     "gemv",
     "gemv_kernel",
+    "mapped_kernel",
+    "mapped_product",
     "mix",
     "mix_kernel",
     "product",
