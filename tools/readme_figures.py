@@ -26,6 +26,11 @@ def findings(folder: Path) -> list[dict[str, Any]]:
     return list(_latest(folder, "value").values())
 
 
+def rungs(folder: Path) -> list[dict[str, Any]]:
+    """The last line of each rung of a load on a server, as recorded."""
+    return list(_latest(folder, "rung").values())
+
+
 def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, Any]]:
     """The last line of each case of a command that has a field."""
     latest = dict[tuple[str, str, str], dict[str, Any]]()
@@ -39,7 +44,7 @@ def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, An
 
 def figures(folder: Path) -> str:
     """All that stands between the marks."""
-    return table(comparisons(folder)) + sentences(findings(folder))
+    return table(comparisons(folder)) + ladder(rungs(folder)) + sentences(findings(folder))
 
 
 def sentences(records: list[dict[str, Any]]) -> str:
@@ -81,6 +86,29 @@ def table(records: list[dict[str, Any]]) -> str:
         "All lines, with commits and versions, are in [bench/results](bench/results).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def ladder(records: list[dict[str, Any]]) -> str:
+    """Loads on servers as Markdown, with times in milliseconds."""
+    if not records:
+        return ""
+    lines = [
+        "",
+        "| load | ids/s | first id, p50 / p99 | between ids, p50 / p99 | request, p50 / p99 | on |",
+        "|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        rung = record["rung"]
+        times = (_times(rung[name]) for name in ("ttft", "itl", "e2e"))
+        lines.append(
+            f"| {record['case']} | {rung['ids_per_s']:,.0f} | {' | '.join(times)} "
+            f"| {record['device']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _times(spread: dict[str, float] | None) -> str:
+    return "-" if spread is None else f"{spread['p50']:,.4g} / {spread['p99']:,.4g} ms"
 
 
 def with_figures(readme: str, new: str) -> str:

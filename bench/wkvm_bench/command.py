@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from wkvm_bench import serve
 from wkvm_bench.harness import BenchError, Comparison, Finding
 from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 
@@ -20,6 +21,7 @@ BENCHES = {
     "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",
+    "serve": "a ladder of loads on a running server: times and rates (serve --help)",
 }
 
 MODULES = {"json": "json_codecs"}
@@ -32,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 0 for a run, whatever its figures; 1 where it could not be run.
     """
+    if argv[:1] == ["serve"]:
+        return _serve(argv)
     arguments = _parser().parse_args(argv)
     compare: Callable[..., Coroutine[Any, Any, list[Comparison | Finding]]]
     compare = importlib.import_module(
@@ -46,18 +50,45 @@ def main(argv: Sequence[str]) -> int:
         return 1
     for result in results:
         print(to_text(arguments.name, result))
+    settings = {"smoke": arguments.smoke, "threads": arguments.threads}
+    command = _command(argv)
+    lines = [
+        to_line(arguments.name, one, command=command, settings=settings, environment=before)
+        for one in results
+    ]
+    _keep(arguments, lines)
+    return 0
+
+
+def _serve(argv: Sequence[str]) -> int:
+    """The ladder of loads, which compares nothing and has flags of its own."""
+    parser = argparse.ArgumentParser(prog="wkvm bench serve", description=serve.__doc__)
+    parser.add_argument("name", choices=["serve"], help=argparse.SUPPRESS)
+    serve.add_flags(parser)
+    _add_common(parser)
+    arguments = parser.parse_args(argv)
+    before = environment()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            cases = runner.run(serve.run(arguments))
+    except BenchError as error:
+        print(f"serve: {error}", file=sys.stderr)
+        return 1
+    _keep(arguments, serve.lines(arguments, cases, command=_command(argv), environment=before))
+    return 0
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    return ["python", "-m", "wkvm_bench", *argv]
+
+
+def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
+    """Append the lines to where they belong, if anywhere."""
     folder: Path | None = arguments.results
     if folder is None and RESULTS.is_dir() and not arguments.smoke:
         folder = RESULTS
     if folder is not None:
-        settings = {"smoke": arguments.smoke, "threads": arguments.threads}
-        command = ["python", "-m", "wkvm_bench", *argv]
-        lines = [
-            to_line(arguments.name, one, command=command, settings=settings, environment=before)
-            for one in results
-        ]
         print(f"added to {append(folder, arguments.name, lines)}")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,14 +99,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=sorted(BENCHES), help="the benchmark")
-    parser.add_argument("--smoke", action="store_true", help="once, with tiny counts")
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="of both sides of decode (default 1)"
     )
+    _add_common(parser)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--smoke", action="store_true", help="once, with tiny counts")
     parser.add_argument(
         "--results",
         type=Path,
         metavar="DIR",
         help="append JSON lines here (default: the checkout's bench/results; none for --smoke)",
     )
-    return parser

@@ -63,12 +63,39 @@ def to_line(
         "bar": str(result.bar),
         "met": result.bar.is_met(judged),
         **({"besides": dict(result.besides)} if result.besides else {}),
+        **_origin(command, settings, environment),
+    }
+    return json.dumps(_rounded(record))
+
+
+def to_rung_line(
+    bench: str,
+    case: str,
+    rung: Mapping[str, object],
+    *,
+    command: Sequence[str],
+    settings: Mapping[str, object],
+    environment: Mapping[str, object],
+) -> str:
+    """A rung of a ladder of loads as a line of JSON, without the newline."""
+    record = {
+        "bench": bench,
+        "case": case,
+        "rung": rung,
+        **_origin(command, settings, environment),
+    }
+    return json.dumps(_rounded(record))
+
+
+def _origin(
+    command: Sequence[str], settings: Mapping[str, object], environment: Mapping[str, object]
+) -> dict[str, object]:
+    return {
         "settings": settings,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(command),
         **environment,
     }
-    return json.dumps(_rounded(record))
 
 
 def to_text(bench: str, result: Comparison | Finding) -> str:

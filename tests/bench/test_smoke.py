@@ -50,6 +50,11 @@ CASES = {
         "body, 100 kB of ids, parsed alone",
     ],
     "ping": ["unix socket"],
+    "serve": [
+        f"{backend}, 4 in, 3 out, {n}"
+        for backend in ("binary", "openai")
+        for n in ("1 stream", "2 streams")
+    ],
 }
 
 
@@ -77,7 +82,8 @@ def test_a_benchmark_runs_and_writes_a_line_a_case(name: str, tmp_path: Path) ->
     assert [record["case"] for record in records] == CASES[name]
     assert all(record["settings"]["smoke"] for record in records)
     assert all(record["a"]["n"] == 1 for record in records if "a" in record)
-    left_over = [record for record in records if record["unit"] == "left over"]
+    assert all(record["rung"]["errors"] == {} for record in records if "rung" in record)
+    left_over = [record for record in records if record.get("unit") == "left over"]
     assert [record["case"] for record in left_over if not record["met"]] == []
 
 

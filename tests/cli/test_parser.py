@@ -33,9 +33,10 @@ def flags(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def sections() -> dict[str, str]:
-    """The text of docs/cli.md under each heading ``## wkvm COMMAND``."""
+    """The text of docs/cli.md under each heading ``## wkvm COMMAND``, without what is lower."""
     parts = re.split(r"^## wkvm (\w+)$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    texts = (part.partition("\n### wkvm ")[0] for part in parts[2::2])
+    return dict(zip(parts[1::2], texts, strict=True))
 
 
 def rows(text: str) -> set[str]:

@@ -1,0 +1,111 @@
+"""Streams over the binary protocol, by ``wkvm_client``: many lanes on few connections."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import cycle
+
+import wkvm_client.aio
+from wkvm_client.aio import Client
+from wkvm_client.errors import ClientError
+from wkvm_protocol.messages import EndReason
+
+from wkvm_bench.harness import BenchError
+from wkvm_bench.load import Streamed
+
+FULL = frozenset({EndReason.LENGTH, EndReason.STOP})
+
+
+class BinarySource:
+    """Sends every request on the next of its connections.
+
+    Args:
+        clients: connected.
+        temperature, top_p: of every request. The random numbers are the server's choice.
+        timeout_s: of every request.
+    """
+
+    def __init__(
+        self, clients: Sequence[Client], *, temperature: float, top_p: float, timeout_s: float
+    ) -> None:
+        self._clients = cycle(clients)
+        self._temperature = temperature
+        self._top_p = top_p
+        self._timeout_s = timeout_s
+        self.server = clients[0].server
+
+    async def stream(self, prompt: Sequence[int], n_out: int) -> Streamed:
+        """Send a request, and take all of its output.
+
+        An id costs an append, whatever else happens when the request is over.
+        """
+        client = next(self._clients)
+        clock = time.perf_counter
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        streamed = Streamed(due_at=clock())
+        arrivals = streamed.arrivals
+        try:
+            stream = await client.generate(
+                prompt,
+                temperature=self._temperature,
+                top_p=self._top_p,
+                max_tokens=n_out,
+                ignore_eos=True,
+                credit=None,
+                timeout_s=self._timeout_s,
+            )
+            choice = stream.choices[0]
+
+            def arrived() -> None:
+                now = clock()
+                try:
+                    for _ in choice.take():
+                        arrivals.append(now)
+                except ClientError:
+                    pass  # ``completion`` says so
+                if choice.is_over and not done.done():
+                    done.set_result(None)
+
+            choice.watch(arrived)
+            await done
+            streamed.ended_at = clock()
+            completion = await choice.completion()
+        except ClientError as error:
+            streamed.ended_at = clock()
+            streamed.error = type(error).__name__
+            return streamed
+        streamed.n_ids, streamed.n_prompt = completion.n_output, completion.n_prompt
+        if completion.reason not in FULL:
+            streamed.error = f"ended: {completion.reason}"
+        elif completion.n_output != n_out:
+            streamed.error = "short output"
+        return streamed
+
+
+@asynccontextmanager
+async def connected(
+    address: str,
+    *,
+    n_connections: int,
+    api_key: str | None,
+    temperature: float,
+    top_p: float,
+    timeout_s: float,
+) -> AsyncIterator[BinarySource]:
+    """Connect to a server for the length of a block.
+
+    Raises:
+        BenchError: there is no such address, or nobody answers there.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            clients = [
+                await stack.enter_async_context(
+                    wkvm_client.aio.connect(address, api_key=api_key, reconnect=False)
+                )
+                for _ in range(n_connections)
+            ]
+        except ClientError as error:
+            raise BenchError(f"{address}: {error}") from error
+        yield BinarySource(clients, temperature=temperature, top_p=top_p, timeout_s=timeout_s)

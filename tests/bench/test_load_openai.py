@@ -1,0 +1,151 @@
+"""The load over HTTP, against a server that sends bytes that a test says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from wkvm_bench.harness import BenchError
+from wkvm_bench.load import Streamed
+from wkvm_bench.load_openai import OpenAiSource, connected
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(text: str | None, **more: object) -> bytes:
+    choices = [] if text is None else [{"index": 0, "text": text}]
+    return chunk(b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n")
+
+
+def usage(n_ids: int) -> bytes:
+    return event(None, usage={"prompt_tokens": 4, "completion_tokens": n_ids})
+
+
+DONE = chunk(b"data: [DONE]\n\n") + chunk(b"")
+
+
+class Scripted:
+    """Answers each request with the next list of writes, and keeps what was asked."""
+
+    def __init__(self, *answers: list[bytes]) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[bytes, dict[str, object]]] = []
+        self.serving: list[asyncio.Task[None]] = []
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.append(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            body = await reader.readexactly(int(length or 0))
+            self.asked.append((head, json.loads(body or b"{}")))
+            answer = self.answers.pop(0)
+            for data in answer:
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            if not answer:
+                break
+        writer.close()
+        await writer.wait_closed()
+
+
+@asynccontextmanager
+async def source_of(
+    folder: Path, server: Scripted, *, model: str | None = "m", vocab_size: int | None = 100
+) -> AsyncIterator[OpenAiSource]:
+    path = str(folder / "http.sock")
+    listening = await asyncio.start_unix_server(server.connected, path)
+    async with connected(
+        f"unix://{path}",
+        model=model,
+        vocab_size=vocab_size,
+        api_key="secret",
+        temperature=0.5,
+        top_p=0.25,
+        timeout_s=5.0,
+    ) as source:
+        yield source
+    listening.close()
+    await asyncio.gather(*server.serving)
+
+
+async def test_events_with_text_have_their_times_wherever_reads_are_cut(tmp_path: Path) -> None:
+    whole = HEAD + event("a") + event("b") + event("") + usage(3) + DONE
+    cut = whole.index(b"data: ", whole.index(b"data: ") + 1) + 3
+    server = Scripted([whole[:cut], whole[cut:-3], whole[-3:]], [whole])
+    async with source_of(tmp_path, server) as source:
+        results = [await source.stream([7, 8], 3), await source.stream([9], 3)]
+    for result in results:
+        assert (result.error, result.n_ids, result.n_prompt) == (None, 3, 4)
+        assert len(result.arrivals) == 2
+    first, second = results[0].arrivals
+    assert second - first > 0.005
+    (head, body), (_, again) = server.asked
+    assert b"\r\nAuthorization: Bearer secret\r\n" in head
+    assert body["prompt"] == [7, 8]
+    assert again["prompt"] == [9]
+    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("m", 3, True)
+    assert (body["temperature"], body["top_p"], body["stream"]) == (0.5, 0.25, True)
+
+
+async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: Path) -> None:
+    refusal = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\n"
+    failure = chunk(b'data: {"error": {"type": "server_error"}}\n\n')
+    server = Scripted(
+        [refusal, b"{}"],
+        [HEAD + event("a") + failure + DONE],
+        [HEAD + event("a") + usage(1) + DONE],
+        [HEAD + event("a") + DONE],
+        [],
+        [HEAD + event("a") + usage(3) + DONE],
+    )
+    results = list[Streamed]()
+    async with source_of(tmp_path, server) as source:
+        for _ in range(6):
+            results.append(await source.stream([1], 3))
+    assert [result.error for result in results] == [
+        "HTTP 429",
+        "error: server_error",
+        "short output",
+        "unreadable events",
+        "connection lost",
+        None,
+    ]
+
+
+async def test_prompts_are_words_where_no_vocabulary_is_known(tmp_path: Path) -> None:
+    names = json.dumps({"data": [{"id": "the-model"}]}).encode()
+    models = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(names), names)
+    server = Scripted([models], [HEAD + event("a") + usage(3) + DONE])
+    async with source_of(tmp_path, server, model=None, vocab_size=None) as source:
+        result = await source.stream([0, 1, 12], 3)
+    assert result.error is None
+    _, body = server.asked[1]
+    assert body["prompt"] == "time year people"
+    assert body["model"] == "the-model"
+
+
+async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"none\.sock"):
+        async with connected(
+            f"unix://{tmp_path}/none.sock",
+            model=None,
+            vocab_size=None,
+            api_key=None,
+            temperature=1.0,
+            top_p=1.0,
+            timeout_s=1.0,
+        ):
+            pass

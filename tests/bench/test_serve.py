@@ -1,0 +1,46 @@
+"""The ladder's flags, table and lines."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+from wkvm_bench.load import Streamed, summary
+from wkvm_bench.serve import add_flags, case_name, row
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    add_flags(made)
+    return made
+
+
+def test_every_flag_is_in_the_docs_and_no_other() -> None:
+    section = DOCS.read_text(encoding="utf-8").partition("### wkvm bench serve")[2]
+    section = section.partition("\n## ")[0]
+    documented = set(re.findall(r"^\| `(--[\w-]+)`", section, re.MULTILINE))
+    flags = set(parser()._option_string_actions) - {"-h", "--help"}
+    assert documented == flags | {"--smoke", "--results"}
+
+
+@pytest.mark.parametrize("text", ["0", "1,0", "1,,2", "x"])
+def test_a_ladder_has_numbers_of_streams(text: str) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--concurrency", text])
+
+
+def test_a_case_is_told_from_others() -> None:
+    options = parser().parse_args(["--ctx", "5", "--out", "6", "--rate", "2.5"])
+    assert case_name(options, 1) == "binary, 5 in, 6 out, 1 stream, 2.5 requests/s"
+    options = parser().parse_args(["--backend", "openai"])
+    assert case_name(options, 2) == "openai, 128 in, 128 out, 2 streams"
+
+
+def test_the_table_says_what_failed_and_when_the_generator_was_the_limit() -> None:
+    done = [Streamed(due_at=0.0, ended_at=1.0, error="QueueFullError")]
+    text = row(summary(1, done, generator_cpu=0.95, lags=[]))
+    assert "failed: 1 QueueFullError" in text
+    assert "the load generator was busy all the time" in text
+    assert "busy" not in row(summary(1, done, generator_cpu=0.1, lags=[]))
