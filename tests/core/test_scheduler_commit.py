@@ -1,5 +1,7 @@
 """What becomes of a step, and how requests end."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.driver import (
@@ -310,9 +312,22 @@ def test_a_result_must_fit_the_plan_in_flight() -> None:
     plan = planned(scheduler)
     with pytest.raises(ValueError, match="2 results for 1 rows"):
         scheduler.commit(plan, StepResult((1, 2)), 0.0)
-    with pytest.raises(ValueError, match="not in flight"):
+    with pytest.raises(ValueError, match="not the oldest in flight"):
         scheduler.commit(StepPlan(plan.rows), answer(plan), 0.0)
     with pytest.raises(ValueError, match="no id"):
         scheduler.commit(plan, StepResult((None,)), 0.0)
-    with pytest.raises(ValueError, match="not in flight"):
+    with pytest.raises(ValueError, match="not the oldest in flight"):
         scheduler.fail(plan, StepFailedError(), 0.0)
+
+
+def test_a_row_that_failed_alone_ends_its_request_alone() -> None:
+    scheduler = make_scheduler()
+    submit(scheduler, 0, 200)
+    submit(scheduler, 1, 3)
+    plan = planned(scheduler)
+    error = StepFailedError()
+    index = [row.request_id for row in plan.rows].index(0)
+    scheduler.commit(plan, replace(answer(plan), failed={index: error}), 0.0)
+    (end,) = ends(scheduler.take_events())
+    assert (end.request_id, end.status, end.error) == (0, Status.FINISHED_ERROR, error)
+    assert shape(scheduler.plan(0.0)) == {1: 1}

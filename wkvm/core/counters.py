@@ -1,6 +1,8 @@
 """What the scheduler has counted and measured since the start."""
 
+from collections import deque
 from collections.abc import Mapping
+from math import inf
 
 from wkvm.core.histogram import (
     LENGTH_BOUNDS,
@@ -32,9 +34,10 @@ class Counters:
         self._output_length = Histogram("output_length", LENGTH_BOUNDS)
         self._inter_token = Histogram("inter_token_us", STEP_BOUNDS_US)
         self._step = Histogram("step_us", STEP_BOUNDS_US)
-        self._planned_at = 0.0
+        self._planned_at = deque[float]()
         self._runs_on = False
         self._since = 0.0
+        self._landed_at = -inf
         self._turn_s = 0.0
 
     def admitted(self, queue_s: float) -> None:
@@ -52,17 +55,23 @@ class Counters:
         self._prompt_length.observe(end.n_prompt)
         self._output_length.observe(end.n_output)
 
-    def planned(self, now: float, *, has_rows: bool) -> None:
-        """A step begins; or there was nothing to run."""
-        self._planned_at = now
+    def planned(self, now: float) -> None:
+        """A step is planned; it begins when those that are in flight are over."""
+        self._planned_at.append(now)
         if not self._runs_on:
             self._since = now
-        self._runs_on = has_rows
+        self._runs_on = True
+
+    def idle(self) -> None:
+        """Nothing is in flight, and there was nothing to run."""
+        self._runs_on = False
 
     def landed(self, now: float) -> None:
-        """The step that was planned last is over, failed or not."""
+        """The oldest of the steps that are planned is over, failed or not."""
         self._n_steps += 1
-        self._step.observe_s(now - self._planned_at)
+        began = max(self._planned_at.popleft(), self._landed_at)
+        self._step.observe_s(now - began)
+        self._landed_at = now
         self._turn_s, self._since = now - self._since, now
 
     def produced(self, n_first: int, n_following: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wkvm.core.errors import RequestError
+from wkvm.core.errors import RequestError, WkvmError
 from wkvm.core.grammar import Constraint
 from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
@@ -90,6 +90,7 @@ class StepResult:
             the step's logits score.
         complete: indices of rows whose grammars let nothing follow, after the id if any.
         unmet: why a row has no id that its grammar allows, by row index.
+        failed: what ends a row's request, by row index, where the rest of the step ran.
     """
 
     token_ids: tuple[int | None, ...]
@@ -100,3 +101,4 @@ class StepResult:
     )
     complete: frozenset[int] = frozenset()
     unmet: Mapping[int, RequestError] = field(default_factory=dict[int, RequestError])
+    failed: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])

@@ -4,8 +4,12 @@ Pure bookkeeping: no tensors, no clock (``now`` comes in), no random numbers. Th
 knows no phases. A request has ids, known so far, and a state that has absorbed
 ``n_computed`` of them; a step absorbs more, and where it reaches the last known id, the
 next one is sampled.
+
+Up to ``depth`` plans are in flight, and a request is planned as if all of them had run: it may
+absorb an id that is still on its way.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from wkvm.core.checks import check_spec
@@ -51,13 +55,24 @@ class Scheduler:
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
-    absorbs nothing. An id whose step was in flight when the hold came is still delivered.
+    absorbs nothing. Ids whose steps were in flight when the hold came are still delivered.
     A stop id costs no credit, but is not looked for without.
 
     Grammars: a request that has one waits in the same way until ``bind`` brings what was made
     of it, and no clock of a stall runs.
 
     Stops: a stop id that is sampled before ``min_tokens`` is output like any other.
+
+    In flight: no row is planned that only an end by length or a lack of credit would make
+    superfluous; a request with a constraint waits for its id, which says what may follow. What
+    is left to chance is a stop id. The row that follows one is ignored at ``commit``, as are
+    all rows of requests that ended otherwise, were cancelled, or had a row in a plan that failed:
+    a plan that was made before an earlier one failed is committed for all others.
+    The slot of a request that ended may be in a plan in flight still. It is handed out all the
+    same: the rows of a later plan run later, and its first row starts from zero.
+
+    Args:
+        depth: how many plans may be in flight, at least 1.
     """
 
     def __init__(
@@ -72,7 +87,7 @@ class Scheduler:
         self._waiting = WaitingLine()
         self._running = dict[int, Request]()
         self._deadlines = Deadlines(self._due)
-        self._in_flight: StepPlan | None = None
+        self._in_flight = deque[StepPlan]()
         self._unbound = list[Unbound]()
         self._events = list[Event]()
         self._turn = 0
@@ -204,27 +219,35 @@ class Scheduler:
             nothing to run now.
 
         Raises:
-            ValueError: a step is in flight.
+            ValueError: ``depth`` plans are in flight.
         """
-        if self._in_flight is not None:
-            raise ValueError("a step is in flight")
+        if len(self._in_flight) == self._depth:
+            raise ValueError(f"{self._depth} plans are in flight")
         self._expire(now)
         self._admit(now)
         rows, prompts = list[RowPlan](), list[Request]()
         for request in self._running.values():
-            if request.n_known - request.n_computed > 1:
+            n_computed, n_ahead = request.n_computed, request.n_ahead
+            n_lacking = request.n_known - n_computed
+            if n_lacking > 1:
                 prompts.append(request)
-            elif request.paused_since is None and request.is_ready:
-                n_output, params = request.n_output, request.params
+            elif (
+                n_lacking
+                and request.paused_since is None
+                and request.is_ready
+                and (not n_ahead or request.may_run_ahead)
+            ):
+                params = request.params
+                n_output, samples = request.n_output + n_ahead, params.max_tokens > 0
                 rows.append(
                     RowPlan(
                         request.request_id,
                         slot_of(request),
-                        (request.last_id,),
-                        request.n_computed,
+                        () if n_ahead else (request.last_id,),
+                        n_computed,
                         len(request.prompt),
-                        request.n_computed == 0,
-                        params.max_tokens > 0,
+                        n_computed == 0,
+                        samples,
                         n_output,
                         params,
                         request.seed,
@@ -235,14 +258,21 @@ class Scheduler:
                         request.stops,
                     )
                 )
+                request.n_computed = n_computed + 1
+                if samples:
+                    request.n_known += 1
+                    request.n_ahead = n_ahead + 1
         if prompts:
             left = max(self._config.max_num_batched_tokens - len(rows), CUT_MULTIPLE)
             rows += self._prompt_rows(prompts, left)
-        self._counters.planned(now, has_rows=bool(rows))
         if not rows:
+            if not self._in_flight:
+                self._counters.idle()
             return None
-        self._in_flight = StepPlan(tuple(rows), self._slots.take_freed())
-        return self._in_flight
+        self._counters.planned(now)
+        plan = StepPlan(tuple(rows), self._slots.take_freed())
+        self._in_flight.append(plan)
+        return plan
 
     def _expire(self, now: float) -> None:
         for request_id in self._deadlines.pop_due(now):
@@ -278,7 +308,12 @@ class Scheduler:
         rows = list[RowPlan]()
         for request, n_tokens in divide(prompts, budget):
             self._next_turn(request)
-            rows.append(prompt_row(request, n_tokens))
+            row = prompt_row(request, n_tokens)
+            rows.append(row)
+            request.n_computed += n_tokens
+            if row.samples:
+                request.n_known += 1
+                request.n_ahead = 1
         return rows
 
     def _next_turn(self, request: Request) -> None:
@@ -289,13 +324,13 @@ class Scheduler:
         """Apply a step's result. Rows whose requests ended meanwhile are ignored.
 
         Raises:
-            ValueError: ``plan`` is not in flight, or ``result`` does not fit it.
+            ValueError: ``plan`` is not the oldest in flight, or ``result`` does not fit it.
         """
         if len(result.token_ids) != len(plan.rows):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
         not_finite, logprobs, complete = result.not_finite, result.logprobs, result.complete
-        unmet = result.unmet
+        unmet, failed = result.unmet, result.failed
         running, n_first = self._running, 0
         request_ids, indices, token_ids = list[int](), list[int](), list[int]()
         logprobs_at = dict[int, Logprobs]()
@@ -306,16 +341,18 @@ class Scheduler:
             request = running.get(row.request_id)
             if request is None:
                 continue
-            n_computed = row.position + len(row.ids)
-            request.n_computed = n_computed
+            if index in failed:
+                ended.append((request, Status.FINISHED_ERROR, None, failed[index]))
+                continue
             if index in not_finite:
-                ended.append((request, Status.FINISHED_ERROR, None, NonFiniteError(n_computed)))
+                broken = NonFiniteError(row.position + row.n_ids)
+                ended.append((request, Status.FINISHED_ERROR, None, broken))
                 continue
             if of_prompt := result.prompt_logprobs.get(index):
                 event = PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt)
                 self._events.append(event)
             if not row.samples:
-                if n_computed == request.n_known:
+                if row.position + row.n_ids == request.n_known:
                     ended.append((request, Status.LENGTH, None, None))
                 continue
             token_id = result.token_ids[index]
@@ -341,7 +378,7 @@ class Scheduler:
                 request.first_token_at = now
                 self._counters.first_token(now - request.submitted_at)
             request.n_output = n_output = n_output + 1
-            request.n_known += 1
+            request.n_ahead -= 1
             request.last_id = token_id
             if index in complete:
                 ended.append((request, Status.STOPPED, None, None))
@@ -357,10 +394,10 @@ class Scheduler:
             self._end(request, status, now, stop_id=stop_id, error=error)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
-        """End every request of a plan whose run raised, but those that ended meanwhile.
+        """End every request of a plan that did not run, but those that ended meanwhile.
 
         Raises:
-            ValueError: ``plan`` is not in flight.
+            ValueError: ``plan`` is not the oldest in flight.
         """
         self._land(plan, now)
         for row in plan.rows:
@@ -369,9 +406,9 @@ class Scheduler:
                 self._end(request, Status.FINISHED_ERROR, now, error=error)
 
     def _land(self, plan: StepPlan, now: float) -> None:
-        if plan is not self._in_flight:
-            raise ValueError("the plan is not in flight")
-        self._in_flight = None
+        if not self._in_flight or plan is not self._in_flight[0]:
+            raise ValueError("the plan is not the oldest in flight")
+        self._in_flight.popleft()
         self._counters.landed(now)
 
     def _end(

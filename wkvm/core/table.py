@@ -35,9 +35,10 @@ class Request:
         deadline: when it is ended wherever it is.
         slot: where its state lives; None while it waits.
         shared: what it shares with the other choices of its spec.
-        n_computed: how many of its ids the state has absorbed.
-        n_known: how many ids it has: the prompt and every id produced so far.
-        last_id: the last of these ids.
+        n_computed: how many of its ids the state has absorbed when all that is in flight has run.
+        n_known: how many ids it has: the prompt, every id produced so far, and those on their way.
+        n_ahead: how many are on their way: rows in flight that sample.
+        last_id: the last id that is not on its way.
         n_output: how many ids it has produced.
         credit: how many more it may produce; None is any number.
         held: whether it must produce nothing whatever its credit.
@@ -70,6 +71,7 @@ class Request:
     first_token_at: float | None = None
     slot: int | None = None
     n_computed: int = 0
+    n_ahead: int = 0
     n_output: int = 0
     held: bool = False
     paused_since: float | None = None
@@ -79,6 +81,19 @@ class Request:
     def may_produce(self) -> bool:
         """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
         return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether one that may produce may have a row while ids of it are on their way.
+
+        Only its stops may end it meanwhile. What its grammar allows is known when they are.
+        """
+        n_ahead = self.n_ahead
+        return (
+            self.n_output + n_ahead < self.params.max_tokens
+            and (self.credit is None or self.credit > n_ahead)
+            and self.constraint is None
+        )
 
     def end_event(
         self, status: Status, now: float, *, stop_id: int | None, error: WkvmError | None

@@ -1,25 +1,26 @@
 """The step coroutine: an engine on an event loop, its forward pass in a thread of its own.
 
-The loop's thread plans and commits; one worker thread runs the steps of an engine that
-blocks, so that sockets stay alive during a forward pass. Between steps the loop turns once.
-With nothing to do it sleeps.
+The loop's thread plans and commits; one worker thread launches and collects the steps of an
+engine that blocks, so that sockets stay alive during a forward pass. Between steps the loop turns
+once. With nothing to do it sleeps.
+
+As many steps are in flight as the engine has depth for: with two, a step is planned and launched
+while the one before runs, and the events of that one are delivered as soon as it is over.
 """
 
 import asyncio
 import logging
 import math
-import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 
 from wkvm.core.errors import DrainingError, StepFailedError
-from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.engine.interface import EngineInfo, EngineLike
+from wkvm.engine.worker import Here, Step, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class EngineLoop:
         self._has_run = False
         self._busy_since: float | None = None
         self._stats: Mapping[str, int] | None = None
+        self._steps = deque[Step]()
 
     @property
     def info(self) -> EngineInfo:
@@ -142,16 +144,19 @@ class EngineLoop:
     async def run(self) -> None:
         """Run steps until ``close``, or until cancelled; then end what is left as cancelled.
 
-        A step that raises ends its requests with StepFailedError, and the loop goes on. An
-        engine whose bookkeeping raises is broken: every request ends with StepFailedError,
-        no new ones are taken, and the exception comes out of here.
+        A step that raises ends its requests with StepFailedError, and the loop goes on; a step
+        that was launched after it counts for its other requests. An engine whose bookkeeping
+        raises is broken: every request ends with StepFailedError, no new ones are taken, and the
+        exception comes out of here.
         """
-        worker = _Worker(self._engine) if self._engine.blocks else _Here(self._engine)
+        worker = Worker(self._engine) if self._engine.blocks else Here(self._engine)
         self._engine.set_wake(partial(self._wake_from_afar, asyncio.get_running_loop()))
         self._runs = True
         try:
             while not self._closing:
                 await self._turn(worker)
+            while self._steps:
+                await self._collect(worker)
             self._cancel_all()
         except asyncio.CancelledError:
             self._cancel_all()
@@ -181,28 +186,40 @@ class EngineLoop:
             await self._none_live.wait()
 
     def close(self) -> None:
-        """Let ``run`` return after the step that is in flight."""
+        """Let ``run`` return after the steps that are in flight."""
         self._closing = True
         self._wake.set()
 
-    async def _turn(self, worker: "_Worker | _Here") -> None:
-        """One step, or the sleep until there may be one."""
+    async def _turn(self, worker: Worker | Here) -> None:
+        """The launch of a step or the end of one, or the sleep until there may be one."""
         self._wake.clear()
         self._busy_since = self._clock()
-        plan = self._engine.plan(self._busy_since)
-        self._stats = None
-        self._flush()
-        if plan is None:
+        if all(step.error is None for step in self._steps):
+            plan = self._engine.plan(self._busy_since)
+            self._stats = None
+            self._flush()
+            if plan is not None:
+                self._steps.append(worker.launch(plan))
+                if len(self._steps) < self._engine.depth:
+                    # No plan is made on top of one whose launch may yet fail.
+                    await worker.catch_up()
+                    return
+        if self._steps:
+            await self._collect(worker)
+        else:
             self._busy_since = None
             await self._sleep()
-            return
+
+    async def _collect(self, worker: Worker | Here) -> None:
+        """Wait for the oldest step in flight, and tell what came of it."""
+        step = self._steps.popleft()
         try:
-            result = await worker.run(plan)
+            result = await worker.collect(step)
         except Exception:
-            logger.exception("a step of %d rows failed", len(plan.rows))
-            self._engine.fail(plan, StepFailedError(), self._clock())
+            logger.exception("a step of %d rows failed", len(step.plan.rows))
+            self._engine.fail(step.plan, StepFailedError(), self._clock())
         else:
-            self._engine.commit(plan, result, self._clock())
+            self._engine.commit(step.plan, result, self._clock())
         self._stats = None
         self._flush()
 
@@ -274,71 +291,6 @@ class EngineLoop:
         self._none_live.set()
         if events:
             self.deliver(events)
-
-
-class _Worker:
-    """A thread that runs one step at a time, handed over without a lock or an executor.
-
-    A daemon, so that a forward pass that never returns cannot keep the process from ending.
-    """
-
-    def __init__(self, engine: EngineLike) -> None:
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._plans = SimpleQueue[tuple[StepPlan, asyncio.Future[_Outcome]] | None]()
-        self._thread = threading.Thread(target=self._work, name="wkvm-step", daemon=True)
-        self._thread.start()
-
-    async def run(self, plan: StepPlan) -> StepResult:
-        """Run a step in the thread. Raises what the engine raises."""
-        done: asyncio.Future[_Outcome] = self._loop.create_future()
-        self._plans.put((plan, done))
-        result, error = await done
-        if result is None:
-            raise error or AssertionError("a step has a result or an error")
-        return result
-
-    def close(self) -> None:
-        """Let the thread end, after its step if it is in one. Does not wait for it."""
-        self._plans.put(None)
-
-    def _work(self) -> None:
-        while (work := self._plans.get()) is not None:
-            plan, done = work
-            try:
-                self._engine.launch(plan)
-                outcome: _Outcome = (self._engine.collect(plan), None)
-            except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
-                outcome = (None, error)
-            try:
-                self._loop.call_soon_threadsafe(_settle, done, outcome)
-            except RuntimeError:
-                logger.debug("a step ended after its loop was closed")
-
-
-class _Here:
-    """Runs the steps of an engine that does not block, on the loop's thread, one a turn."""
-
-    def __init__(self, engine: EngineLike) -> None:
-        self._engine = engine
-
-    async def run(self, plan: StepPlan) -> StepResult:
-        """Let the loop turn once, and run a step. Raises what the engine raises."""
-        await asyncio.sleep(0)
-        self._engine.launch(plan)
-        return self._engine.collect(plan)
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-_Outcome = tuple[StepResult | None, BaseException | None]
-"""A result or what was raised. Not a future's exception: that cannot be a StopIteration."""
-
-
-def _settle(done: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
-    if not done.cancelled():
-        done.set_result(outcome)
 
 
 def _ignore(events: list[Event]) -> None:
