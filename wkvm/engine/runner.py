@@ -3,39 +3,17 @@
 Synchronous and without a clock. What the ids mean for a request is the scheduler's business.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from wkvm.core.plan import RowPlan, StepPlan, StepResult
-from wkvm.core.request import Logprobs, TopLogprob
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import constrained
+from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
 from wkvm.engine.sampler import Sampler
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
-
-
-@dataclass(frozen=True, slots=True)
-class _LogitRows:
-    """Which tokens of a step need logits, and whose they are.
-
-    Attributes:
-        tokens: index into the packed tokens, for each row of the logits.
-        owners: index into the plan's rows, for each row of the logits.
-        sampling: the plan's rows that sample, in order.
-        sampled: the row of the logits of each of these.
-        scoring: rows of the logits that score an id of the prompt.
-        scored_ids: these ids.
-    """
-
-    tokens: list[int]
-    owners: list[int]
-    sampling: list[int]
-    sampled: list[int]
-    scoring: list[int]
-    scored_ids: list[int]
 
 
 class Runner:
@@ -79,11 +57,11 @@ class Runner:
         if fresh:
             self._arena.zero(fresh)
         self.sampler.feed(plan.rows)
-        wanted = _logit_rows(plan)
+        wanted = logit_rows(plan.rows)
         logits = self._model.forward(self._batch(plan, wanted), self._arena.views)
         return self._result(plan, wanted, logits)
 
-    def _batch(self, plan: StepPlan, wanted: _LogitRows) -> Batch:
+    def _batch(self, plan: StepPlan, wanted: LogitRows) -> Batch:
         token_ids = [token_id for row in plan.rows for token_id in row.ids]
         slots = tuple(row.slot for row in plan.rows)
         return Batch(
@@ -94,7 +72,7 @@ class Runner:
             logit_rows=self._tensor(wanted.tokens),
         )
 
-    def _result(self, plan: StepPlan, wanted: _LogitRows, logits: Tensor) -> StepResult:
+    def _result(self, plan: StepPlan, wanted: LogitRows, logits: Tensor) -> StepResult:
         ids: list[int | None] = [None] * len(plan.rows)
         if not wanted.tokens:
             return StepResult(token_ids=tuple(ids))
@@ -128,7 +106,7 @@ class Runner:
         )
 
     def _sampled_logprobs(
-        self, plan: StepPlan, wanted: _LogitRows, logits: Tensor, ids: list[int | None]
+        self, plan: StepPlan, wanted: LogitRows, logits: Tensor, ids: list[int | None]
     ) -> dict[int, Logprobs]:
         asked = list[int]()
         at_logits, token_ids, n_top = list[int](), list[int](), list[int]()
@@ -142,7 +120,7 @@ class Runner:
         return dict(zip(asked, self._logprobs(logits, at_logits, token_ids, n_top), strict=True))
 
     def _prompt_logprobs(
-        self, plan: StepPlan, wanted: _LogitRows, logits: Tensor, broken: frozenset[int]
+        self, plan: StepPlan, wanted: LogitRows, logits: Tensor, broken: frozenset[int]
     ) -> dict[int, tuple[Logprobs, ...]]:
         owners = [wanted.owners[logit_row] for logit_row in wanted.scoring]
         n_top = [plan.rows[at].params.prompt_logprobs or 0 for at in owners]
@@ -160,43 +138,7 @@ class Runner:
             return []
         most = min(max(n_top), self._vocab_size)
         tensors = logprobs(logits[self._tensor(at)], self._tensor(token_ids), most)
-        of_ids, ranks, top_ids, of_top = (tensor.tolist() for tensor in tensors)
-        return [
-            Logprobs(
-                token_id=token_id,
-                logprob=of_ids[i],
-                rank=ranks[i],
-                top=tuple(map(TopLogprob, top_ids[i][:n], of_top[i][:n])),
-            )
-            for i, (token_id, n) in enumerate(zip(token_ids, n_top, strict=True))
-        ]
+        return to_logprobs(token_ids, n_top, tensors)
 
     def _tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
-
-
-def _logit_rows(plan: StepPlan) -> _LogitRows:
-    wanted = _LogitRows([], [], [], [], [], [])
-    start = 0
-    for at, row in enumerate(plan.rows):
-        for offset, token_id in enumerate(_scored_ids(row)):
-            wanted.scoring.append(len(wanted.tokens))
-            wanted.scored_ids.append(token_id)
-            wanted.tokens.append(start + offset)
-            wanted.owners.append(at)
-        start += len(row.ids)
-        if row.samples:
-            wanted.sampling.append(at)
-            wanted.sampled.append(len(wanted.tokens))
-            wanted.tokens.append(start - 1)
-            wanted.owners.append(at)
-    return wanted
-
-
-def _scored_ids(row: RowPlan) -> tuple[int, ...]:
-    """The prompt ids that the logits after the row's first, second, ... token score."""
-    n_scored = row.n_prompt - 1 - row.position
-    if row.params.prompt_logprobs is None or n_scored <= 0:
-        return ()
-    following = row.ids[1:] if row.next_id is None else (*row.ids[1:], row.next_id)
-    return following[:n_scored]

@@ -1,0 +1,197 @@
+"""Decode steps as captured graphs: one for each bucket of rows, all over the same buffers.
+
+A graph holds a whole step: the sampler's ``begin``, the model's launch and the sampler's
+``end``. Which slots it works on, and which ids their grammars allow, it reads from the buffers.
+Where nothing can be captured, as on a CPU, a replay is the launches themselves: so all but the
+capture can be tested there.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wkvm.models.base import DecodeStep, Model, StateViews
+
+logger = logging.getLogger(__name__)
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows of the graphs. More rows than the last are several replays."""
+
+ID_BYTES = 8
+"""Of an id as it comes back from the device; one byte of flags follows for each row."""
+
+PAD = -1
+"""The slot of a row that is none."""
+
+
+class StepSampler(Protocol):
+    """What of the sampler is part of a captured step; see ``wkvm.engine.slot_table``."""
+
+    def begin(self, slots_in: Tensor, token_ids: Tensor, slots: Tensor) -> None:
+        """Fill in what the rows absorb; the slot of a row that is over becomes ``PAD``."""
+        ...
+
+    def end(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        masks: Tensor,
+        has_mask: Tensor,
+        out_ids: Tensor,
+        out_flags: Tensor,
+    ) -> None:
+        """Choose the next id of each row."""
+        ...
+
+
+class Replay(NamedTuple):
+    """One replay of a step.
+
+    Attributes:
+        start, n_rows: which of the step's decode rows.
+        bucket: rows of the graph, at least ``n_rows``.
+    """
+
+    start: int
+    n_rows: int
+    bucket: int
+
+
+def buckets_for(n_slots: int) -> tuple[int, ...]:
+    """The buckets that steps of at most ``n_slots`` rows need, smallest first."""
+    fitting = [bucket for bucket in BUCKETS if bucket < n_slots]
+    larger = BUCKETS[len(fitting) : len(fitting) + 1]
+    return (*fitting, *larger)
+
+
+def replays_of(n_rows: int, buckets: Sequence[int]) -> list[Replay]:
+    """How a step of that many decode rows is replayed.
+
+    All replays but the last are of the largest bucket, and full; the last is of the smallest
+    that holds the rest.
+    """
+    largest, replays = buckets[-1], list[Replay]()
+    start = 0
+    while n_rows - start > largest:
+        replays.append(Replay(start, largest, largest))
+        start += largest
+    if rest := n_rows - start:
+        bucket = next(bucket for bucket in buckets if bucket >= rest)
+        replays.append(Replay(start, rest, bucket))
+    return replays
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many buckets are ready, and of how many."""
+
+
+class DecodeGraphs:
+    """The graphs of one model over one arena.
+
+    Attributes:
+        buckets: rows of the graphs, smallest first.
+        slots: ``[B]`` int32, input, with B the largest bucket: the slots of the rows, and
+            ``PAD`` for the others of a bucket.
+        masks: ``[B, ceil(V / 32)]`` int32, input: bit ``i % 32`` of word ``i // 32`` is set if a
+            row may choose id i.
+        has_mask: ``[B]`` uint8, input: whether a row's mask counts.
+        ids: ``[B]`` int64, output: the chosen ids. Those of pad rows mean nothing.
+        flags: ``[B]`` uint8, output: as the sampler's ``end`` gives them.
+        out: ``ids`` and ``flags`` as bytes, to be read in one transfer.
+    """
+
+    def __init__(
+        self, model: Model, states: StateViews, sampler: StepSampler, *, n_slots: int
+    ) -> None:
+        """Make the buffers. ``capture`` comes before the first replay."""
+        device, vocab_size = model.info.device, model.info.vocab_size
+        self.buckets = buckets_for(n_slots)
+        B = self.buckets[-1]
+        self.slots = torch.full((B,), PAD, dtype=torch.int32, device=device)
+        self.masks = torch.zeros(B, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        self.has_mask = torch.zeros(B, dtype=torch.uint8, device=device)
+        self.out = torch.zeros(B * (ID_BYTES + 1), dtype=torch.uint8, device=device)
+        self.ids = self.out[: B * ID_BYTES].view(torch.int64)
+        self.flags = self.out[B * ID_BYTES :]
+        self._states = states
+        self._sampler = sampler
+        # The largest first: the others are views of its buffers.
+        self._steps = {n: _step_of(model, n) for n in reversed(self.buckets)}
+        self._replays = dict[int, Callable[[], None]]()
+
+    def logits(self, bucket: int) -> Tensor:
+        """``[bucket, V]`` float32: as the model gave them in the last replay of that bucket."""
+        return self._steps[bucket].logits
+
+    def replay(self, bucket: int) -> None:
+        """Launch a step of that many rows, and return."""
+        self._replays[bucket]()
+
+    def capture(self, progress: Progress | None = None) -> None:
+        """Make every bucket ready. States are left as they are.
+
+        Kernels that were never compiled on this machine are compiled, by several threads.
+        """
+        began = time.monotonic()
+        self.slots.fill_(PAD)
+        if not self.slots.is_cuda:
+            for n in self.buckets:
+                self._replays[n] = self._launcher(n)
+            return
+        self._compile()
+        compiled = time.monotonic()
+        pool = torch.cuda.graph_pool_handle()
+        for n_done, n in enumerate(reversed(self.buckets), start=1):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._launch(n)
+            self._replays[n] = graph.replay
+            if progress is not None:
+                progress(n_done, len(self.buckets))
+        logger.info(
+            "%d graphs of 1 to %d rows: kernels ready after %.1f s, captured after %.1f s",
+            len(self.buckets),
+            self.buckets[-1],
+            compiled - began,
+            time.monotonic() - began,
+        )
+
+    def _compile(self) -> None:
+        """Launch every step once, on pad rows: nothing is compiled or loaded in a capture."""
+
+        def launch(n: int) -> None:
+            with torch.inference_mode():
+                self._launch(n)
+
+        with ThreadPoolExecutor(min(len(self.buckets), os.cpu_count() or 1)) as threads:
+            list(threads.map(launch, self.buckets))
+        torch.cuda.synchronize()
+
+    def _launcher(self, n: int) -> Callable[[], None]:
+        return lambda: self._launch(n)
+
+    def _launch(self, n: int) -> None:
+        step = self._steps[n]
+        self._sampler.begin(self.slots[:n], step.token_ids, step.slots)
+        step.launch(self._states)
+        self._sampler.end(
+            step.logits,
+            step.slots,
+            self.masks[:n],
+            self.has_mask[:n],
+            self.ids[:n],
+            self.flags[:n],
+        )
+
+
+def _step_of(model: Model, n_rows: int) -> DecodeStep:
+    step = model.decode_step(n_rows)
+    if step is None:
+        raise ValueError(f"{model.info.name} on {model.info.device} has no decode step")
+    return step

@@ -1,0 +1,59 @@
+"""Numbers to a device and back without waiting for it.
+
+Both ways go through pinned memory, which torch keeps for reuse until the device is done with it.
+On a CPU, where nothing is to be waited for, these are plain tensors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Mark:
+    """A point in the work of a device."""
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """Sleep until the device has come here. Other threads of the process run meanwhile."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Transfers:
+    """Transfers between the host and one device, in the order of the device's other work."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._is_gpu = device != "cpu"
+
+    def up(self, numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        """Numbers as a tensor on the device."""
+        host = torch.tensor(numbers, dtype=dtype, pin_memory=self._is_gpu)
+        return host.to(self._device, non_blocking=True)
+
+    def words_up(self, rows: Sequence[bytes], n_words: int) -> Tensor:
+        """``[n, n_words]`` int32 of ``n`` strings of bytes, each filled up with zeros.
+
+        The first byte is the lowest of the first word.
+        """
+        host = torch.zeros(len(rows), n_words * 4, dtype=torch.uint8, pin_memory=self._is_gpu)
+        for row, given in zip(host, rows, strict=True):
+            row[: len(given)] = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+        return host.view(torch.int32).to(self._device, non_blocking=True)
+
+    def down(self, tensor: Tensor) -> Tensor:
+        """A copy on the host: complete once a later ``mark`` was waited for."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_gpu)
+        return host.copy_(tensor, non_blocking=True)
+
+    def mark(self) -> Mark:
+        """The end of what was launched so far."""
+        if not self._is_gpu:
+            return Mark(None)
+        # Blocking: a thread that waits must not take a core from the one that plans.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return Mark(event)
