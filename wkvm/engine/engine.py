@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 
@@ -26,6 +27,15 @@ FRESH_BRANCH = 2**63
 """Branches from here on belong to requests without a seed; those of a seed are small."""
 
 
+MakeRunner: TypeAlias = Callable[[Model, Arena, EngineConfig], RunnerLike]
+"""Makes what runs steps of a model over an arena of its own."""
+
+
+def runner_of(model: Model, arena: Arena, config: EngineConfig) -> RunnerLike:
+    """What runs steps on the model's device."""
+    return Runner(model, arena, poison_freed=config.poison_freed_slots)
+
+
 class Engine:
     """Serves requests over one loaded model, as ``EngineLike`` describes it.
 
@@ -34,6 +44,7 @@ class Engine:
 
     Args:
         grammars: makes constraints of requests' grammars; None takes no such requests.
+        make_runner: makes what runs the steps.
     """
 
     def __init__(
@@ -44,6 +55,7 @@ class Engine:
         served_name: str | None = None,
         tokenizer_digest: str = "",
         grammars: GrammarCompiler | None = None,
+        make_runner: MakeRunner = runner_of,
     ) -> None:
         n_threads = config.n_threads
         if n_threads is None and model.info.weight_bytes < SMALL_MODEL_BYTES:
@@ -67,7 +79,7 @@ class Engine:
         except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
             n_bytes = config.n_slots * model.layout.record_bytes
             raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
-        self._runner: RunnerLike = Runner(model, arena, poison_freed=config.poison_freed_slots)
+        self._runner = make_runner(model, arena, config)
         self._scheduler = Scheduler(
             config,
             vocab_size=model.info.vocab_size,

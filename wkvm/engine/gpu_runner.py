@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wkvm.core.errors import StepFailedError, WkvmError
+from wkvm.core.errors import RequestError, StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices, constrained
@@ -340,7 +340,7 @@ def _by_row(scored: list[_Scored], broken: set[int]) -> dict[int, list[Logprobs]
 
 def _follow(
     flight: _Flight, ids: list[int | None]
-) -> tuple[frozenset[int], dict[int, WkvmError]]:
+) -> tuple[frozenset[int], dict[int, RequestError]]:
     """Tell the grammars what was chosen: which outputs are complete, and which grammars fail.
 
     Rows whose grammars left nothing to choose from lose their ids.
