@@ -8,6 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from wkvm.kernels import rwkv7_decode
+from wkvm.kernels.dequantise import dequantise_kernel
 from wkvm.kernels.wkv7 import token_shift_kernel, wkv7_kernel
 
 TENSORS = {"x", "delta", "r", "w", "k", "v", "kap", "a", "y", "state"}
@@ -33,7 +34,7 @@ def compiled_bytes(kernel: Any, dtype: str, constants: dict[str, Any]) -> int:
 
 
 DECODE_FLOATS = {"eps", "group_eps"}
-DECODE_FLOAT32 = {"state", "vectors", "residual"}
+DECODE_FLOAT32 = {"state", "vectors", "residual", "scales"}
 DECODE_INT32 = {"slots", "tiles"}
 DECODE_TENSORS = {
     *("x", "table", "branch", "out", "shift", "norm_weight", "norm_bias", "mixes", "ahead"),
@@ -41,8 +42,13 @@ DECODE_TENSORS = {
 }
 
 
-def decode_bytes(kernel: Any, dtype: str, constants: dict[str, Any], **options: int) -> int:
-    """Bytes of machine code of a kernel of the decode step, launched dependently."""
+def decode_bytes(
+    kernel: Any, dtype: str, constants: dict[str, Any], *, held: str | None = None, **options: int
+) -> int:
+    """Bytes of machine code of a kernel of the decode step, launched dependently.
+
+    ``held``: the dtype of its weights, if not ``dtype``.
+    """
     constants = {**constants, "N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
     signature = {}
     for name in kernel.arg_names:
@@ -54,6 +60,8 @@ def decode_bytes(kernel: Any, dtype: str, constants: dict[str, Any], **options: 
             signature[name] = "*i32"
         elif name == "token_ids":
             signature[name] = "*i64"
+        elif name == "weight":
+            signature[name] = f"*{held or dtype}"
         elif name in DECODE_TENSORS:
             signature[name] = f"*{dtype}"
         else:
@@ -68,6 +76,10 @@ def decode_bytes(kernel: Any, dtype: str, constants: dict[str, Any], **options: 
     return len(compiled.asm["cubin"])
 
 
+HELD: dict[str, tuple[str | None, ...]] = {"fp32": (None,), "bf16": (None, "fp8e4nv", "i8")}
+"""What weights are held as, by the model's dtype; None for that itself."""
+
+
 def decode_kernels(dtype: str) -> None:
     """Those of ``rwkv7_decode``."""
     constants: dict[str, Any] = {"C": 320, "BLOCK": 512, "EMBEDS": False, "N_PARTS": 2}
@@ -76,18 +88,39 @@ def decode_kernels(dtype: str) -> None:
     constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
     constants |= {"WHAT": 0, "EVEN_N": True, "EVEN_B": False, "EVEN_K": False}
     constants |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
-    assert decode_bytes(rwkv7_decode.product_kernel, dtype, constants, num_stages=3)
-    sys.stdout.write("product_kernel\n")
+    for held in HELD[dtype]:
+        assert decode_bytes(
+            rwkv7_decode.product_kernel,
+            dtype,
+            {**constants, "HAS_SCALES": held is not None},
+            held=held,
+            num_stages=3,
+        )
+        sys.stdout.write("product_kernel\n")
     constants = {"B": 2, "K": 320, "BLOCK_N": 8, "BLOCK_K": 512, "BY_TILE": True, "WHAT": 0}
     constants |= {"NORMS": True, "MIXES": True, "EMBEDS": True, "ADDS": False, "MOVES": True}
-    assert decode_bytes(rwkv7_decode.gemv_kernel, dtype, constants)
-    sys.stdout.write("gemv_kernel\n")
+    for held in HELD[dtype]:
+        of_held = {**constants, "HAS_SCALES": held is not None}
+        assert decode_bytes(rwkv7_decode.gemv_kernel, dtype, of_held, held=held)
+        sys.stdout.write("gemv_kernel\n")
     constants = {"H": 5, "K": 64, "BLOCK": 64, "IS_FIRST": False, "MOVES": True}
     for letter in "VWAG":
         constants |= {f"RANK_{letter}": 32, f"BLOCK_{letter}": 32}
     for expands in (False, True):
         assert decode_bytes(rwkv7_decode.wkv_kernel, dtype, {**constants, "EXPANDS": expands})
         sys.stdout.write("wkv_kernel\n")
+
+
+def dequantise_bytes(held: str) -> int:
+    """Bytes of machine code of what makes bfloat16 of quantised weights."""
+    pointers = {"values": f"*{held}", "scales": "*fp32", "out": "*bf16"}
+    source = ASTSource(
+        fn=dequantise_kernel,
+        signature={**pointers, "n_values": "i32", "K": "i32", "BLOCK": "constexpr"},
+        constexprs={(5,): 4096},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return len(compiled.asm["cubin"])
 
 
 def main() -> None:
@@ -105,6 +138,9 @@ def main() -> None:
             sys.stdout.write("token_shift_kernel\n")
     for dtype in ("fp32", "bf16"):
         decode_kernels(dtype)
+    for held in ("fp8e4nv", "i8"):
+        assert dequantise_bytes(held)
+        sys.stdout.write("dequantise_kernel\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.models.float64_step import Float64Step
 from tests.models.tiny_rwkv7 import Tiny, random_weights, write_pth
 from wkvm.core.layout import StateLayout
+from wkvm.kernels.weight import quantised
 from wkvm.models.rwkv7 import layout_of
 from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape
 from wkvm.models.weights import open_checkpoint
@@ -47,28 +48,49 @@ def relative(value: Tensor, exact: Tensor) -> float:
     return float((value.double() - exact).norm() / exact.norm())
 
 
+def unquantised(parameters: dict[str, Tensor], quantization: str) -> dict[str, Tensor]:
+    """The matrices that a quantised model multiplies with."""
+    large = ("receptance.weight", "key.weight", "value.weight", "output.weight")
+    result = dict(parameters)
+    for name, tensor in parameters.items():
+        is_map = name.endswith(("att.w1", "att.a1", "att.v1", "att.g1"))
+        if is_map or name.endswith(large):
+            weight = quantised(tensor.t().contiguous() if is_map else tensor, quantization)
+            scales = 1 if weight.scales is None else weight.scales[:, None]
+            matrix = weight.values.float() * scales
+            result[name] = matrix.t() if is_map else matrix
+    return result
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("n_rows", [3, 5, 6] if INTERPRETED else [1, 2, 4, 5, 17, 40, 70, 130])
+@pytest.mark.parametrize(
+    ("n_rows", "quantization"),
+    [(3, "none"), (5, "none"), (6, "none"), (2, "int8"), (5, "fp8")]
+    if INTERPRETED
+    else [(n, q) for n in (1, 2, 4, 5, 17, 40, 70, 130) for q in ("none", "fp8", "int8")],
+)
 def test_a_step_meets_float64_and_touches_only_its_slots(
-    loaded: Loaded, n_rows: int, device: str
+    loaded: Loaded, n_rows: int, quantization: str, device: str
 ) -> None:
     from wkvm.kernels.rwkv7_decode import Blocks, Mapped
     from wkvm.models.rwkv7_decode import DecodeStep
     from wkvm.models.rwkv7_packed import Rwkv7Decode
-    from wkvm.models.rwkv7_plans import Gemv, Plan
+    from wkvm.models.rwkv7_plans import Cut, Gemv, Plan
 
     shape, on_cpu, layout = loaded
     parameters = {name: tensor.to(device).contiguous() for name, tensor in on_cpu.items()}
-    model = Rwkv7Decode(shape, parameters)
+    model = Rwkv7Decode(shape, parameters, quantization=quantization)
+    parameters = unquantised(parameters, quantization)
     plan = None
     if INTERPRETED:
-        few, block = Gemv(4096), Blocks(16, 16, 32)
-        split = Blocks(16, 16, 32, n_splits=2)
-        if n_rows == 6:
+        few = Gemv(4096)
+        block: Cut = Blocks(16, 16, 32)
+        split: Cut = Blocks(16, 16, 32, n_splits=2)
+        if n_rows == 6 and quantization == "none":
             block, split = Mapped(16, 16, 32, n_programs=7), Mapped(16, 16, 32, 2, x_left=True)
         second = Blocks(16, 16, 32)
         plan = Plan(block, None, second, split, block, split, block, wkv_warps=1, pdl=False)
-        if n_rows == 3:
+        if n_rows <= 3:
             plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
     step = DecodeStep(model, n_rows, plan=plan)
     draw = torch.Generator().manual_seed(n_rows)
@@ -105,13 +127,12 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
 def test_memory_for_the_most_rows_holds_the_buffers_of_fewer_apart(loaded: Loaded) -> None:
     from wkvm.models.rwkv7_buffers import buffers_of, step_bytes, views_of
     from wkvm.models.rwkv7_packed import Rwkv7Decode
-    from wkvm.models.rwkv7_plans import plan_of
 
     shape, parameters, _ = loaded
     model = Rwkv7Decode(shape, parameters)
     memory = torch.zeros(step_bytes(model, 70), dtype=torch.uint8)
     for n_rows in (1, 5, 64, 70):
-        buffers = buffers_of(model, n_rows, plan_of(n_rows, model.dtype.itemsize))
+        buffers = buffers_of(model, n_rows, model.plan_of(n_rows))
         views = views_of(memory, buffers)
         for value, view in enumerate(views.values()):
             view.fill_(value)

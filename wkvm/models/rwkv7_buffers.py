@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wkvm.models.rwkv7_packed import Rwkv7Decode
-from wkvm.models.rwkv7_plans import Plan, parts_of, plan_of
+from wkvm.models.rwkv7_plans import Plan, parts_of
 
 ALIGNMENT = 256
 """Bytes; of every buffer, as an allocation of its own would have it."""
@@ -59,9 +59,8 @@ def memory_bytes(buffers: Iterable[Buffer]) -> int:
 
 def step_bytes(model: Rwkv7Decode, max_rows: int) -> int:
     """Of memory in which any step of up to ``max_rows`` rows, as planned, has its buffers."""
-    item_bytes = model.dtype.itemsize
     return max(
-        memory_bytes(buffers_of(model, n, plan_of(n, item_bytes)).values())
+        memory_bytes(buffers_of(model, n, model.plan_of(n)).values())
         for n in range(1, max_rows + 1)
     )
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from wkvm.kernels import rwkv7_decode as kernels
+from wkvm.kernels.dequantise import plain
 from wkvm.kernels.rwkv7_decode import Before, Blocks, Mapped, Move, Tiles, tiles_of
+from wkvm.kernels.weight import Weight
 from wkvm.models.base import StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
 from wkvm.models.rwkv7_buffers import buffers_of, memory_bytes, views_of
 from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
-from wkvm.models.rwkv7_plans import Cut, Gemv, Library, Plan, plan_of
+from wkvm.models.rwkv7_plans import Cut, Gemv, Library, Plan
 
 
 class DecodeStep:
@@ -42,7 +44,7 @@ class DecodeStep:
         """
         self.model = model
         self.n_rows = n_rows
-        self.plan = plan = plan or plan_of(n_rows, model.dtype.itemsize)
+        self.plan = plan = plan or model.plan_of(n_rows)
         C, device = model.shape.width, model.device
         needs_side = plan.hidden is not None
         self._side = torch.cuda.Stream() if needs_side else None  # type: ignore[no-untyped-call]
@@ -61,7 +63,7 @@ class DecodeStep:
                 raise ValueError("the library makes no low-rank products")
             self._tiles = tiles_of(model.hidden_groups(), plan.hidden.n, device)
         else:
-            item_bytes = model.dtype.itemsize
+            item_bytes = model.layers[0].first.values.itemsize
             n = plan.first.n(C, item_bytes) if isinstance(plan.first, Gemv) else plan.first.n
             self._tiles = tiles_of(model.first_groups(n_rows), n, device)
         if plan.fuses_norms:
@@ -114,11 +116,11 @@ class DecodeStep:
             residual=self.residual,
             tiles=self._tiles,
             before=before,
-            ahead=layer.output,
+            ahead=layer.output.values,
         )
         self._wkv(index, first, wkv, Move(att, att_normed))
         self._gemv(
-            self._y, layer.output, plan.output, residual=self.residual, ahead=layer.ffn_value
+            self._y, layer.output, plan.output, residual=self.residual, ahead=layer.ffn_value.values
         )
         self._gemv(
             self.residual,
@@ -152,7 +154,7 @@ class DecodeStep:
             shift=att,
             mixes=layer.mixes,
             embedding=(model.table, self.token_ids) if index == 0 else None,
-            ahead=self._ahead(layer.first),
+            ahead=self._ahead(layer.first.values),
             pdl=pdl,
         )
         if isinstance(plan.first, Library):
@@ -162,16 +164,17 @@ class DecodeStep:
                 self._gemv(self._mixed, layer.first, plan.first, out=first, tiles=self._tiles)
             elif isinstance(plan.first, Mapped):
                 kernels.mapped_product(
-                    self._mixed, layer.first, first, plan.first, tiles=self._tiles, pdl=pdl
+                    self._mixed, layer.first.values, first, plan.first, tiles=self._tiles, pdl=pdl
                 )
             else:
                 kernels.product(
                     self._mixed,
-                    layer.first,
+                    layer.first.values,
                     first,
                     plan.first,
+                    scales=layer.first.scales,
                     tiles=self._tiles,
-                    ahead=self._ahead(layer.output),
+                    ahead=self._ahead(layer.output.values),
                     pdl=pdl,
                 )
             self._second_stage(layer, first)
@@ -186,7 +189,7 @@ class DecodeStep:
             slots,
             shift=ffn,
             mixes=layer.ffn_mix,
-            ahead=self._ahead(layer.ffn_key),
+            ahead=self._ahead(layer.ffn_key.values),
             pdl=pdl,
         )
         self._product(
@@ -195,7 +198,7 @@ class DecodeStep:
             self._hidden.unsqueeze(0),
             plan.key,
             kernels.SQUARED_RELU,
-            ahead=layer.ffn_value,
+            ahead=layer.ffn_value.values,
         )
         self._product(
             self._hidden, layer.ffn_value, self._values, plan.value, ahead=self._next_first(index)
@@ -207,17 +210,19 @@ class DecodeStep:
         side, main = self._side, torch.cuda.current_stream()
         if side is None or self.plan.hidden is None:
             raise AssertionError("set with the library")
+        hidden = layer.first.rows(3 * C)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             kernels.product(
                 self._mixed,
-                layer.first[3 * C :],
+                hidden.values,
                 self._hidden_of(first),
                 self.plan.hidden,
+                scales=hidden.scales,
                 tiles=self._tiles,
             )
             self._second_stage(layer, first)
-        weights = layer.first[: 3 * C].view(3, C, C)
+        weights = plain(layer.first.rows(0, 3 * C), self.model.scratch).view(3, C, C)
         torch.bmm(self._mixed[:3], weights.transpose(1, 2), out=self._rkv_of(first))
         main.wait_stream(side)
 
@@ -250,7 +255,7 @@ class DecodeStep:
             second_weight=layer.second if plan.second is None else None,
             is_first=index == 0,
             move=move,
-            ahead=self._ahead(layer.ffn_key),
+            ahead=self._ahead(layer.ffn_key.values),
             n_warps=plan.wkv_warps,
             pdl=plan.pdl,
         )
@@ -261,7 +266,7 @@ class DecodeStep:
     def _next_first(self, index: int) -> Tensor:
         """The weights of the first products after a layer."""
         layers = self.model.layers
-        return layers[index + 1].first if index + 1 < len(layers) else self.model.head
+        return (layers[index + 1].first if index + 1 < len(layers) else self.model.head).values
 
     def _rkv_of(self, first: Tensor) -> Tensor:
         C = self.model.shape.width
@@ -273,7 +278,7 @@ class DecodeStep:
     def _product(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Weight,
         out: Tensor,
         cut: Cut,
         what: int = kernels.NONE,
@@ -285,26 +290,37 @@ class DecodeStep:
         if isinstance(cut, Gemv):
             self._gemv(x, weight, cut, out=out[0], what=what, ahead=ahead)
         elif isinstance(cut, Blocks):
-            kernels.product(x, weight, out, cut, what=what, ahead=self._ahead(ahead), pdl=pdl)
+            kernels.product(
+                x,
+                weight.values,
+                out,
+                cut,
+                scales=weight.scales,
+                what=what,
+                ahead=self._ahead(ahead),
+                pdl=pdl,
+            )
         elif isinstance(cut, Mapped):
-            kernels.mapped_product(x, weight, out, cut, what=what, pdl=pdl)
+            if weight.scales is not None:
+                raise ValueError("tensor maps are of weights in the model's dtype")
+            kernels.mapped_product(x, weight.values, out, cut, what=what, pdl=pdl)
         elif what != kernels.NONE:
             raise ValueError("the library applies nothing to its products")
         else:
-            n = cut.n_splits
+            n, matrix = cut.n_splits, plain(weight, self.model.scratch)
             if n == 1 and out.dtype != x.dtype:
-                torch.mm(x, weight.t(), out_dtype=out.dtype, out=out[0])
+                torch.mm(x, matrix.t(), out_dtype=out.dtype, out=out[0])
             elif n == 1:
-                torch.mm(x, weight.t(), out=out[0])
+                torch.mm(x, matrix.t(), out=out[0])
             else:
                 left = x.view(self.n_rows, n, -1).transpose(0, 1)
-                right = weight.view(weight.shape[0], n, -1).permute(1, 2, 0)
+                right = matrix.view(matrix.shape[0], n, -1).permute(1, 2, 0)
                 torch.bmm(left, right, out_dtype=out.dtype, out=out)
 
     def _gemv(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Weight,
         cut: Cut,
         *,
         out: Tensor | None = None,
@@ -319,8 +335,9 @@ class DecodeStep:
             raise ValueError(f"norms are fused into products of few rows only, not {cut}")
         kernels.gemv(
             x,
-            weight,
+            weight.values,
             self.slots,
+            scales=weight.scales,
             out=out,
             residual=residual,
             what=what,
@@ -328,7 +345,7 @@ class DecodeStep:
             before=before,
             move=move,
             ahead=self._ahead(ahead),
-            block_n=cut.n(x.shape[-1], weight.dtype.itemsize),
+            block_n=cut.n(x.shape[-1], weight.values.itemsize),
             n_warps=cut.n_warps,
             pdl=self.plan.pdl,
         )

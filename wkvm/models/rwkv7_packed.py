@@ -9,7 +9,9 @@ from torch.nn.functional import layer_norm, pad
 
 from wkvm.kernels import rwkv7_decode as kernels
 from wkvm.kernels.rwkv7_decode import Group
+from wkvm.kernels.weight import Weight, quantised
 from wkvm.models.rwkv7_params import Rwkv7Shape
+from wkvm.models.rwkv7_plans import Plan, plan_of
 
 RANK_STEP = 32
 """Ranks are filled up with zeros to a multiple of this, which is what a product advances by."""
@@ -28,39 +30,64 @@ class PackedLayer:
 
     Attributes:
         first: r, k, v and the first stages of the low-rank maps v, w, a, g, and ``OVERHANG``.
-        second: the second stages of these four, flat, and an overhang.
+        second: the second stages of these four, flat, and an overhang; never quantised.
         vectors: ``[8, C]`` float32, as ``kernels.wkv`` takes them.
     """
 
     ln1: tuple[Tensor, Tensor]
     mixes: Tensor
-    first: Tensor
+    first: Weight
     second: Tensor
     vectors: Tensor
-    output: Tensor
+    output: Weight
     ln2: tuple[Tensor, Tensor]
     ffn_mix: Tensor
-    ffn_key: Tensor
-    ffn_value: Tensor
+    ffn_key: Weight
+    ffn_value: Weight
 
 
 class Rwkv7Decode:
-    """The packed weights of one model."""
+    """The packed weights of one model.
 
-    def __init__(self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor]) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU."""
+    Quantised are the large matrices of the layers, with them the first stages of the low-rank
+    maps. The head is not: of all matrices it moves the most probable id most.
+
+    Attributes:
+        scratch: flat, as large as the largest quantised matrix: for ``dequantise.plain``. None
+            where nothing is quantised.
+    """
+
+    def __init__(
+        self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor], *, quantization: str = "none"
+    ) -> None:
+        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU.
+
+        Args:
+            quantization: as in ``EngineConfig``.
+        """
         self.shape = shape
+        self.quantization = quantization
         get = parameters.__getitem__
         self.dtype = get("emb.weight").dtype
         self.device = get("emb.weight").device
         norm = get("blocks.0.ln0.weight"), get("blocks.0.ln0.bias")
         self.table = layer_norm(get("emb.weight"), (shape.width,), *norm, shape.layer_norm_eps)
-        self.head = get("emb.weight" if shape.tied else "head.weight").contiguous()
+        self.head = Weight(get("emb.weight" if shape.tied else "head.weight").contiguous())
         self.ln_out = get("ln_out.weight"), get("ln_out.bias")
         self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
         self.layers = tuple(
             self._packed(parameters, f"blocks.{index}.") for index in range(shape.n_layers)
         )
+        self.scratch: Tensor | None = None
+        if quantization != "none":
+            layer = self.layers[0]
+            largest = max(layer.first.values.numel(), layer.ffn_key.values.numel())
+            self.scratch = self.table.new_empty(largest)
+
+    def plan_of(self, n_rows: int) -> Plan:
+        """Which kernels make a decode step of ``n_rows`` rows."""
+        is_quantised = self.quantization != "none"
+        return plan_of(n_rows, self.dtype.itemsize, is_quantised=is_quantised)
 
     def first_groups(self, n_rows: int) -> list[Group]:
         """Of ``first``, for outputs ``[3, B, C]`` and after them ``[B, ranks]``."""
@@ -117,12 +144,12 @@ class Rwkv7Decode:
         return PackedLayer(
             ln1=norm("ln1"),
             mixes=get("att.x")[list(MIX_ORDER)],
-            first=torch.cat(first),
+            first=quantised(torch.cat(first), self.quantization),
             second=torch.cat(second),
             vectors=torch.stack([vector.float().flatten() for vector in vectors]),
-            output=get("att.output.weight"),
+            output=quantised(get("att.output.weight"), self.quantization),
             ln2=norm("ln2"),
             ffn_mix=get("ffn.x_k").view(1, C),
-            ffn_key=get("ffn.key.weight"),
-            ffn_value=get("ffn.value.weight"),
+            ffn_key=quantised(get("ffn.key.weight"), self.quantization),
+            ffn_value=quantised(get("ffn.value.weight"), self.quantization),
         )

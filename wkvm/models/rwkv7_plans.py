@@ -65,13 +65,15 @@ class Plan:
     looks_ahead: bool = False
 
 
-def plan_of(n_rows: int, item_bytes: int = 2) -> Plan:
+def plan_of(n_rows: int, item_bytes: int = 2, *, is_quantised: bool = False) -> Plan:
     """What measured best on an H200 for about ``n_rows`` rows; see ``bench/NOTES.md``.
 
-    Measured with weights of 2 bytes. With wider ones the blocks are cut so that they take as much
-    shared memory.
+    Measured with a model's dtype of 2 bytes. With a wider one the blocks are cut so that they take
+    as much shared memory.
     """
     plan = _measured_plan(n_rows)
+    if is_quantised:
+        plan = _quantised(plan, n_rows)
     if item_bytes == 2:
         return plan
 
@@ -140,3 +142,23 @@ def _measured_plan(n_rows: int) -> Plan:
         wkv_warps=1,
         pdl=n_rows <= 256,
     )
+
+
+def _quantised(plan: Plan, n_rows: int) -> Plan:
+    """The plan for weights of one byte, which are widened within the products.
+
+    No library takes them; programs of few rows hold half the bytes, which are as many weights.
+    """
+    if plan.fuses_norms:
+        return replace(
+            plan,
+            first=Gemv(8 * 1024, 4),
+            output=Gemv(8 * 1024, 2),
+            key=Gemv(32 * 1024, 16),
+            value=Gemv(16 * 1024, 4),
+        )
+    if n_rows <= 64:
+        return plan
+    wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(128, 128, 64, 1, 8, 4)
+    deep = replace(wide, n_splits=4 if n_rows <= 256 else 1)
+    return replace(plan, first=wide, hidden=None, output=deep, key=wide, value=deep)

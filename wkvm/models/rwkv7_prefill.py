@@ -5,7 +5,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, layer_norm
 
 from wkvm.kernels import wkv7
+from wkvm.kernels.dequantise import plain
 from wkvm.kernels.rows import Rows
+from wkvm.kernels.weight import Weight
 from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, LOG_DECAY, WKV
 from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
@@ -37,7 +39,10 @@ class Prefill:
             x, v_first = self._time_mix(layer, x, v_first, att[index], wkv[index], rows)
             x = self._channel_mix(layer, x, ffn[index], rows)
         x = self._norm(x.index_select(0, batch.logit_rows), self._model.ln_out)
-        return (x @ self._model.head.t()).float()
+        return (x @ self._plain(self._model.head).t()).float()
+
+    def _plain(self, weight: Weight) -> Tensor:
+        return plain(weight, self._model.scratch)
 
     def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
@@ -48,7 +53,7 @@ class Prefill:
         at_first, at_second, outs = 3 * C, 0, list[Tensor]()
         activations = (None, torch.tanh_, None, torch.sigmoid_)
         for x, rank, activation in zip(mixed[2:], self._model.ranks, activations, strict=True):
-            hidden = x @ layer.first[at_first : at_first + rank].t()
+            hidden = x @ self._plain(layer.first.rows(at_first, at_first + rank)).t()
             if activation is not None:
                 hidden = activation(hidden)
             second = layer.second[at_second : at_second + rank * C].view(C, rank)
@@ -72,7 +77,7 @@ class Prefill:
         u = self._norm(x, layer.ln1)
         delta = wkv7.token_shift(u, shift, rows)
         mixed = torch.addcmul(u, delta, layer.mixes.unsqueeze(1))
-        weights = layer.first[: 3 * C].view(3, C, C)
+        weights = self._plain(layer.first.rows(0, 3 * C)).view(3, C, C)
         r, k, v = torch.bmm(mixed[:3], weights.transpose(1, 2)).float()
         lerp, w, a, g = self._low_rank(layer, mixed)
         w = (w + w0).sigmoid_().mul_(LOG_DECAY).exp_()
@@ -90,10 +95,10 @@ class Prefill:
         y = torch.addcmul(norm_bias.view(by_head), y, norm_weight.view(by_head))
         y = torch.addcmul(y, (r * k * r_k.view(by_head)).sum(2, keepdim=True), v_heads)
         y = (y.view(x.shape) * g).to(x.dtype)
-        return (y @ layer.output.t()).add_(x), v_first
+        return (y @ self._plain(layer.output).t()).add_(x), v_first
 
     def _channel_mix(self, layer: PackedLayer, x: Tensor, shift: Tensor, rows: Rows) -> Tensor:
         u = self._norm(x, layer.ln2)
         delta = wkv7.token_shift(u, shift, rows)
-        hidden = (torch.addcmul(u, delta, layer.ffn_mix) @ layer.ffn_key.t()).relu_()
-        return (hidden.mul_(hidden) @ layer.ffn_value.t()).add_(x)
+        hidden = (torch.addcmul(u, delta, layer.ffn_mix) @ self._plain(layer.ffn_key).t()).relu_()
+        return (hidden.mul_(hidden) @ self._plain(layer.ffn_value).t()).add_(x)

@@ -33,6 +33,50 @@ def applied(x, what):  # type: ignore[no-untyped-def]
     return x
 
 
+_ASSEMBLES = tl.constexpr(not triton.knobs.runtime.interpret)
+"""The interpreter knows no assembly: there a plain cast does the same."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def widened(values, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Weights in ``dtype``, exactly: a plain cast, but for two that the hardware is slow at.
+
+    int8: the byte as the low end of a float32's mantissa, and away with what it stands on.
+    float8 to bfloat16: exponent and mantissa put in their places; the exponents' offsets differ
+    by 120.
+    """
+    if _ASSEMBLES and values.dtype == tl.int8 and dtype == tl.float32:
+        values = tl.inline_asm_elementwise(
+            "{ .reg .b32 u; xor.b32 u, $4, 0x80808080; "
+            "prmt.b32 $0, u, 0x4B000000, 0x7440; prmt.b32 $1, u, 0x4B000000, 0x7441; "
+            "prmt.b32 $2, u, 0x4B000000, 0x7442; prmt.b32 $3, u, 0x4B000000, 0x7443; "
+            "add.f32 $0, $0, 0fCB000080; add.f32 $1, $1, 0fCB000080; "
+            "add.f32 $2, $2, 0fCB000080; add.f32 $3, $3, 0fCB000080; }",
+            "=&f,=&f,=&f,=&f,r",
+            [values],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    elif _ASSEMBLES and values.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        values = tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b, s, t, m; mov.b32 m, 0x7B807B80; "
+            "prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424; "
+            "and.b32 s, a, 0x80008000; and.b32 t, b, 0x80008000; "
+            "and.b32 a, a, 0x7F007F00; and.b32 b, b, 0x7F007F00; "
+            "shr.b32 a, a, 4; shr.b32 b, b, 4; or.b32 a, a, s; or.b32 b, b, t; "
+            "mul.bf16x2 $0, a, m; mul.bf16x2 $1, b, m; }",
+            "=&r,=r,r",
+            [values],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        values = values.to(dtype)
+    return values
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def normalized(x, inside, weight, bias, eps, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Layer norm of one row in registers."""

@@ -20,6 +20,7 @@ from wkvm.kernels.rwkv7_decode.common import (
     launch_options,
     normalized,
     prefetch,
+    widened,
 )
 from wkvm.kernels.rwkv7_decode.many_rows import Tiles
 
@@ -28,6 +29,7 @@ from wkvm.kernels.rwkv7_decode.many_rows import Tiles
 def gemv_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
+    scales,
     out,
     tiles,
     residual,
@@ -49,6 +51,7 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BY_TILE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     WHAT: tl.constexpr,
     NORMS: tl.constexpr,
     MIXES: tl.constexpr,
@@ -70,7 +73,9 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
     if BY_TILE:
         at_tile = tiles + tile * 7
         mix_index = tl.load(at_tile)
-        weight += tl.multiple_of(tl.load(at_tile + 2), 16)
+        offset = tl.multiple_of(tl.load(at_tile + 2), 16)
+        weight += offset
+        scales += offset // K
         out += tl.load(at_tile + 4)
         out_stride = tl.load(at_tile + 5)
         columns = tl.load(at_tile + 6)
@@ -80,6 +85,7 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
             x += mix_index * (B * K)
     else:
         weight += (tile * BLOCK_N).to(tl.int64) * K
+        scales += tile * BLOCK_N
         out += tile * BLOCK_N
         what = WHAT
         n_inside = tile * BLOCK_N + n < N
@@ -89,6 +95,8 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
     else:
         inside = n_inside[:, None] & k_inside[None, :]
         left = tl.load(at_weight, mask=inside, other=0.0, eviction_policy="evict_first")
+    if HAS_SCALES:
+        scale = tl.load(scales + n, mask=n_inside, other=0.0)
     if NORMS:
         norm_w = tl.load(norm_weight + k, mask=k_inside, other=0.0).to(tl.float32)
         norm_b = tl.load(norm_bias + k, mask=k_inside, other=0.0).to(tl.float32)
@@ -123,8 +131,11 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
                 tl.store(normed + row * K + k, value.to(normed.dtype.element_ty), mask=k_inside)
             value += tl.where(slot >= 0, previous.to(tl.float32) - value, 0.0) * mix
             # As in the products of many rows, operands have the model's dtype.
-            value = value.to(weight.dtype.element_ty).to(tl.float32)
-        total = applied(tl.sum(left.to(tl.float32) * value[None, :], 1), what)
+            value = value.to(normed.dtype.element_ty).to(tl.float32)
+        total = tl.sum(widened(left, tl.float32) * value[None, :], 1)
+        if HAS_SCALES:
+            total *= scale
+        total = applied(total, what)
         if ADDS:
             at_residual = residual + row * out_stride + tile * BLOCK_N + n
             tl.store(at_residual, tl.load(at_residual, mask=n_inside) + total, mask=n_inside)
@@ -163,6 +174,7 @@ def gemv(
     weight: Tensor,
     slots: Tensor,
     *,
+    scales: Tensor | None = None,
     out: Tensor | None = None,
     residual: Tensor | None = None,
     what: int = NONE,
@@ -179,10 +191,11 @@ def gemv(
     A program holds all its weights in registers before it waits for the launch before this one.
 
     Args:
-        x: ``[B, K]``, float32 or the dtype of ``weight``; contiguous. With tiles and without mixes
+        x: ``[B, K]``, float32 or the model's dtype; contiguous. With tiles and without mixes
             ``[n_inputs, B, K]``.
         weight: ``[N, K]``; with tiles, packed groups of which each has length K.
         slots: as in ``mix``.
+        scales: of quantised weights, ``[N]`` float32, one for each of their rows.
         out: ``[B, N]``, overwritten.
         residual: ``[B, N]`` float32, added to; with an embedding, what it is written to.
         tiles: from ``tiles_of`` with ``block_n``; ``input`` is then the index of a mix.
@@ -207,6 +220,7 @@ def gemv(
     gemv_kernel[(n_programs,)](
         x,
         weight,
+        x if scales is None else scales,
         target,
         x if tiles is None else tiles.table,
         x if residual is None else residual,
@@ -226,6 +240,7 @@ def gemv(
         BLOCK_N=block_n,
         BLOCK_K=triton.next_power_of_2(K),
         BY_TILE=tiles is not None,
+        HAS_SCALES=scales is not None,
         WHAT=what,
         NORMS=before is not None,
         MIXES=mixes is not None,

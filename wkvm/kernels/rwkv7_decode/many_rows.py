@@ -20,6 +20,7 @@ from wkvm.kernels.rwkv7_decode.common import (
     applied,
     launch_options,
     prefetch,
+    widened,
 )
 
 TILE_FIELDS = 7
@@ -32,6 +33,7 @@ sum, offset and row stride of the output, and how many columns with what applied
 def product_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
+    scales,
     out,
     tiles,
     ahead,
@@ -46,6 +48,7 @@ def product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     N_SPLITS: tl.constexpr,
     BY_TILE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     WHAT: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_B: tl.constexpr,
@@ -72,8 +75,10 @@ def product_kernel(  # type: ignore[no-untyped-def]
         at_tile = tiles + tile * 7
         x += tl.load(at_tile).to(tl.int64) * input_stride
         x += tl.multiple_of(tl.load(at_tile + 1), 16)
-        weight += tl.multiple_of(tl.load(at_tile + 2), 16)
+        offset = tl.multiple_of(tl.load(at_tile + 2), 16)
+        weight += offset
         length = tl.multiple_of(tl.load(at_tile + 3), 16)
+        scales += offset // length
         out += tl.multiple_of(tl.load(at_tile + 4), 16)
         out_stride = tl.multiple_of(tl.load(at_tile + 5), 16)
         columns = tl.load(at_tile + 6)
@@ -81,6 +86,7 @@ def product_kernel(  # type: ignore[no-untyped-def]
         n_columns = tl.multiple_of(columns // 4, 16)
     else:
         weight += (tile * BLOCK_N).to(tl.int64) * K
+        scales += tile * BLOCK_N
         out += tile * BLOCK_N
         length = K
         what = WHAT
@@ -96,6 +102,8 @@ def product_kernel(  # type: ignore[no-untyped-def]
     at_weight = weight + n[:, None] * length + (start + k)[None, :]
     at_x = x + rows[None, :].to(tl.int64) * x_stride + (start + k)[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+    if HAS_SCALES:
+        scale = tl.load(scales + n, mask=n < n_columns, other=0.0)
     if N_AHEAD > 0:
         program = split * tl.num_programs(0) + tl.program_id(0)
         prefetch(ahead, program, tl.num_programs(0) * N_SPLITS, N_AHEAD, N_THREADS)
@@ -116,9 +124,13 @@ def product_kernel(  # type: ignore[no-untyped-def]
             left_inside = k_inside[None, :] & (n < n_columns)[:, None]
             left = tl.load(at_weight, mask=left_inside, other=0.0)
             right = tl.load(at_x, mask=k_inside[:, None] & row_inside[None, :], other=0.0)
+        if HAS_SCALES:
+            left = widened(left, right.dtype)
         total = tl.dot(left, right, total, input_precision=PRECISION)
         at_weight += BLOCK_K
         at_x += BLOCK_K
+    if HAS_SCALES:
+        total *= scale[:, None]
     value = tl.trans(applied(total, what))
     at_out = out + rows[:, None].to(tl.int64) * out_stride + n[None, :]
     inside = row_inside[:, None] & (n < n_columns)[None, :]
@@ -207,6 +219,7 @@ def product(
     out: Tensor,
     blocks: Blocks,
     *,
+    scales: Tensor | None = None,
     what: int = NONE,
     tiles: Tiles | None = None,
     ahead: Tensor | None = None,
@@ -216,9 +229,10 @@ def product(
 
     Args:
         x: ``[B, K]``, or with tiles ``[n_inputs, B, K]``; contiguous.
-        weight: ``[N, K]`` in the dtype of ``x``. With tiles: any, with ``blocks.n`` rows of
-            anything after the last one.
+        weight: ``[N, K]`` in the dtype of ``x``, or quantised. With tiles: any, with ``blocks.n``
+            rows of anything after the last one.
         out: ``[B, N]``, or ``[n_splits, B, N]`` with parts of the sums; overwritten.
+        scales: as in ``gemv``; with tiles, all groups then have one length.
         tiles: from ``tiles_of`` with ``blocks.n``. Each names its input, weights and outputs.
         ahead: as in ``gemv``.
         pdl: as in ``mix``.
@@ -234,6 +248,7 @@ def product(
     product_kernel[(n_programs, blocks.n_splits)](
         x,
         weight,
+        x if scales is None else scales,
         out,
         x if tiles is None else tiles.table,
         x if ahead is None else ahead,
@@ -248,6 +263,7 @@ def product(
         BLOCK_K=blocks.k,
         N_SPLITS=blocks.n_splits,
         BY_TILE=tiles is not None,
+        HAS_SCALES=scales is not None,
         WHAT=what,
         EVEN_N=tiles is not None or N % blocks.n == 0,
         EVEN_B=B % blocks.b == 0,
