@@ -19,6 +19,7 @@ BENCHES = {
     "decode": "the bundled model against the rwkv package, batch 1 and 16",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",
     "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
+    "host": "a server beside a device that takes 3.2 ms a step: what its host takes",
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",

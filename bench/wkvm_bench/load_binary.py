@@ -29,11 +29,15 @@ class BinarySource:
     def __init__(
         self, clients: Sequence[Client], *, temperature: float, top_p: float, timeout_s: float
     ) -> None:
-        self._clients = cycle(clients)
+        self._first, self._clients = clients[0], cycle(clients)
         self._temperature = temperature
         self._top_p = top_p
         self._timeout_s = timeout_s
         self.server = clients[0].server
+
+    async def stats(self) -> dict[str, int]:
+        """The server's counters."""
+        return await self._first.stats()
 
     async def stream(self, prompt: Sequence[int], n_out: int) -> Streamed:
         """Send a request, and take all of its output.

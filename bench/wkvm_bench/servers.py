@@ -81,6 +81,17 @@ async def _serve_null(path: str) -> None:
     await serve(NullEngine(), config, ready=lambda _: None)
 
 
+async def _serve_timed(path: str) -> None:
+    from wkvm.core.config import EngineConfig, ServerConfig
+    from wkvm.server.serve import serve
+    from wkvm_bench.host import N_STREAMS, STEP_S
+    from wkvm_bench.timed_engine import TimedEngine
+
+    config = ServerConfig(binary_port=None, binary_uds=path)
+    engine = TimedEngine(EngineConfig(n_slots=N_STREAMS), step_s=STEP_S)
+    await serve(engine, config, ready=lambda _: None)
+
+
 async def _serve_events(path: str) -> None:
     from aiohttp import web
 
@@ -127,6 +138,7 @@ async def _serve_watched(path: str) -> None:
 SERVERS = {
     "echo": _serve_echo,
     "null": _serve_null,
+    "timed": _serve_timed,
     "events": _serve_events,
     "fastapi": _serve_fastapi,
     "fastapi-at-once": _serve_fastapi_at_once,

@@ -38,6 +38,11 @@ CASES = {
         "events, 64 streams",
         "first event, 64 at once",
     ],
+    "host": [
+        "8 streams, steps of 3.2 ms: from ids to the next launch",
+        "8 streams, steps of 3.2 ms: the device waits",
+        "8 streams, steps of 3.2 ms: ids that arrive",
+    ],
     "json": [
         "text of an event, 4 characters",
         "text of an event, 40 characters",

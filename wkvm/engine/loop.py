@@ -194,16 +194,22 @@ class EngineLoop:
         """The launch of a step or the end of one, or the sleep until there may be one."""
         self._wake.clear()
         self._busy_since = self._clock()
+        plan = None
         if all(step.error is None for step in self._steps):
             plan = self._engine.plan(self._busy_since)
             self._stats = None
+        runs_ahead = plan is not None and self._engine.depth > 1
+        if not runs_ahead:
             self._flush()
-            if plan is not None:
-                self._steps.append(worker.launch(plan))
-                if len(self._steps) < self._engine.depth:
-                    # No plan is made on top of one whose launch may yet fail.
-                    await worker.catch_up()
-                    return
+        if plan is not None:
+            self._steps.append(worker.launch(plan))
+        if runs_ahead:
+            # The device must not wait for what the last step gave to be told; and no plan is made
+            # on top of one whose launch may yet fail.
+            await worker.catch_up()
+            self._flush()
+            if len(self._steps) < self._engine.depth:
+                return
         if self._steps:
             await self._collect(worker)
         else:
@@ -211,7 +217,7 @@ class EngineLoop:
             await self._sleep()
 
     async def _collect(self, worker: Worker | Here) -> None:
-        """Wait for the oldest step in flight, and tell what came of it."""
+        """Wait for the oldest step in flight, and commit it. What came of it is told next."""
         step = self._steps.popleft()
         try:
             result = await worker.collect(step)
@@ -221,7 +227,6 @@ class EngineLoop:
         else:
             self._engine.commit(step.plan, result, self._clock())
         self._stats = None
-        self._flush()
 
     async def _sleep(self) -> None:
         deadline = self._engine.next_deadline()
