@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-import pytest
 from wkvm_bench.timed_engine import TimedDevice, TimedEngine
 
 from wkvm.core.config import EngineConfig
@@ -87,7 +86,7 @@ def test_a_launch_after_the_device_has_run_dry_is_late_unless_nothing_was_to_be_
     time.sleep(0.01)
     device.launch()
     assert device.n_late == 1
-    assert device.idle_s == pytest.approx(0.01, rel=0.9)
+    assert device.idle_s >= 0.01
     device.collect()
     device.pause()
     time.sleep(0.01)
