@@ -287,18 +287,35 @@ def weight_bytes(model: Rwkv7Decode) -> int:
     """Of all matrices that a step reads whole."""
     shape = model.shape
     C = shape.width
+    low_rank = C * sum(shape.ranks.values())
+    held = 4 * C * C + 2 * C * shape.ffn_width + low_rank
+    n_bytes = held * model.layers[0].first.values.itemsize + low_rank * model.dtype.itemsize
+    return shape.n_layers * n_bytes + shape.vocab_size * C * model.dtype.itemsize
+
+
+def operations(model: Rwkv7Decode) -> int:
+    """Of all products, for one row."""
+    shape = model.shape
+    C = shape.width
     per_layer = 4 * C * C + 2 * C * shape.ffn_width + 2 * C * sum(shape.ranks.values())
-    return (shape.n_layers * per_layer + shape.vocab_size * C) * model.dtype.itemsize
+    return 2 * (shape.n_layers * per_layer + shape.vocab_size * C)
 
 
 class Timed:
     """A model of random weights, and steps over one arena."""
 
-    def __init__(self, name: str, max_rows: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_rows: int,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        quantization: str = "none",
+    ) -> None:
         self.name = name
         self.shape = shape_of(name)
         parameters = random_parameters(self.shape, dtype)
-        self.model = Rwkv7Decode(self.shape, parameters)
+        self.model = Rwkv7Decode(self.shape, parameters, quantization=quantization)
         self.layout = layout_of(self.shape, str(dtype).removeprefix("torch."))
         self.arena = Arena(self.layout, max_rows, "cuda")
         self.max_rows = max_rows
@@ -319,7 +336,7 @@ class Timed:
         state_bytes = sum(spec.nbytes for spec in self.layout.tensors)
         n_bytes = weight_bytes(self.model)
         bytes_ms = (n_bytes + 2 * n_rows * state_bytes) / bandwidth * 1e3
-        flop_ms = n_bytes * n_rows / 780e12 * 1e3
+        flop_ms = operations(self.model) * n_rows / 780e12 * 1e3
         serial_ms = max(n_bytes / bandwidth * 1e3, flop_ms) + 2e3 * n_rows * state_bytes / bandwidth
         cuts = quantiles(times, n=10)
         bar = BARS.get((self.name, n_rows))
