@@ -1,11 +1,16 @@
-"""The scheduler under any order of calls, against a model of what each request is owed."""
+"""The scheduler under any order of calls, against a model of what each request is owed.
 
+The steps run on a fake device, up to three of them in flight.
+"""
+
+from collections import deque
 from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.core.device import FakeDevice, continuation
 from tests.core.driver import scores
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.errors import (
@@ -15,6 +20,7 @@ from wkvm.core.errors import (
     StalledError,
     StepFailedError,
 )
+from wkvm.core.grammar import Grammar
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import (
     EndEvent,
@@ -35,7 +41,10 @@ LENGTHS = st.sampled_from([1, 2, 63, 64, 65, 128, 130, 300])
 
 @dataclass
 class Expected:
-    """What the test knows of a request, from what it asked for and what it was told."""
+    """What the test knows of a request, from what it asked for and what it was told.
+
+    ``fed`` counts what is in flight too; ``n_ahead`` of its ids are on their way.
+    """
 
     request_id: int
     spec: RequestSpec
@@ -43,6 +52,8 @@ class Expected:
     credit: int | None
     known: list[int]
     fed: int = 0
+    n_ahead: int = 0
+    constraint: "Noted | None" = None
     outputs: list[int] = field(default_factory=list[int])
     n_scored: int = 0
     held: bool = False
@@ -55,12 +66,48 @@ class Expected:
         return self.held or (self.credit == 0 and self.spec.params.max_tokens > 0)
 
     @property
+    def is_unbound(self) -> bool:
+        return self.spec.grammar is not None and self.constraint is None
+
+    @property
+    def n_known(self) -> int:
+        return len(self.known) + self.n_ahead
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether it may have a row that samples, whatever becomes of those in flight."""
+        if not self.n_ahead:
+            return True
+        has_credit = self.credit is None or self.credit > self.n_ahead
+        is_short = len(self.outputs) + self.n_ahead < self.spec.params.max_tokens
+        return has_credit and is_short and self.constraint is None
+
+    @property
     def runs(self) -> bool:
         return self.slot is not None and self.end is None
 
 
+@dataclass
+class Noted:
+    """Stands for a constraint, and counts the ids that it was told."""
+
+    n_ids: int = 0
+
+    @property
+    def may_end(self) -> bool:
+        raise AssertionError
+
+    def next_ids(self, *, may_stop: bool) -> bytes:
+        raise AssertionError
+
+    def advance(self, token_id: int) -> bool:
+        self.n_ids += 1
+        return False
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
+        depth=st.integers(1, 3),
         n_slots=st.integers(1, 4),
         budget=st.sampled_from([1, 64, 100, 200, 1000]),
         max_queue=st.integers(0, 4),
@@ -69,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(
         self,
+        depth: int,
         n_slots: int,
         budget: int,
         max_queue: int,
@@ -83,10 +131,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_completed_requests=max_completed,
             stall_timeout_s=STALL_TIMEOUT_S,
         )
-        self.scheduler = Scheduler(self.config, vocab_size=VOCAB_SIZE, eos_ids=(EOS_ID,))
+        self.scheduler = Scheduler(
+            self.config, vocab_size=VOCAB_SIZE, eos_ids=(EOS_ID,), depth=depth
+        )
+        self.device = FakeDevice(VOCAB_SIZE)
+        self.depth = depth
         self.now = 0.0
         self.requests = dict[int, Expected]()
-        self.in_flight: StepPlan | None = None
+        self.in_flight = deque[StepPlan]()
         self.draining = False
 
     def live(self) -> list[Expected]:
@@ -108,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         timeout_s=st.none() | st.sampled_from([1.0, 5.0, 50.0]),
         credit=st.none() | st.integers(0, 3),
+        has_grammar=st.sampled_from([False, False, False, True]),
         n=st.integers(1, 3),
     )
     def submit(
@@ -123,6 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         timeout_s: float | None,
         credit: int | None,
+        has_grammar: bool,
         n: int,
     ) -> None:
         first = len(self.requests)
@@ -141,6 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             timeout_s=timeout_s,
             credit=credit,
+            grammar=Grammar("regex", "a") if has_grammar else None,
         )
         before = self.scheduler.stats()
         n_free = before["n_free_slots"]
@@ -203,6 +258,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if request_id in self.requests:
             self.requests[request_id].held = False
 
+    @rule()
+    def bind(self) -> None:
+        for wanted in self.scheduler.take_unbound():
+            r = self.requests[wanted.request_id]
+            constraint = Noted()
+            self.scheduler.bind(r.request_id, constraint)
+            r.constraint = constraint if r.end is None else None
+
     @rule(seconds=st.sampled_from([0.25, 1.0, 4.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -215,7 +278,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # --- steps ------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule()
     def plan(self) -> None:
         plan = self.scheduler.plan(self.now)
@@ -224,45 +287,61 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats["n_queued"] == 0 or stats["n_free_slots"] == 0
         assert all(r.deadline > self.now for r in self.live())
         rows = () if plan is None else plan.rows
+        running = [r for r in self.live() if self.status(r) == Status.RUNNING]
+        ready = [r for r in running if not r.lacks_leave and not r.is_unbound and r.may_follow]
+        decoding = [r for r in ready if r.n_known - r.fed == 1]
+        self.check_budget(rows)
+        for slot in () if plan is None else plan.freed:
+            holder = [r for r in self.live() if r.slot == slot]
+            assert all(r.fed == 0 for r in holder), "a slot in use was called free"
         for row in rows:
             self.check_row(row)
         self.check_admission()
-        self.check_budget(rows)
         planned = {row.request_id for row in rows}
         assert len(planned) == len(rows)
-        for r in self.live():
-            if r.runs and not r.lacks_leave and len(r.known) - r.fed == 1:
-                assert r.request_id in planned, "a row that decodes had to wait"
+        assert len({row.slot for row in rows}) == len(rows)
+        for r in decoding:
+            assert r.request_id in planned, "a row that decodes had to wait"
         if plan is None:
-            running = [r for r in self.live() if self.status(r) == Status.RUNNING]
-            assert all(r.lacks_leave for r in running), "nothing runs though something could"
+            assert all(r.fed == r.n_known for r in ready), "nothing runs though something could"
         else:
             assert rows
-            for slot in plan.freed:
-                holder = [r for r in self.live() if r.slot == slot]
-                assert all(r.fed == 0 for r in holder), "a slot in use was called free"
-        self.in_flight = plan
+            self.in_flight.append(plan)
 
     def check_row(self, row: RowPlan) -> None:
         r = self.requests[row.request_id]
         assert r.end is None
         assert r.slot in (None, row.slot), "a slot changed its number"
         r.slot = row.slot
-        end = row.position + len(row.ids)
+        end = row.position + row.n_ids
         assert row.position == r.fed
-        assert list(row.ids) == r.known[r.fed : end]
+        if r.n_ahead:
+            assert row.ids == ()
+        else:
+            assert row.ids
+            assert list(row.ids) == r.known[r.fed : end]
         assert row.fresh == (r.fed == 0)
-        assert row.n_output == len(r.outputs)
+        assert row.n_output == len(r.outputs) + r.n_ahead
         assert row.n_prompt == len(r.spec.prompt)
         assert row.seed + row.branch == row.request_id
         params = r.spec.params
-        assert row.samples == (end == len(r.known) and params.max_tokens > 0)
-        assert end == len(r.known) or end % CUT_MULTIPLE == 0
-        assert not (r.lacks_leave and end == len(r.known)), "it has no leave to produce"
+        assert row.samples == (end == r.n_known and params.max_tokens > 0)
+        assert end <= r.n_known
+        assert end == r.n_known or end % CUT_MULTIPLE == 0
+        if end == r.n_known:
+            assert not r.lacks_leave, "it has no leave to produce"
+            assert not r.is_unbound
+            assert r.may_follow, "a row that could only be in vain"
+        assert row.constraint is r.constraint
+        if row.samples and r.constraint is not None:
+            assert r.constraint.n_ids == len(r.outputs), "it does not know the last id"
         wants_next = params.prompt_logprobs is not None and end < row.n_prompt
         assert row.next_id == (r.known[end] if wants_next else None)
-        gated = row.samples and len(r.outputs) < params.min_tokens
+        gated = row.samples and row.n_output < params.min_tokens
         assert set(row.banned_ids) == (self.stops(r) if gated else set())
+        assert set(row.stops) == self.stops(r)
+        r.fed = end
+        r.n_ahead += row.samples
 
     def check_admission(self) -> None:
         running = {r.request_id for r in self.live() if self.status(r) == Status.RUNNING}
@@ -274,23 +353,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         for r in queued:
             assert r.slot is None
             assert r.fed == 0
-            ahead = [
+            before = [
                 other
                 for other in self.requests.values()
                 if other.spec.priority == r.spec.priority
                 and other.spec.tenant == r.spec.tenant
                 and other.request_id > r.request_id
             ]
-            assert not any(other.request_id in running for other in ahead), "overtaken"
+            assert not any(other.request_id in running for other in before), "overtaken"
 
     def check_budget(self, rows: tuple[RowPlan, ...]) -> None:
-        one = [row for row in rows if len(self.known(row)) - row.position == 1]
-        given = sum(len(row.ids) for row in rows) - len(one)
+        one = [row for row in rows if self.requests[row.request_id].n_known - row.position == 1]
+        given = sum(row.n_ids for row in rows) - len(one)
         budget = self.config.max_num_batched_tokens
         assert given <= max(budget - len(one), CUT_MULTIPLE)
-
-    def known(self, row: RowPlan) -> list[int]:
-        return self.requests[row.request_id].known
 
     def stops(self, r: Expected) -> set[int]:
         return {*r.spec.params.stop_ids, *(() if r.spec.params.ignore_eos else (EOS_ID,))}
@@ -298,28 +374,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     def status(self, r: Expected) -> Status | None:
         return self.scheduler.status(r.request_id)
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        plan = self.in_flight
-        assert plan is not None
-        self.in_flight = None
-        bad = frozenset(
-            index for index in range(len(plan.rows)) if data.draw(st.integers(0, 15)) == 15
-        )
-        self.run_step(plan, bad)
+        rows = self.in_flight[0].rows
+        bad = frozenset(index for index in range(len(rows)) if data.draw(st.integers(0, 15)) == 15)
+        self.run_step(bad)
 
-    def run_step(self, plan: StepPlan, bad: frozenset[int]) -> None:
-        ids = list[int | None]()
+    def run_step(self, bad: frozenset[int] = frozenset()) -> None:
+        """Run and commit the oldest plan in flight; the rows in ``bad`` give no finite logits."""
+        plan = self.in_flight.popleft()
+        ids = self.device.run(plan)
         alive = list[tuple[int, Expected, int]]()
         for index, row in enumerate(plan.rows):
             r = self.requests[row.request_id]
-            sampled = hash((row.request_id, tuple(r.known[: row.position + len(row.ids)])))
-            ids.append(sampled % VOCAB_SIZE if row.samples and index not in bad else None)
-            if r.end is None:
-                alive.append((index, r, len(r.outputs)))
-                r.fed += len(row.ids)
-                r.sampled = ids[-1]
+            if index in bad:
+                ids[index] = None
+            if r.end is not None:
+                continue
+            alive.append((index, r, len(r.outputs)))
+            r.n_ahead -= row.samples
+            r.sampled = ids[index]
+            assert (r.sampled is not None) == (row.samples and index not in bad), "frozen early"
+            log = self.device.slots[row.slot].log
+            assert log == r.known[: row.position + row.n_ids], "lost, doubled or not its own"
+            if row.constraint is not None and r.sampled is not None:
+                row.constraint.advance(r.sampled)
         result = StepResult(
             tuple(ids),
             not_finite=bad,
@@ -332,51 +412,55 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.commit(plan, result, self.now)
         self.take_events()
         for index, r, n_output in alive:
+            row = plan.rows[index]
             if index in bad:
                 assert r.end is not None
                 assert isinstance(r.end.error, NonFiniteError)
-                assert r.end.error.position == r.fed
+                assert r.end.error.position == row.position + row.n_ids
                 continue
-            assert (r.end is not None) == self.is_over(r, n_output)
+            assert (r.end is not None) == self.is_over(r, n_output, row)
             stopped = r.end is not None and r.end.status == Status.STOPPED
             assert r.sampled is None or stopped or r.outputs[n_output:] == [r.sampled]
             r.sampled = None
 
-    def is_over(self, r: Expected, n_output: int) -> bool:
+    def is_over(self, r: Expected, n_output: int, row: RowPlan) -> bool:
         """Whether a request that had ``n_output`` ids before this step is complete now."""
         params = r.spec.params
         if r.sampled is None:
-            return params.max_tokens == 0 and r.fed == len(r.spec.prompt)
+            return params.max_tokens == 0 and row.position + row.n_ids == len(r.spec.prompt)
         stopped = r.sampled in self.stops(r) and n_output >= params.min_tokens
         return stopped or n_output + 1 == params.max_tokens
 
-    @precondition(lambda self: self.in_flight is None)
     @rule(n_steps=st.integers(1, 6))
     def run_undisturbed(self, n_steps: int) -> None:
+        """Turns of a loop: the pipeline is filled, and the oldest step ends."""
         for _ in range(n_steps):
-            self.plan()
-            if self.in_flight is None:
+            self.fill()
+            if not self.in_flight:
                 return
-            self.run_step(self.in_flight, frozenset())
-            self.in_flight = None
+            self.run_step()
 
-    @precondition(lambda self: self.in_flight is not None)
+    def fill(self) -> None:
+        while len(self.in_flight) < self.depth:
+            n_before = len(self.in_flight)
+            self.plan()
+            if len(self.in_flight) == n_before:
+                return
+
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def cancel_in_flight(self, data: st.DataObject) -> None:
-        plan = self.in_flight
-        assert plan is not None
-        row = data.draw(st.sampled_from(plan.rows))
+        row = data.draw(st.sampled_from(data.draw(st.sampled_from(self.in_flight)).rows))
         self.scheduler.cancel(row.request_id, self.now)
         self.take_events()
-        self.in_flight = None
-        self.run_step(plan, frozenset())
+        self.run_step()
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.in_flight)
     @rule()
     def fail(self) -> None:
-        plan = self.in_flight
-        assert plan is not None
-        self.in_flight = None
+        """The oldest plan in flight ran, and collecting it failed."""
+        plan = self.in_flight.popleft()
+        self.device.run(plan)
         rows = [self.requests[row.request_id] for row in plan.rows]
         alive = [r for r in rows if r.end is None]
         others = [r for r in self.live() if r not in rows]
@@ -413,6 +497,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_end(self, r: Expected, end: EndEvent) -> None:
         params = r.spec.params
+        alone, stop_id = continuation(
+            r.request_id,
+            r.spec.prompt,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            stops=self.stops(r),
+            vocab_size=VOCAB_SIZE,
+        )
+        assert r.outputs == alone[: len(r.outputs)]
+        if end.status in (Status.LENGTH, Status.STOPPED):
+            assert (r.outputs, end.stop_id) == (alone, stop_id)
         assert (end.n_prompt, end.n_output) == (len(r.spec.prompt), len(r.outputs))
         assert (end.error is not None) == (end.status == Status.FINISHED_ERROR)
         assert (end.stop_id is not None) == (end.status == Status.STOPPED)
@@ -455,15 +550,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Once everybody may go on, everybody gets to an end, exactly one."""
         if not hasattr(self, "scheduler"):
             return
-        if self.in_flight is not None:
-            self.run_step(self.in_flight, frozenset())
-            self.in_flight = None
+        while self.in_flight:
+            self.run_step()
         for r in self.live():
             self.scheduler.release(r.request_id, self.now)
             self.scheduler.grant(r.request_id, 100, self.now)
             r.held = False
             r.credit = None if r.credit is None else r.credit + 100
-        self.run_undisturbed(400)
+        for _ in range(400):
+            self.bind()
+            self.run_undisturbed(1)
         assert not self.live()
         assert self.scheduler.next_deadline() is None
         assert self.scheduler.stats()["n_free_slots"] == self.config.n_slots

@@ -1,0 +1,88 @@
+"""A device that runs plans as one with graphs does: ids stay on it, and rows that ended freeze.
+
+It knows nothing of requests but what the rows say. Of each slot it keeps the log of the tokens
+that the state has absorbed; the id that follows a log is ``next_id_of``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from wkvm.core.plan import RowPlan, StepPlan
+
+
+def next_id_of(request_id: int, log: Sequence[int], vocab_size: int) -> int:
+    """The id that is sampled after a log."""
+    return hash((request_id, tuple(log))) % vocab_size
+
+
+def continuation(
+    request_id: int,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    min_tokens: int,
+    stops: frozenset[int] | set[int],
+    vocab_size: int,
+) -> tuple[list[int], int | None]:
+    """What a request gives that runs alone and undisturbed: its output, and its stop id."""
+    log = list(prompt)
+    while len(log) < len(prompt) + max_tokens:
+        token_id = next_id_of(request_id, log, vocab_size)
+        if token_id in stops and len(log) - len(prompt) >= min_tokens:
+            return log[len(prompt) :], token_id
+        log.append(token_id)
+    return log[len(prompt) :], None
+
+
+@dataclass
+class Slot:
+    """What the device keeps of a slot.
+
+    Attributes:
+        log: the tokens that its state has absorbed.
+        first: the row that started it.
+        next_id: the id that was sampled last.
+        n_output: how many ids were sampled, without a stop id.
+        done: whether the request is over: its rows are skipped.
+    """
+
+    first: RowPlan
+    log: list[int] = field(default_factory=list[int])
+    next_id: int | None = None
+    n_output: int = 0
+    done: bool = False
+
+
+class FakeDevice:
+    """Runs plans in order."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.slots = dict[int, Slot]()
+
+    def run(self, plan: StepPlan) -> list[int | None]:
+        """The sampled id of each row; None for one that samples none or is frozen."""
+        return [self._run_row(row) for row in plan.rows]
+
+    def _run_row(self, row: RowPlan) -> int | None:
+        if row.fresh:
+            self.slots[row.slot] = Slot(row)
+        slot = self.slots[row.slot]
+        if slot.done:
+            return None
+        ids = row.ids
+        if row.position >= row.n_prompt:
+            assert slot.next_id is not None
+            assert ids in ((), (slot.next_id,)), "the host and the device know different ids"
+            ids = (slot.next_id,)
+        slot.log += ids
+        if not row.samples:
+            return None
+        token_id = next_id_of(slot.first.request_id, slot.log, self._vocab_size)
+        params, slot.next_id = slot.first.params, token_id
+        if token_id in slot.first.stops and slot.n_output >= params.min_tokens:
+            slot.done = True
+        else:
+            slot.n_output += 1
+            slot.done = slot.n_output == params.max_tokens
+        return token_id
