@@ -5,6 +5,7 @@ import pytest
 
 from wkvm.core.config import MAX_SLOTS, EngineConfig
 from wkvm.core.errors import ConfigError
+from wkvm.core.layout import StateOptions
 
 
 def make(field: str, value: object) -> EngineConfig:
@@ -87,3 +88,12 @@ def test_a_config_cannot_be_changed() -> None:
     config = EngineConfig()
     with pytest.raises(FrozenInstanceError):
         config.n_slots = 3  # type: ignore[misc]
+
+
+def test_states_are_float32_and_written_at_once_unless_asked_otherwise() -> None:
+    assert EngineConfig().state == StateOptions("float32", deferred=False)
+    config = EngineConfig(state_dtype="float16", deferred_writes=True)
+    assert config.state == StateOptions("float16", deferred=True)
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(state_dtype="int8")
+    assert caught.value.setting == "state-dtype"

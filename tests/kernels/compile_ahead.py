@@ -35,10 +35,10 @@ def compiled_bytes(kernel: Any, dtype: str, constants: dict[str, Any]) -> int:
 
 DECODE_FLOATS = {"eps", "group_eps"}
 DECODE_FLOAT32 = {"state", "vectors", "residual", "scales"}
-DECODE_INT32 = {"slots", "tiles"}
+DECODE_INT32 = {"slots", "tiles", "fill"}
 DECODE_TENSORS = {
     *("x", "table", "branch", "out", "shift", "norm_weight", "norm_bias", "mixes", "ahead"),
-    *("weight", "normed", "rkv", "v_first", "hidden", "second", "second_weight", "y"),
+    *("weight", "normed", "rkv", "v_first", "hidden", "second", "second_weight", "y", "ring"),
 }
 
 
@@ -49,7 +49,8 @@ def decode_bytes(
 
     ``held``: the dtype of its weights, if not ``dtype``.
     """
-    constants = {**constants, "N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
+    launched = {"N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
+    constants |= {name: value for name, value in launched.items() if name in kernel.arg_names}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -107,8 +108,14 @@ def decode_kernels(dtype: str) -> None:
     for letter in "VWAG":
         constants |= {f"RANK_{letter}": 32, f"BLOCK_{letter}": 32}
     for expands in (False, True):
-        assert decode_bytes(rwkv7_decode.wkv_kernel, dtype, {**constants, "EXPANDS": expands})
-        sys.stdout.write("wkv_kernel\n")
+        for ring in (0, 8):
+            sizes = {**constants, "EXPANDS": expands, "R": ring}
+            assert decode_bytes(rwkv7_decode.wkv_kernel, dtype, sizes)
+            sys.stdout.write("wkv_kernel\n")
+    assert decode_bytes(
+        rwkv7_decode.fold_kernel, dtype, {"L": 2, "H": 5, "K": 64, "BLOCK": 64, "R": 8}
+    )
+    sys.stdout.write("fold_kernel\n")
 
 
 def dequantise_bytes(held: str) -> int:

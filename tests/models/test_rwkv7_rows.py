@@ -16,8 +16,13 @@ from tests.models.tiny_rwkv7 import (
     write_folder,
     write_pth,
 )
+from wkvm.core.errors import ConfigError
+from wkvm.core.layout import StateOptions
 from wkvm.models.base import Model
-from wkvm.models.registry import load_model
+from wkvm.models.registry import describe, load_model
+from wkvm.models.rwkv7 import layout_of
+from wkvm.models.rwkv7_params import read_shape
+from wkvm.models.weights import open_checkpoint
 from wkvm.state.arena import Arena
 
 ROUNDING = 8e-6
@@ -168,6 +173,55 @@ def test_low_precision_keeps_the_recurrence_in_float32(tmp_path: Path, dtype: st
     logits, _ = run_alone(model, ids)
     assert logits.dtype == torch.float32
     assert (logits - exact).abs().max() < 0.1
+
+
+STATE_BARS = {"float16": 1e-2, "bfloat16": 1e-1}
+"""On logits up to about 3, by the dtype of the states."""
+
+
+@pytest.mark.parametrize("dtype", STATE_BARS)
+def test_states_are_stored_as_asked_and_computed_in_float32(tmp_path: Path, dtype: str) -> None:
+    path = write_pth(tmp_path / "model.pth", random_weights(Tiny()))
+    exact = load_model(path, device="cpu")
+    model = load_model(path, device="cpu", state=StateOptions(dtype))
+    assert {spec.name: spec.dtype for spec in model.layout.tensors} == {
+        "rwkv7.wkv": dtype,
+        "rwkv7.att_shift": "float32",
+        "rwkv7.ffn_shift": "float32",
+    }
+    assert model.layout.fingerprint != exact.layout.fingerprint
+    arena, exact_arena = Arena(model.layout, 3, "cpu"), Arena(exact.layout, 3, "cpu")
+    arena.poison([0])
+    worst = 0.0
+    for ids in ([5, 7, 11], *([token_id % 97] for token_id in prompt(50))):
+        rows: list[Row] = [(1, ids), (2, [*ids, 3])]
+        logits, expected = step(model, rows, arena), step(exact, rows, exact_arena)
+        worst = max(worst, float((logits - expected).abs().max()))
+    assert 0 < worst < STATE_BARS[dtype]
+    assert arena.views["rwkv7.wkv"][0].isnan().all()
+
+
+def test_a_cpu_defers_no_writes(tmp_path: Path) -> None:
+    path = write_pth(tmp_path / "model.pth", random_weights(Tiny()))
+    for call in (load_model, describe):
+        with pytest.raises(ConfigError) as caught:
+            call(path, device="cpu", state=StateOptions(deferred=True))
+        assert caught.value.setting == "deferred-writes"
+
+
+def test_deferred_writes_keep_a_ring_and_its_fill_in_the_record(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_pth(tmp_path / "model.pth", random_weights(Tiny())))
+    shape = read_shape(checkpoint)
+    plain = layout_of(shape, "bfloat16")
+    deferred = layout_of(shape, "bfloat16", StateOptions(deferred=True))
+    added = {spec.name: (spec.shape[-3:], spec.dtype) for spec in deferred.tensors[3:]}
+    size = shape.head_size
+    assert deferred.tensors[:3] == plain.tensors
+    assert added == {
+        "rwkv7.ring": ((7, 4, size), "bfloat16"),
+        "rwkv7.ring_fill": ((shape.n_layers, shape.n_heads), "int32"),
+    }
+    assert deferred.fingerprint != plain.fingerprint
 
 
 @pytest.mark.gpu

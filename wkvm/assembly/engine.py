@@ -7,6 +7,7 @@ from pathlib import Path
 from wkvm.assembly.memory import Fitting, slots_that_fit
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
+from wkvm.core.layout import DEFAULT_STATE, StateOptions
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -30,13 +31,13 @@ WARM_UP_LENGTHS = (1, 3, 64, 65)
 """Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
 
 
-def auto_slots(path: Path, *, device: str, dtype: str) -> int:
+def auto_slots(path: Path, *, device: str, dtype: str, state: StateOptions = DEFAULT_STATE) -> int:
     """How many slots to have on this machine: see ``--slots auto``.
 
     Raises:
         CheckpointError, ConfigError: as ``describe``.
     """
-    _, fitting = _fitting(path, device=device, dtype=dtype)
+    _, fitting = _fitting(path, device=device, dtype=dtype, state=state)
     return min(max(fitting.n_slots // 2, 1), MAX_AUTO_SLOTS)
 
 
@@ -49,7 +50,9 @@ def check_slots(path: Path, config: EngineConfig) -> None:
         CheckpointError: as ``describe``.
         ConfigError: they do not fit, or as ``describe``.
     """
-    description, fitting = _fitting(path, device=config.device, dtype=config.dtype)
+    description, fitting = _fitting(
+        path, device=config.device, dtype=config.dtype, state=config.state
+    )
     if config.n_slots > fitting.n_slots:
         raise ConfigError(
             "slots",
@@ -58,8 +61,10 @@ def check_slots(path: Path, config: EngineConfig) -> None:
         )
 
 
-def _fitting(path: Path, *, device: str, dtype: str) -> tuple[ModelDescription, Fitting]:
-    description = describe(path, device=device, dtype=dtype)
+def _fitting(
+    path: Path, *, device: str, dtype: str, state: StateOptions
+) -> tuple[ModelDescription, Fitting]:
+    description = describe(path, device=device, dtype=dtype, state=state)
     return description, slots_that_fit(description, device=device, dtype=dtype)
 
 
@@ -76,7 +81,7 @@ def build_engine(
         CheckpointError, ConfigError: as ``load_model``.
     """
     began = time.monotonic()
-    model = load_model(path, device=config.device, dtype=config.dtype)
+    model = load_model(path, device=config.device, dtype=config.dtype, state=config.state)
     warm_up(model, config)
     engine = Engine(
         model,

@@ -163,6 +163,21 @@ MODEL_FLAGS = (
         "a GPU (default: %(default)s)",
     ),
     Flag(
+        names=("--state-dtype",),
+        field="state_dtype",
+        kind=str,
+        choices=("auto", "float32", "float16", "bfloat16"),
+        text="of the matrices of states, which are computed in float32 in any case; auto is "
+        "float32 (default: %(default)s)",
+    ),
+    Flag(
+        names=("--deferred-writes",),
+        field="deferred_writes",
+        kind=None,
+        text="write a state once in eight decoded tokens, which wait in a ring beside it until "
+        "then; on a GPU only",
+    ),
+    Flag(
         names=("--threads",),
         field="n_threads",
         kind=int,

@@ -52,7 +52,12 @@ def run(args: argparse.Namespace) -> int:
     from wkvm.server.serve import run as run_server
 
     if is_auto:
-        n_slots = auto_slots(path, device=engine_config.device, dtype=engine_config.dtype)
+        n_slots = auto_slots(
+            path,
+            device=engine_config.device,
+            dtype=engine_config.dtype,
+            state=engine_config.state,
+        )
         engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
     else:
         check_slots(path, engine_config)

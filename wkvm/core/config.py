@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from wkvm.core.errors import ConfigError
+from wkvm.core.layout import StateOptions
 
 CUT_MULTIPLE = 64
 """A prompt is cut only after a multiple of this many tokens, counted from its start."""
@@ -35,6 +36,10 @@ class EngineConfig:
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's
             on a GPU), ``float32``, ``bfloat16`` or ``float16``.
+        state_dtype: of the states' matrices: ``auto`` (float32), ``float32``, ``float16`` or
+            ``bfloat16``.
+        deferred_writes: write a state once in eight decoded tokens; until then they wait in a
+            ring beside it. On a GPU only.
         seed: base of the random numbers of requests that bring no seed; None draws one
             from the operating system.
         poison_freed_slots: fill freed slots with NaN. A debugging aid.
@@ -52,6 +57,8 @@ class EngineConfig:
     stall_timeout_s: float = 60.0
     device: str = "auto"
     dtype: str = "auto"
+    state_dtype: str = "auto"
+    deferred_writes: bool = False
     seed: int | None = None
     poison_freed_slots: bool = False
     n_threads: int | None = None
@@ -74,8 +81,15 @@ class EngineConfig:
         _positive("stall-timeout-s", self.stall_timeout_s)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _one_of("state-dtype", self.state_dtype, ("auto", "float32", "float16", "bfloat16"))
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise ConfigError("seed", f"{self.seed} is not in [0, 2^64)")
+
+    @property
+    def state(self) -> StateOptions:
+        """How states are kept."""
+        dtype = "float32" if self.state_dtype == "auto" else self.state_dtype
+        return StateOptions(dtype, self.deferred_writes)
 
 
 MIN_FRAME_BYTES = 64 * 1024

@@ -17,6 +17,23 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 
 
 @dataclass(frozen=True, slots=True)
+class StateOptions:
+    """How a state is kept, where that can be chosen.
+
+    Attributes:
+        dtype: of the recurrence's matrices: ``float32``, ``float16`` or ``bfloat16``. They are
+            rounded to it whenever they are written; the arithmetic is float32.
+        deferred: the last inputs of a state wait in a ring beside it, and go into it together.
+    """
+
+    dtype: str = "float32"
+    deferred: bool = False
+
+
+DEFAULT_STATE = StateOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a state, without the slot axis.
 

@@ -31,7 +31,7 @@ def token_shift(x: Tensor, state: Tensor, rows: Rows) -> Tensor:
 def wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, kap: Tensor, a: Tensor, state: Tensor, rows: Rows
 ) -> Tensor:
-    """See ``reference.wkv7``. Five operations a token, on the state where it lies."""
+    """See ``reference.wkv7``. Five operations a token, on a float32 state where it lies."""
     if v.shape[0] == 1 and rows.live:
         return _one_token(r, w, k, v, kap, a, state[rows.slot_list[0]])
     y = torch.empty_like(v)
@@ -45,21 +45,27 @@ def wkv7(
         if slot < 0:
             y[start:end] = 0
             continue
-        S = state[slot]
+        stored = state[slot]
+        S = stored.to(r.dtype)
         for t in range(start, end):
             removed = torch.bmm(reads[t], S)
             S.mul_(decays[t]).addcmul_(removals[t], removed, value=-1)
             S.addcmul_(keys[t], values[t])
             torch.bmm(queries[t], S, out=outputs[t])
+        if S.dtype != stored.dtype:
+            stored.copy_(S)
     return y
 
 
 def _one_token(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kap: Tensor, a: Tensor, S: Tensor
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kap: Tensor, a: Tensor, stored: Tensor
 ) -> Tensor:
     """``wkv7`` of a single row of one token: the same operations without lists of views."""
+    S = stored.to(r.dtype)
     columns = (r.shape[1], r.shape[2], 1)
     removed = torch.bmm(kap.transpose(0, 1), S)
     S.mul_(w.view(columns)).addcmul_((kap * a).view(columns), removed, value=-1)
     S.addcmul_(k.view(columns), v.transpose(0, 1))
+    if S.dtype != stored.dtype:
+        stored.copy_(S)
     return torch.bmm(r.transpose(0, 1), S).transpose(0, 1)

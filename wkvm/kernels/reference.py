@@ -47,8 +47,9 @@ def wkv7(
         r, w, k, kap, a: ``[T, H, K]``, float32, contiguous. ``w`` is the decay itself, in (0, 1);
             ``kap`` has length 1 per head; ``a`` is the rate of removal, in [0, 1].
         v: ``[T, H, V]``, float32, contiguous.
-        state: ``[N, H, K, V]`` float32, any first stride, contiguous within a slot. Slots of
-            ``rows`` are overwritten; no other slot is read or written.
+        state: ``[N, H, K, V]`` float32, float16 or bfloat16, any first stride, contiguous within a
+            slot. Slots of ``rows`` are overwritten, rounded once after all tokens of their row;
+            no other slot is read or written.
         rows: T is its ``n_tokens``.
 
     Returns:
@@ -58,7 +59,7 @@ def wkv7(
     """
     y = torch.zeros_like(v)
     for row in rows.live:
-        S = state[rows.slot_list[row]].clone()
+        S = state[rows.slot_list[row]].to(r.dtype, copy=True)
         for t in range(rows.host_offsets[row], rows.host_offsets[row + 1]):
             removed = torch.einsum("hkv,hk->hv", S, kap[t])
             S = (

@@ -20,6 +20,8 @@ SHIFT_BLOCK = 256
 VALUE_BLOCK = 32
 """Columns of the state in one program: with 64 keys it holds 8 KiB of state in registers."""
 
+STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def token_shift_kernel(  # type: ignore[no-untyped-def]
@@ -103,7 +105,7 @@ def wkv7_kernel(  # type: ignore[no-untyped-def]
             state + slot * state_stride + head * (K * V) + keys[:, None] * V + values[None, :]
         )
         inside = key_inside[:, None] & value_inside[None, :]
-        S = tl.load(at_state, mask=inside, other=0.0)
+        S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
         for t in range(start, end):
             at_key = (t * H + head) * K + keys
             at_value = (t * H + head) * V + values
@@ -120,7 +122,7 @@ def wkv7_kernel(  # type: ignore[no-untyped-def]
                 + k_t[:, None] * v_t[None, :]
             )
             tl.store(y + at_value, tl.sum(r_t[:, None] * S, 0), mask=value_inside)
-        tl.store(at_state, S, mask=inside)
+        tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
     else:
         for t in range(start, end):
             at_value = (t * H + head) * V + values
@@ -170,7 +172,7 @@ def wkv7(
         _require(tensor.shape == shape, f"{name} is {tuple(tensor.shape)}, expected {shape}")
         _require(tensor.dtype == torch.float32, f"{name} is {tensor.dtype}")
         _require(tensor.is_contiguous(), f"{name} is not contiguous")
-    _require(state.dtype == torch.float32, f"the state is {state.dtype}")
+    _require(state.dtype in STATE_DTYPES, f"the state is {state.dtype}")
     _require(state.shape[1:] == (H, K, V), f"the state is {tuple(state.shape)}")
     _require(state.stride()[1:] == (K * V, V, 1), "the state is not contiguous within a slot")
     y = torch.empty_like(v)

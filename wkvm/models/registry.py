@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedModelError
-from wkvm.core.layout import StateLayout
+from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
 from wkvm.models.base import Model
 from wkvm.models.weights import Checkpoint, open_checkpoint
 
@@ -50,7 +50,9 @@ class ModelDescription:
     eos_ids: tuple[int, ...]
 
 
-def load_model(path: Path, *, device: str = "auto", dtype: str = "auto") -> Model:
+def load_model(
+    path: Path, *, device: str = "auto", dtype: str = "auto", state: StateOptions = DEFAULT_STATE
+) -> Model:
     """Load the checkpoint at ``path``: a folder with safetensors files, or a ``.pth`` file.
 
     Args:
@@ -58,13 +60,15 @@ def load_model(path: Path, *, device: str = "auto", dtype: str = "auto") -> Mode
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's on a
             GPU), ``float32``, ``bfloat16`` or ``float16``.
+        state: how states are kept.
 
     Raises:
         CheckpointError: no model there, a damaged one, or one that is not run.
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or cannot keep states so.
     """
     checkpoint = open_checkpoint(path)
     resolved = resolve_device(device)
+    check_state(state, device=resolved)
     torch_dtype = DTYPES[resolve_dtype(dtype, device=resolved, stored=checkpoint.stored_dtype)]
     _check_architecture(checkpoint)
     from wkvm.models import rwkv7
@@ -72,19 +76,25 @@ def load_model(path: Path, *, device: str = "auto", dtype: str = "auto") -> Mode
 
     shape = read_shape(checkpoint)
     eos_ids = _eos_ids(checkpoint, shape.vocab_size)
-    return rwkv7.load(checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids)
+    return rwkv7.load(
+        checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids, state=state
+    )
 
 
-def describe(path: Path, *, device: str = "auto", dtype: str = "auto") -> ModelDescription:
+def describe(
+    path: Path, *, device: str = "auto", dtype: str = "auto", state: StateOptions = DEFAULT_STATE
+) -> ModelDescription:
     """What ``load_model`` would load, from headers alone: no weight is read.
 
     Raises:
         CheckpointError: as ``load_model``, for whatever the headers show.
-        ConfigError: the device is not there.
+        ConfigError: as ``load_model``.
     """
     checkpoint = open_checkpoint(path)
     stored_dtype = checkpoint.stored_dtype
-    resolved = resolve_dtype(dtype, device=resolve_device(device), stored=stored_dtype)
+    on_device = resolve_device(device)
+    check_state(state, device=on_device)
+    resolved = resolve_dtype(dtype, device=on_device, stored=stored_dtype)
     _check_architecture(checkpoint)
     from wkvm.models.rwkv7 import layout_of
     from wkvm.models.rwkv7_params import read_shape
@@ -101,7 +111,7 @@ def describe(path: Path, *, device: str = "auto", dtype: str = "auto") -> ModelD
         stored_dtype=stored_dtype,
         files=tuple(file.name for file in checkpoint.files),
         file_bytes=sum(file.stat().st_size for file in checkpoint.files),
-        layout=layout_of(shape, resolved),
+        layout=layout_of(shape, resolved, state),
         eos_ids=_eos_ids(checkpoint, shape.vocab_size),
     )
 
@@ -118,6 +128,16 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if available else "cpu"
     return device
+
+
+def check_state(state: StateOptions, *, device: str) -> None:
+    """Check that states can be kept so.
+
+    Raises:
+        ConfigError: writes are deferred on a CPU, where it would save nothing.
+    """
+    if state.deferred and device == "cpu":
+        raise ConfigError("deferred-writes", "only a GPU can defer the writes of states")
 
 
 def resolve_dtype(dtype: str, *, device: str, stored: str) -> str:

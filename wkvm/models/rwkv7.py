@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm
 
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions, TensorSpec
 from wkvm.kernels import cpu
 from wkvm.kernels.linear import Linear, linear
 from wkvm.kernels.rows import Rows
@@ -22,26 +22,33 @@ from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters
 from wkvm.models.weights import Checkpoint
 
 WKV, ATT_SHIFT, FFN_SHIFT = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
+RING, RING_FILL = "rwkv7.ring", "rwkv7.ring_fill"
+
+RING_LENGTH = 8
+"""With deferred writes: tokens between two writes of a state."""
 
 LOG_DECAY = -exp(-0.5)
 """The lowest log decay: a decay is exp of this times a sigmoid."""
 
 
-def layout_of(shape: Rwkv7Shape, dtype: str) -> StateLayout:
+def layout_of(shape: Rwkv7Shape, dtype: str, state: StateOptions = DEFAULT_STATE) -> StateLayout:
     """The record of one state.
 
-    The recurrence is float32 whatever the model's ``dtype``: rounded to bfloat16 at each token it
-    drifts. The shifts hold the last output of a layer norm, which has the model's dtype anyway.
-    ``wkv`` is ``[key, value]``, the transpose of BlinkDL's.
+    ``wkv`` is ``[key, value]``, the transpose of BlinkDL's. The shifts hold the last output of a
+    layer norm, which has the model's ``dtype`` anyway. With deferred writes there is a ring
+    for each layer and head: of k, w, a and v of the tokens that are not in ``wkv`` yet, as the
+    products gave them, oldest first; and how many they are.
     """
     L, C, H, N = shape.n_layers, shape.width, shape.n_heads, shape.head_size
-    return StateLayout(
-        (
-            TensorSpec(WKV, (L, H, N, N), "float32"),
-            TensorSpec(ATT_SHIFT, (L, C), dtype),
-            TensorSpec(FFN_SHIFT, (L, C), dtype),
-        )
-    )
+    tensors = [
+        TensorSpec(WKV, (L, H, N, N), state.dtype),
+        TensorSpec(ATT_SHIFT, (L, C), dtype),
+        TensorSpec(FFN_SHIFT, (L, C), dtype),
+    ]
+    if state.deferred:
+        tensors.append(TensorSpec(RING, (L, H, RING_LENGTH - 1, 4, N), dtype))
+        tensors.append(TensorSpec(RING_FILL, (L, H), "int32"))
+    return StateLayout(tuple(tensors))
 
 
 TokenShift: TypeAlias = Callable[[Tensor, Tensor, Rows], Tensor]
@@ -78,10 +85,17 @@ class _Layer:
 class Rwkv7:
     """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
 
-    def __init__(self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        shape: Rwkv7Shape,
+        parameters: dict[str, Tensor],
+        *,
+        state: StateOptions = DEFAULT_STATE,
+    ) -> None:
         """``parameters`` as ``load_parameters`` yields them, in one dtype on the model's device."""
         self._info = info
-        self._layout = layout_of(shape, info.dtype)
+        self._layout = layout_of(shape, info.dtype, state)
         self._shape = shape
         self._token_shift, self._recurrence = _kernels(info.device)
         norm = (parameters["blocks.0.ln0.weight"], parameters["blocks.0.ln0.bias"])
@@ -180,6 +194,7 @@ def load(
     device: str,
     dtype: torch.dtype,
     eos_ids: tuple[int, ...],
+    state: StateOptions = DEFAULT_STATE,
 ) -> Model:
     """Read all weights, in ``dtype``, onto ``device``.
 
@@ -204,11 +219,11 @@ def load(
         eos_ids=eos_ids,
     )
     if device == "cpu":
-        return Rwkv7(info, shape, parameters)
+        return Rwkv7(info, shape, parameters, state=state)
     # Only here: importing Triton takes seconds, and a CPU needs none of it.
     from wkvm.models.rwkv7_gpu import Rwkv7Gpu
 
-    return Rwkv7Gpu(info, shape, parameters)
+    return Rwkv7Gpu(info, shape, parameters, state=state)
 
 
 def _kernels(device: str) -> tuple[TokenShift, Recurrence]:

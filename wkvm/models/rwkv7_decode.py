@@ -5,18 +5,23 @@ buffers of one batch size. Which kernels, and how they are cut up, depends on th
 Prompts go through ``wkvm.models.rwkv7_prefill``, on the same states.
 """
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from wkvm.kernels import rwkv7_decode as kernels
 from wkvm.kernels.dequantise import plain
-from wkvm.kernels.rwkv7_decode import Before, Blocks, Mapped, Move, Tiles, tiles_of
+from wkvm.kernels.rwkv7_decode import Before, Blocks, Mapped, Move, Ring, Tiles, tiles_of
 from wkvm.kernels.weight import Weight
 from wkvm.models.base import StateViews
-from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
+from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, RING, RING_FILL, WKV
 from wkvm.models.rwkv7_buffers import buffers_of, memory_bytes, views_of
 from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
 from wkvm.models.rwkv7_plans import Cut, Gemv, Library, Plan
+
+_State: TypeAlias = tuple[Tensor, Ring | None]
+"""The recurrence's matrices of one layer, and their rings where writes are deferred."""
 
 
 class DecodeStep:
@@ -85,11 +90,12 @@ class DecodeStep:
         Launches and returns. States of other slots are neither read nor written.
         """
         views = zip(*(states[name].unbind(1) for name in (WKV, ATT_SHIFT, FFN_SHIFT)), strict=True)
+        rings = self._rings(states)
         for index, (wkv, att, ffn) in enumerate(views):
             if self.plan.fuses_norms:
-                self._fused_layer(index, wkv, att, ffn)
+                self._fused_layer(index, (wkv, rings[index]), att, ffn)
             else:
-                self._layer(index, wkv, att, ffn)
+                self._layer(index, (wkv, rings[index]), att, ffn)
         model = self.model
         norm, eps = model.ln_out, model.shape.layer_norm_eps
         if self.plan.fuses_norms:
@@ -101,7 +107,13 @@ class DecodeStep:
             kernels.mix(self.residual, self._values, norm, eps, self._y, self.slots, pdl=pdl)
             self._product(self._y, model.head, self.logits.unsqueeze(0), self.plan.head)
 
-    def _fused_layer(self, index: int, wkv: Tensor, att: Tensor, ffn: Tensor) -> None:
+    def _rings(self, states: StateViews) -> list[Ring | None]:
+        """Of each layer, where writes are deferred."""
+        if RING not in states:
+            return [None] * len(self.model.layers)
+        return list(map(Ring, states[RING].unbind(1), states[RING_FILL].unbind(1)))
+
+    def _fused_layer(self, index: int, wkv: _State, att: Tensor, ffn: Tensor) -> None:
         model, layer, plan = self.model, self.model.layers[index], self.plan
         eps = model.shape.layer_norm_eps
         first = self._firsts[min(index, 1)]
@@ -140,7 +152,7 @@ class DecodeStep:
             ahead=self._next_first(index),
         )
 
-    def _layer(self, index: int, wkv: Tensor, att: Tensor, ffn: Tensor) -> None:
+    def _layer(self, index: int, wkv: _State, att: Tensor, ffn: Tensor) -> None:
         model, layer, plan = self.model, self.model.layers[index], self.plan
         x, slots, eps, pdl = self.residual, self.slots, model.shape.layer_norm_eps, plan.pdl
         first = self._firsts[min(index, 1)]
@@ -238,7 +250,7 @@ class DecodeStep:
             pdl=self.plan.pdl,
         )
 
-    def _wkv(self, index: int, first: Tensor, wkv: Tensor, move: Move | None) -> None:
+    def _wkv(self, index: int, first: Tensor, wkv: _State, move: Move | None) -> None:
         model, layer, plan = self.model, self.model.layers[index], self.plan
         v, w, a, g = model.ranks
         kernels.wkv(
@@ -248,13 +260,14 @@ class DecodeStep:
             layer.vectors,
             (v, w, a, g),
             self._y,
-            wkv,
+            wkv[0],
             self.slots,
             model.shape.group_norm_eps,
             second=None if plan.second is None else self._second,
             second_weight=layer.second if plan.second is None else None,
             is_first=index == 0,
             move=move,
+            ring=wkv[1],
             ahead=self._ahead(layer.ffn_key.values),
             n_warps=plan.wkv_warps,
             pdl=plan.pdl,

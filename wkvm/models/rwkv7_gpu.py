@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import StateLayout
+from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
+from wkvm.kernels.rwkv7_decode import fold
 from wkvm.models.base import Batch, ModelInfo, StateViews
-from wkvm.models.rwkv7 import layout_of
+from wkvm.models.rwkv7 import RING, RING_FILL, WKV, layout_of
 from wkvm.models.rwkv7_buffers import step_bytes
 from wkvm.models.rwkv7_decode import DecodeStep
 from wkvm.models.rwkv7_packed import Rwkv7Decode
@@ -16,13 +17,20 @@ from wkvm.models.rwkv7_prefill import Prefill
 class Rwkv7Gpu:
     """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
 
-    def __init__(self, info: ModelInfo, shape: Rwkv7Shape, parameters: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        shape: Rwkv7Shape,
+        parameters: dict[str, Tensor],
+        *,
+        state: StateOptions = DEFAULT_STATE,
+    ) -> None:
         """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU.
 
         They are packed, and left to the caller: drop them, or their memory is held twice.
         """
         self._info = info
-        self._layout = layout_of(shape, info.dtype)
+        self._layout = layout_of(shape, info.dtype, state)
         self._weights = Rwkv7Decode(shape, parameters)
         self._prefill = Prefill(self._weights)
         self._memory = torch.empty(0, dtype=torch.uint8, device=self._weights.device)
@@ -47,6 +55,14 @@ class Rwkv7Gpu:
 
         Returns before the device is done.
         """
+        if RING in states:
+            fold(
+                states[WKV],
+                states[RING],
+                states[RING_FILL],
+                self._weights.vectors,
+                batch.slots,
+            )
         return self._prefill(batch, states)
 
     def decode_step(self, n_rows: int) -> DecodeStep:

@@ -75,9 +75,8 @@ class Rwkv7Decode:
         self.head = Weight(get("emb.weight" if shape.tied else "head.weight").contiguous())
         self.ln_out = get("ln_out.weight"), get("ln_out.bias")
         self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
-        self.layers = tuple(
-            self._packed(parameters, f"blocks.{index}.") for index in range(shape.n_layers)
-        )
+        self.vectors = torch.empty(shape.n_layers, 8, shape.width, device=self.device)
+        self.layers = tuple(self._packed(parameters, index) for index in range(shape.n_layers))
         self.scratch: Tensor | None = None
         if quantization != "none":
             layer = self.layers[0]
@@ -117,8 +116,8 @@ class Rwkv7Decode:
             weight += rank * C
         return groups
 
-    def _packed(self, parameters: Mapping[str, Tensor], prefix: str) -> PackedLayer:
-        C = self.shape.width
+    def _packed(self, parameters: Mapping[str, Tensor], index: int) -> PackedLayer:
+        C, prefix = self.shape.width, f"blocks.{index}."
 
         def get(name: str) -> Tensor:
             return parameters[prefix + name]
@@ -141,12 +140,13 @@ class Rwkv7Decode:
         v0 = get("att.v0") if prefix + "att.v0" in parameters else zeros
         names = ("k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
         vectors = [get("att.w0"), get("att.a0"), v0, *(get(f"att.{name}") for name in names)]
+        torch.stack([vector.float().flatten() for vector in vectors], out=self.vectors[index])
         return PackedLayer(
             ln1=norm("ln1"),
             mixes=get("att.x")[list(MIX_ORDER)],
             first=quantised(torch.cat(first), self.quantization),
             second=torch.cat(second),
-            vectors=torch.stack([vector.float().flatten() for vector in vectors]),
+            vectors=self.vectors[index],
             output=quantised(get("att.output.weight"), self.quantization),
             ln2=norm("ln2"),
             ffn_mix=get("ffn.x_k").view(1, C),

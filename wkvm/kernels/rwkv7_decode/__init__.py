@@ -16,6 +16,7 @@ No kernel here is ever autotuned: each trial run would apply its update to the s
 """
 
 from wkvm.kernels.rwkv7_decode.common import NONE, SIGMOID, SQUARED_RELU, TANH, Move
+from wkvm.kernels.rwkv7_decode.deferred import Ring, fold, fold_kernel
 from wkvm.kernels.rwkv7_decode.few_rows import Before, gemv, gemv_kernel
 from wkvm.kernels.rwkv7_decode.many_rows import (
     Blocks,
@@ -39,7 +40,10 @@ __all__ = [
     "Group",
     "Mapped",
     "Move",
+    "Ring",
     "Tiles",
+    "fold",
+    "fold_kernel",
     "gemv",
     "gemv_kernel",
     "mapped_kernel",

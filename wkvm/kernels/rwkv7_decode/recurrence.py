@@ -12,9 +12,18 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.rwkv7_decode.common import Move, ahead_chunks, launch_options, prefetch
+from wkvm.kernels.rwkv7_decode.deferred import (
+    ENTRY,
+    LOG_DECAY,
+    Ring,
+    absorbed,
+    output_of_ring,
+    put_entry,
+    ring_absorbed,
+    ring_loaded,
+)
 
-LOG_DECAY = tl.constexpr(-0.6065306597126334)
-"""The lowest log decay, -exp(-1/2): a decay is exp of this times a sigmoid."""
+STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -46,9 +55,13 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     shift,
     normed,
     ahead,
+    ring,
+    fill,
     slots,
     state_stride,
     shift_stride,
+    ring_stride,
+    fill_stride,
     B,
     group_eps,
     H: tl.constexpr,
@@ -65,6 +78,7 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     IS_FIRST: tl.constexpr,
     EXPANDS: tl.constexpr,
     MOVES: tl.constexpr,
+    R: tl.constexpr,
     N_AHEAD: tl.constexpr,
     N_THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -91,6 +105,12 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
             S = tl.load(at_state)
         else:
             S = tl.load(at_state, mask=inside, other=0.0)
+        S = S.to(tl.float32)
+        if R > 0:
+            at_fill = fill + slot * fill_stride + head
+            n = tl.load(at_fill)
+            at_ring = ring + slot * ring_stride + head * ((R - 1) * ENTRY * K)
+            entries = ring_loaded(at_ring, n, keys, values, K, R)
         w0 = tl.load(vectors + at_key, mask=key_inside, other=0.0)
         a0 = tl.load(vectors + C + at_key, mask=key_inside, other=0.0)
         k_k = tl.load(vectors + 3 * C + at_key, mask=key_inside, other=0.0)
@@ -133,6 +153,9 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
             w = tl.load(at_row + C + at_key, mask=key_inside, other=0.0).to(tl.float32)
             a = tl.load(at_row + 2 * C + at_key, mask=key_inside, other=0.0).to(tl.float32)
             g = tl.load(at_row + 3 * C + at_value, mask=value_inside, other=0.0).to(tl.float32)
+        k_raw = k
+        w_low = w
+        a_low = a
         w = tl.exp(tl.sigmoid(w0 + w) * LOG_DECAY)
         a = tl.sigmoid(a0 + a)
         if not IS_FIRST:
@@ -144,18 +167,36 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
         k *= 1.0 + (a - 1.0) * k_a
         kap /= tl.sqrt(tl.sum(kap * kap, 0)) + 1e-12
         away = kap * a
-        of_key = tl.sum(k * r, 0)
-        of_removal = tl.sum(away * r, 0)
         bonus = tl.sum(r * k * r_k, 0)
-        # Both sums over the old state: what the new one adds to the output is rank one each.
-        removed = tl.sum(kap[:, None] * S, 0)
-        out = tl.sum((w * r)[:, None] * S, 0)
-        S = w[:, None] * S - away[:, None] * removed[None, :] + k[:, None] * v[None, :]
-        if BLOCK == K:
-            tl.store(at_state, S)
+        if R == 0:
+            of_key = tl.sum(k * r, 0)
+            of_removal = tl.sum(away * r, 0)
+            # Both sums over the old state: what the new one adds to the output is rank one each.
+            removed = tl.sum(kap[:, None] * S, 0)
+            out = tl.sum((w * r)[:, None] * S, 0)
+            S = w[:, None] * S - away[:, None] * removed[None, :] + k[:, None] * v[None, :]
+            out += of_key * v - of_removal * removed
+            if BLOCK == K:
+                tl.store(at_state, S.to(state.dtype.element_ty))
+            else:
+                tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
+        elif n == R - 1:
+            S = ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
+            S = absorbed(S, w, kap, away, k, v)
+            out = tl.sum(r[:, None] * S, 0)
+            if BLOCK == K:
+                tl.store(at_state, S.to(state.dtype.element_ty))
+            else:
+                tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
+            tl.store(at_fill, 0)
         else:
-            tl.store(at_state, S, mask=inside)
-        out += of_key * v - of_removal * removed
+            put_entry(at_ring, n, k_raw, w_low, a_low, v, keys, values, K)
+            tl.store(at_fill, n + 1)
+            of_key = tl.sum(k * r, 0)
+            of_removal = tl.sum(away * r, 0)
+            u = w * r - kap * of_removal
+            u, out = output_of_ring(u, of_key * v, entries, n, w0, a0, k_k, k_a, R)
+            out += tl.sum(u[:, None] * S, 0)
         mean = tl.sum(tl.where(value_inside, out, 0.0), 0) / K
         centred = tl.where(value_inside, out - mean, 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, 0) / K + group_eps)
@@ -186,6 +227,7 @@ def wkv(
     second_weight: Tensor | None = None,
     is_first: bool,
     move: Move | None = None,
+    ring: Ring | None = None,
     ahead: Tensor | None = None,
     n_warps: int,
     pdl: bool = False,
@@ -202,20 +244,24 @@ def wkv(
         vectors: ``[8, C]`` float32: w0, a0, v0, k_k, k_a, r_k; weight and bias of the group norm.
         ranks: of the maps v, w, a, g.
         y: ``[B, C]``, overwritten; zeros for pad rows.
-        state: ``[N, H, K, K]`` float32, any first stride. Slots in ``slots`` are overwritten, no
-            other is read or written.
+        state: ``[N, H, K, K]`` float32, float16 or bfloat16, any first stride; the arithmetic is
+            float32. Slots in ``slots`` are overwritten, no other is read or written.
         slots: ``[B]`` int32, distinct where not negative.
         second: ``[B, 4, C]``: outputs of the four maps. If it is None they are computed here from
         second_weight: flat, the second matrices ``[C, rank]`` of the four maps one after another.
         is_first: of the layers: v is its own residual.
         move: a token shift to overwrite.
+        ring: of deferred writes. Then a state is overwritten only when its ring is full: see
+            ``Ring``.
         ahead: as in ``gemv``.
         pdl: as in ``mix``.
     """
     B = rkv.shape[1]
     _, H, K, V = state.shape
-    if K != V or state.stride()[1:] != (K * V, V, 1) or state.dtype != torch.float32:
+    if K != V or state.stride()[1:] != (K * V, V, 1) or state.dtype not in STATE_DTYPES:
         raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
+    if ring is not None:
+        ring.check(state)
     if (second is None) == (second_weight is None):
         raise ValueError("exactly one of second and second_weight is needed")
     rank_v, rank_w, rank_a, rank_g = ranks
@@ -231,9 +277,13 @@ def wkv(
         y if move is None else move.shift,
         y if move is None else move.normed,
         vectors if ahead is None else ahead,
+        y if ring is None else ring.entries,
+        slots if ring is None else ring.fill,
         slots,
         state.stride(0),
         0 if move is None else move.shift.stride(0),
+        0 if ring is None else ring.entries.stride(0),
+        0 if ring is None else ring.fill.stride(0),
         B,
         group_eps,
         H=H,
@@ -250,6 +300,7 @@ def wkv(
         IS_FIRST=is_first,
         EXPANDS=second is None,
         MOVES=move is not None,
+        R=0 if ring is None else ring.length,
         N_AHEAD=ahead_chunks(ahead),
         N_THREADS=n_warps * 32,
         PDL=pdl,

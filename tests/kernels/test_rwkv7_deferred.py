@@ -1,0 +1,187 @@
+"""Deferred writes against writes at once: in Triton's interpreter, small, and on a GPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+H, K = (1, 16) if INTERPRETED else (3, 64)
+N_STEPS = 17 if INTERPRETED else 400
+N_SLOTS, R = 6, 8
+TOLERANCE = 1e-5
+"""Relative norm, float32, over hundreds of steps."""
+
+STATE_BARS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Relative norm over hundreds of steps, of outputs and states, by the dtype of the states."""
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Kept:
+    """One layer of states, as a kernel finds it: in records that are wider."""
+
+    def __init__(self, device: str, *, deferred: bool, state: torch.dtype = torch.float32) -> None:
+        from wkvm.kernels.rwkv7_decode import Ring
+
+        self.device = device
+        self.state = torch.zeros(N_SLOTS, 2, H, K, K, dtype=state, device=device)[:, 1]
+        # What is not in use is never read.
+        entries = torch.full((N_SLOTS, 2, H, R - 1, 4, K), float("nan"), device=device)
+        fill = torch.zeros(N_SLOTS, 2, H, dtype=torch.int32, device=device)
+        self.ring = Ring(entries[:, 1], fill[:, 1]) if deferred else None
+        self.vectors = random(8, H * K, seed=1).to(device) * 0.5
+
+    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Absorb one token of each row; the inputs are a function of the token."""
+        from wkvm.kernels.rwkv7_decode import wkv
+
+        C = H * K
+        drawn = torch.stack([random(10, C, seed=token) for token in tokens]).to(self.device)
+        rkv, first = (drawn[:, i : i + 3].transpose(0, 1).contiguous() for i in (0, 3))
+        second = drawn[:, 6:].contiguous()
+        y = torch.full((len(slots), C), float("nan"), device=self.device)
+        wkv(
+            rkv,
+            first,
+            second,
+            self.vectors,
+            (32, 32, 32, 32),
+            y,
+            self.state,
+            torch.tensor(slots, dtype=torch.int32, device=self.device),
+            64e-5,
+            second=second,
+            is_first=False,
+            ring=self.ring,
+            n_warps=1,
+        )
+        return y
+
+    def fold(self, slots: Sequence[int]) -> None:
+        from wkvm.kernels.rwkv7_decode import fold
+
+        assert self.ring is not None
+        named = torch.tensor(slots, dtype=torch.int32, device=self.device)
+        entries, fill = self.ring.entries[:, None], self.ring.fill[:, None]
+        fold(self.state[:, None], entries, fill, self.vectors[None], named)
+
+    def bits(self, slot: int) -> list[Tensor]:
+        """Everything that is kept of a slot and in use."""
+        if self.ring is None:
+            return [self.state[slot].clone()]
+        fill = self.ring.fill[slot]
+        used = self.ring.entries[slot, :, : int(fill[0])]
+        return [self.state[slot].clone(), fill.clone(), used.clone()]
+
+
+def relative(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact.double()).norm() / exact.double().norm())
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_outputs_and_states_are_those_of_writes_at_once_in_any_phase(device: str) -> None:
+    deferred, at_once = Kept(device, deferred=True), Kept(device, deferred=False)
+    for kept in (deferred, at_once):
+        kept.state[0] = float("nan")
+    for t in range(N_STEPS):
+        # Slot 4 takes part in two steps of three, so the rows are in different phases.
+        slots = [5, -1, 4 if t % 3 else -1]
+        tokens = [3 * t, 3 * t + 1, 3 * t + 2]
+        y, expected = (kept.step(slots, tokens) for kept in (deferred, at_once))
+        assert relative(y, expected) < TOLERANCE
+        assert not y[1].any()
+    assert deferred.ring is not None
+    assert (deferred.ring.fill[5] == N_STEPS % R).all()
+    deferred.fold([5, -1, 4])
+    assert not deferred.ring.fill.any()
+    for slot in (4, 5):
+        assert relative(deferred.state[slot], at_once.state[slot]) < TOLERANCE
+    assert deferred.state[0].isnan().all()
+    assert not deferred.state[1:4].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_state_is_written_once_in_eight_tokens(device: str) -> None:
+    kept = Kept(device, deferred=True)
+    before = kept.state[2].clone()
+    for token in range(2 * R):
+        kept.step([2], [token])
+        if token % R == R - 1:
+            assert not torch.equal(kept.state[2], before)
+            before = kept.state[2].clone()
+        assert torch.equal(kept.state[2], before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bits_are_a_function_of_the_tokens_and_the_folds(device: str) -> None:
+    alone, among = Kept(device, deferred=True), Kept(device, deferred=True)
+    among.step([1, 3], [70, 71])
+    for token in range(13):
+        if token == 5:
+            alone.fold([2])
+            among.fold([1, 2])
+        y = alone.step([2], [token])
+        assert torch.equal(among.step([3, 2, 1], [80 + token, token, 90])[1:2], y)
+        assert same(alone.bits(2), among.bits(2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_before", [3, R, R + 7])
+def test_a_copy_in_the_middle_of_a_ring_changes_no_later_bit(device: str, n_before: int) -> None:
+    kept = Kept(device, deferred=True)
+    assert kept.ring is not None
+    for token in range(n_before):
+        kept.step([1], [token])
+    for tensor in (kept.state, kept.ring.entries, kept.ring.fill):
+        tensor[4] = tensor[1]
+    for token in range(n_before, n_before + R + 1):
+        y = kept.step([1], [token])
+        assert torch.equal(kept.step([-1, 4], [0, token])[1:], y)
+        assert same(kept.bits(1), kept.bits(4))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_states_of_two_bytes_stay_within_their_bar(
+    device: str, deferred: bool, dtype: torch.dtype
+) -> None:
+    exact = Kept(device, deferred=False)
+    kept = Kept(device, deferred=deferred, state=dtype)
+    for t in range(N_STEPS):
+        y, expected = (one.step([3, 1], [2 * t, 2 * t + 1]) for one in (kept, exact))
+        assert relative(y, expected) < STATE_BARS[dtype]
+    if deferred:
+        kept.fold([1, 3])
+    assert relative(kept.state, exact.state) < STATE_BARS[dtype]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is that process")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_deferred_writes_pass_these_tests_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    run = subprocess.run(
+        [*command, "-k", "not interpreter", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout

@@ -1,0 +1,212 @@
+"""Deferred writes: the last inputs of a row wait in a ring beside its state.
+
+A decode step then reads the state and the ring, and writes one entry of the ring; the state is
+written once in R tokens. With S the state as it lies there, and u = r:
+
+    for each entry from the newest to the oldest:  c = k . u;  out += c v
+                                                   u <- w u - kap ((kap a) . u)
+    y = S^T u + out
+
+An entry is what the recurrence is computed from (k before normalisation, the outputs of the
+low-rank maps of decay and rate, v) in the dtype of the model, which all but v have already.
+"""
+
+# Inside a kernel Python is Triton's language, which type checkers do not know.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ENTRY = tl.constexpr(4)
+"""Vectors of an entry: k, w, a, v."""
+
+LOG_DECAY = tl.constexpr(-0.6065306597126334)
+"""The lowest log decay, -exp(-1/2): a decay is exp of this times a sigmoid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The rings of one layer.
+
+    A ring is filled from its start. The token that finds it full, the R-th, is not put there:
+    after all entries, in order, it goes into the state, and the ring is empty again.
+
+    Attributes:
+        entries: ``[N, H, R - 1, 4, K]``, any first stride.
+        fill: ``[N, H]`` int32: entries in use, below R.
+    """
+
+    entries: Tensor
+    fill: Tensor
+
+    @property
+    def length(self) -> int:
+        """R."""
+        return self.entries.shape[2] + 1
+
+    def check(self, state: Tensor) -> None:
+        """Raise a ValueError unless these are the rings of ``state``, ``[N, H, K, K]``."""
+        N, H, K, _ = state.shape
+        if (
+            self.entries.shape != (N, H, self.length - 1, 4, K)
+            or not self.entries[0].is_contiguous()
+        ):
+            raise ValueError(f"a ring {tuple(self.entries.shape)} of a state {(N, H, K, K)}")
+        if self.fill.shape != (N, H) or self.fill.dtype != torch.int32 or self.fill.stride(1) != 1:
+            raise ValueError(f"fill is {tuple(self.fill.shape)}, {self.fill.dtype}")
+
+
+@triton.jit
+def absorbed(S, w, kap, away, k, v):  # type: ignore[no-untyped-def]
+    """The state after one more token."""
+    removed = tl.sum(kap[:, None] * S, 0)
+    return w[:, None] * S - away[:, None] * removed[None, :] + k[:, None] * v[None, :]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _vectors(at_ring, j, n, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The four vectors of entry ``j`` of ``n``; zeros where there is none."""
+    at = at_ring + j * (4 * K)
+    end = tl.where(j < n, K, 0)
+    k = tl.load(at + keys, mask=keys < end, other=0.0)
+    w = tl.load(at + K + keys, mask=keys < end, other=0.0)
+    a = tl.load(at + 2 * K + keys, mask=keys < end, other=0.0)
+    v = tl.load(at + 3 * K + values, mask=values < end, other=0.0)
+    return k, w, a, v
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ring_loaded(at_ring, n, keys, values, K: tl.constexpr, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """All entries, asked for at once: one wait, not one for each."""
+    entries = ()
+    for j in tl.static_range(R - 1):
+        entries += (_vectors(at_ring, j, n, keys, values, K),)  # type: ignore[assignment]
+    return entries
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def output_of_ring(u, out, entries, n, w0, a0, k_k, k_a, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``u`` taken back through the ring, and ``out`` with what the entries add to it."""
+    for i in tl.static_range(R - 1):
+        if R - 2 - i < n:
+            k, w, a, v = entries[R - 2 - i]
+            k = k.to(tl.float32)
+            w = tl.exp(tl.sigmoid(w0 + w.to(tl.float32)) * LOG_DECAY)
+            a = tl.sigmoid(a0 + a.to(tl.float32))
+            kap = k * k_k
+            k *= 1.0 + (a - 1.0) * k_a
+            # The three sums do not wait for one another.
+            length = tl.sqrt(tl.sum(kap * kap, 0)) + 1e-12
+            of_removal = tl.sum(kap * a * u, 0)
+            of_key = tl.sum(k * u, 0)
+            u = w * u - kap * (of_removal / (length * length))
+            out += of_key * v.to(tl.float32)
+    return u, out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The state after the first ``n`` entries, in order."""
+    for j in range(n):
+        k, w, a, v = _vectors(at_ring, j, n, keys, values, K)
+        k = k.to(tl.float32)
+        w = tl.exp(tl.sigmoid(w0 + w.to(tl.float32)) * LOG_DECAY)
+        a = tl.sigmoid(a0 + a.to(tl.float32))
+        kap = k * k_k
+        k *= 1.0 + (a - 1.0) * k_a
+        kap /= tl.sqrt(tl.sum(kap * kap, 0)) + 1e-12
+        S = absorbed(S, w, kap, kap * a, k, v.to(tl.float32))
+    return S
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def put_entry(at_ring, n, k, w, a, v, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write one entry behind the ``n`` that are there."""
+    at = at_ring + n * (4 * K)
+    dtype = at_ring.dtype.element_ty
+    tl.store(at + keys, k.to(dtype), mask=keys < K)
+    tl.store(at + K + keys, w.to(dtype), mask=keys < K)
+    tl.store(at + 2 * K + keys, a.to(dtype), mask=keys < K)
+    tl.store(at + 3 * K + values, v.to(dtype), mask=values < K)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fold_kernel(  # type: ignore[no-untyped-def]
+    state,
+    ring,
+    fill,
+    vectors,
+    slots,
+    state_stride,
+    ring_stride,
+    fill_stride,
+    L: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    R: tl.constexpr,
+):
+    """One program per row, layer and head; see ``fold``."""
+    place = tl.program_id(0) % (L * H)
+    slot = tl.load(slots + tl.program_id(0) // (L * H)).to(tl.int64)
+    if slot >= 0:
+        at_fill = fill + slot * fill_stride + place
+        n = tl.load(at_fill)
+        if n > 0:
+            keys = tl.arange(0, BLOCK)
+            values = tl.arange(0, BLOCK)
+            key_inside = keys < K
+            inside = key_inside[:, None] & (values < K)[None, :]
+            C: tl.constexpr = H * K
+            at_key = vectors + (place // H) * (8 * C) + (place % H) * K + keys
+            w0 = tl.load(at_key, mask=key_inside, other=0.0)
+            a0 = tl.load(at_key + C, mask=key_inside, other=0.0)
+            k_k = tl.load(at_key + 3 * C, mask=key_inside, other=0.0)
+            k_a = tl.load(at_key + 4 * C, mask=key_inside, other=0.0)
+            at_state = state + slot * state_stride + place.to(tl.int64) * (K * K)
+            at_state = at_state + keys[:, None] * K + values[None, :]
+            at_ring = ring + slot * ring_stride + place.to(tl.int64) * ((R - 1) * 4 * K)
+            S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
+            S = ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
+            tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
+            tl.store(at_fill, 0)
+
+
+def fold(state: Tensor, ring: Tensor, fill: Tensor, vectors: Tensor, slots: Tensor) -> None:
+    """Take the rings of some slots into their states, of all layers, and leave them empty.
+
+    One launch; a ring that is empty costs a read of four bytes.
+
+    Args:
+        state: ``[N, L, H, K, K]`` float32, float16 or bfloat16, any first stride.
+        ring: ``[N, L, H, R - 1, 4, K]``, any first stride.
+        fill: ``[N, L, H]`` int32, any first stride.
+        vectors: ``[L, 8, C]`` float32, contiguous: of each layer, as ``wkv`` takes them.
+        slots: ``[B]`` int32, distinct where not negative. No other slot is read or written.
+    """
+    _, L, H, K, _ = state.shape
+    if vectors.shape != (L, 8, H * K) or not vectors.is_contiguous():
+        raise ValueError(f"vectors are {tuple(vectors.shape)}, strides {vectors.stride()}")
+    Ring(ring.flatten(1, 2), fill.flatten(1)).check(state.flatten(1, 2))
+    fold_kernel[(slots.shape[0] * L * H,)](
+        state,
+        ring,
+        fill,
+        vectors,
+        slots,
+        state.stride(0),
+        ring.stride(0),
+        fill.stride(0),
+        L=L,
+        H=H,
+        K=K,
+        BLOCK=triton.next_power_of_2(K),
+        R=ring.shape[3] + 1,
+        num_warps=1,
+    )
