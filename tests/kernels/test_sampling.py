@@ -32,16 +32,16 @@ def random_logits(n_rows: int, vocab_size: int, seed: int) -> Tensor:
 def naive_choice(
     logits: list[float], temperature: float, at: float, top_k: int, top_p: float, min_p: float
 ) -> int:
-    """One row of ``choose``, over Python integers, from the same probabilities."""
+    """One row of ``choose``, over Python integers, from the same powers of two."""
     row = torch.tensor(logits)
-    scaled = (row - row.max()) / max(temperature, sampling.SMALLEST)
-    mass = [int(p * 2.0**52) for p in torch.softmax(scaled, -1).tolist()]
+    scaled = (row - row.max()) * sampling.scale_of(temperature)
+    mass = [int(p * 2.0**35) for p in torch.exp2(scaled).tolist()]
     n = len(mass)
     order = list(range(n))
     if top_k < n or top_p < 1 or min_p > 0:
         order = sorted(order, key=lambda i: (-logits[i], i))[:top_k]
         if top_p < 1:
-            whole = sum(mass[i] for i in order) if top_k < n else 2**52
+            whole = sum(mass[i] for i in order)
             reached, kept = 0, list[int]()
             while len(kept) < len(order) and reached < math.ceil(top_p * whole):
                 kept.append(order[len(kept)])
@@ -49,7 +49,7 @@ def naive_choice(
             order = kept
         order = [i for i in order if mass[i] >= math.ceil(min_p * mass[order[0]])]
     point = int(sum(mass[i] for i in order) * at)
-    for i in order:
+    for i in sorted(order):
         point -= mass[i]
         if point < 0:
             return i

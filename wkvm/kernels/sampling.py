@@ -1,16 +1,21 @@
 """Logits to ids, and to log probabilities.
 
 All functions take ``[B, V]`` float32 logits and parameters by row. What comes out for a row
-depends on that row alone, to the bit: probabilities are turned into integers before they are
-added up, so that a sum does not depend on the order in which a device, a batch size or a
-partial sort adds. Nothing here reads the parameters of requests; ``wkvm.engine.sampler`` does.
+depends on that row alone, to the bit: what ids weigh is turned into integers before it is added
+up, so that a sum does not depend on the order in which a device, a batch size or a partial sort
+adds. Nothing here reads the parameters of requests; ``wkvm.engine.sampler`` does.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
-MASS = 2.0**52
-"""The integer that stands for probability 1. Sums of a row stay below 2^53: exact in float64."""
+MASS = 2.0**35
+"""The mass of the most likely id; others' are integers in proportion, rounded down. Those of 2^18
+ids add up to 2^53 at most: exact in float64."""
+
+LOG2_E = math.log2(math.e)
 
 CANDIDATES = (64, 1024)
 """How many of the most likely ids the filters look at, before all are sorted for those rows
@@ -25,6 +30,12 @@ LOGPROB_BLOCK = 256
 
 LARGEST = torch.finfo(torch.float32).max
 SMALLEST = torch.finfo(torch.float32).tiny
+
+
+def scale_of(temperature: float) -> float:
+    """What a logit is multiplied by for ``exp2``: as ``choose`` does it, in float32."""
+    clamped = torch.tensor(temperature, dtype=torch.float32).clamp(min=SMALLEST)
+    return float(LOG2_E / clamped)
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -117,9 +128,8 @@ def choose(
     Each filter works on what the one before it left: top-k keeps the k most likely ids,
     top-p the smallest set of most likely ones that holds at least its share of the mass,
     min-p those at least so likely relative to the most likely one. Of equally likely ids the
-    lower ones are kept. The id is then the first whose cumulative mass exceeds ``uniform``
-    times the mass that is left: in the order of ids, or, for rows with a filter, the most
-    likely first.
+    lower ones are kept. The id is then the first one, in the order of ids, with which the mass of
+    those that are left exceeds ``uniform`` times the whole of it.
 
     Args:
         logits: ``[B, V]`` float32; -inf for ids that are ruled out, not for all of a row.
@@ -150,12 +160,9 @@ def choose(
             )
             parts.append(part)
         return torch.cat(parts)
-    # The largest logit is taken off first: no temperature makes an infinity of it.
-    scaled = logits - logits.amax(-1, keepdim=True)
-    scaled /= temperature[:, None].clamp(min=SMALLEST)
-    probabilities = torch.softmax(scaled, -1)
+    masses = _masses(logits, temperature)
     if top_k is None and top_p is None and min_p is None:
-        return _draw(probabilities, uniform)
+        return _draw(masses, uniform)
     is_plain = torch.ones_like(uniform, dtype=torch.bool)
     if top_k is not None:
         is_plain &= top_k == vocab_size
@@ -166,14 +173,14 @@ def choose(
     chosen = torch.empty_like(uniform, dtype=torch.int64)
     left = is_plain.nonzero()[:, 0]
     if len(left):
-        chosen[left] = _draw(probabilities[left], uniform[left])
+        chosen[left] = _draw(masses[left], uniform[left])
     left = (~is_plain).nonzero()[:, 0]
     for n_seen in (*(n for n in CANDIDATES if n < vocab_size), vocab_size):
         if not len(left):
             break
         chosen[left], is_open = _draw_likeliest(
             _some(logits, left),
-            _some(probabilities, left),
+            _some(masses, left),
             _some(uniform, left),
             None if top_k is None else _some(top_k, left),
             None if top_p is None else _some(top_p, left),
@@ -184,20 +191,27 @@ def choose(
     return chosen
 
 
+def _masses(logits: Tensor, temperature: Tensor) -> Tensor:
+    """What each id weighs, ``[B, V]`` int64: ``MASS`` the most likely one."""
+    # The largest logit is taken off first: no temperature makes an infinity of it.
+    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled *= (LOG2_E / temperature.clamp(min=SMALLEST))[:, None]
+    return scaled.exp2_().mul_(MASS).to(torch.int64)
+
+
 def _some(tensor: Tensor, rows: Tensor) -> Tensor:
     """The given rows, which are all of them in order if they are as many."""
     return tensor if len(tensor) == len(rows) else tensor[rows]
 
 
-def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
     """Draw from all ids, in their order."""
-    cumulative = (probabilities * MASS).to(torch.int64).cumsum_(-1)
-    return _index_at(cumulative, cumulative[:, -1], uniform)
+    return _index_at(masses.cumsum(-1), uniform)
 
 
 def _draw_likeliest(
     logits: Tensor,
-    probabilities: Tensor,
+    masses: Tensor,
     uniform: Tensor,
     top_k: Tensor | None,
     top_p: Tensor | None,
@@ -212,13 +226,13 @@ def _draw_likeliest(
     """
     vocab_size = logits.shape[-1]
     values, ids = _likeliest(logits, n_seen)
-    mass = (probabilities.gather(-1, ids) * MASS).to(torch.int64)
-    cumulative = mass.cumsum(-1)
+    mass = masses.gather(-1, ids)
     # How many to keep. Each filter can only lower it; vocab_size keeps all.
     n_kept = torch.full_like(ids[:, 0], vocab_size) if top_k is None else top_k
     if top_p is not None:
+        cumulative = mass.cumsum(-1)
         of_k = cumulative.gather(-1, n_kept.clamp(max=n_seen)[:, None] - 1)[:, 0]
-        goal = _share(torch.where(n_kept < vocab_size, of_k, int(MASS)), top_p)
+        goal = _share(torch.where(n_kept < vocab_size, of_k, masses.sum(-1)), top_p)
         n_reaching = (cumulative < goal[:, None]).sum(-1) + 1
         n_kept = torch.where(top_p < 1, torch.minimum(n_kept, n_reaching), n_kept)
     if min_p is not None:
@@ -231,12 +245,15 @@ def _draw_likeliest(
             is_open |= (top_k > n_seen) & (top_k < vocab_size)
     else:
         is_open = torch.zeros_like(n_kept, dtype=torch.bool)
-    total = cumulative.gather(-1, n_kept.clamp(max=n_seen)[:, None] - 1)[:, 0]
-    return ids.gather(-1, _index_at(cumulative, total, uniform)[:, None])[:, 0], is_open
+    is_kept = torch.arange(n_seen, device=ids.device) < n_kept[:, None]
+    ids, by_id = ids.sort(-1)
+    cumulative = (mass * is_kept).gather(-1, by_id).cumsum(-1)
+    return ids.gather(-1, _index_at(cumulative, uniform)[:, None])[:, 0], is_open
 
 
-def _index_at(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
-    """The first index whose cumulative mass exceeds ``uniform`` of ``total``."""
+def _index_at(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """The first index whose cumulative mass exceeds ``uniform`` of the total."""
+    total = cumulative[:, -1]
     point = torch.minimum((total * uniform).to(torch.int64), total - 1)
     index = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
     return index.clamp_(max=cumulative.shape[-1] - 1)

@@ -1,0 +1,25 @@
+"""The sampler's kernels compile for the GPUs they are meant for, on a machine that has none."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+# Found, not imported: it prints at the end of each process that imported it.
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_every_kernel_of_the_sampler_compiles_for_sm_90() -> None:
+    # In a process of its own: where TRITON_INTERPRET is set, nothing can be compiled.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_sampling_ahead.py"))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.split()) == 14

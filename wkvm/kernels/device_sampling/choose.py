@@ -1,0 +1,162 @@
+"""The kernels at the ends of a step: which id a row is fed, and which one is chosen for it."""
+
+# Inside a kernel Python is Triton's language, which type checkers do not know.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+from wkvm.kernels.device_sampling.common import (
+    ENDED,
+    IN_SEQUENCE,
+    IS_DONE,
+    MAX_TOKENS,
+    N_OUTPUT,
+    N_STOPS,
+    NEXT_ID,
+    NOT_FINITE,
+    PENDING,
+    POSITION,
+    SCALE,
+    STOPS,
+    WORDS,
+    is_filtered,
+    mass_of_key,
+    masses,
+    ordered,
+    point_of,
+    real,
+    ruled,
+    uniform,
+)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def begin_kernel(slots_in, records, token_ids, slots, B, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What each row is fed; see ``begin``."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < B
+    slot = tl.load(slots_in + rows, mask=inside, other=-1)
+    record = records + slot.to(tl.int64) * WORDS
+    runs = inside & (slot >= 0)
+    runs = runs & (tl.load(record + IS_DONE, mask=runs, other=1) == 0)
+    next_id = tl.load(record + NEXT_ID, mask=runs, other=0)
+    tl.store(record + PENDING, next_id, mask=runs)
+    tl.store(token_ids + rows, next_id, mask=inside)
+    tl.store(slots + rows, tl.where(runs, slot, -1), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mark_kernel(addresses, ids, N, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Note ids of prompts as seen; see ``mark``."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < N
+    address = tl.load(addresses + at, mask=inside, other=0) + 4 * V
+    address += tl.load(ids + at, mask=inside, other=0)
+    marks = address.to(tl.pointer_type(tl.uint8))
+    # Ids of a prompt may be equal, but all of them write the same.
+    mark = tl.load(marks, mask=inside, other=0)
+    tl.store(marks, mark | IN_SEQUENCE, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def is_stop(record, chosen, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 if an id ends the request, else 0."""
+    n_stops = tl.load(record + N_STOPS)
+    stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
+    found = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, n_stops, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        found |= (tl.load(stops + at, mask=at < n_stops, other=-1) == chosen).to(tl.int32)
+    return tl.max(found, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def select_kernel(  # type: ignore[no-untyped-def]
+    logits,
+    slots,
+    records,
+    masks,
+    has_mask,
+    maxima,
+    winners,
+    broken,
+    levels,
+    totals,
+    n_on,
+    out_ids,
+    out_flags,
+    V,
+    row_stride,
+    mask_stride,
+    n_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Choose one id of each row from what the other kernels found, and carry its slot on."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    chosen = slot.to(tl.int64) * 0
+    flags = slot * 0
+    if slot >= 0:
+        record = records + slot.to(tl.int64) * WORDS
+        every = tl.arange(0, CHUNKS)
+        is_chunk = every < n_chunks
+        at = row * n_chunks + every
+        of_chunks = tl.load(maxima + at, mask=is_chunk, other=-float("inf"))
+        largest, best = tl.max(of_chunks, 0, return_indices=True)
+        chosen = tl.load(winners + row * n_chunks + best).to(tl.int64)
+        chosen = tl.minimum(tl.maximum(chosen, 0), V - 1)
+        is_broken = tl.max(tl.load(broken + at, mask=is_chunk, other=0), 0)
+        scale = real(record, SCALE).to(tl.float32)
+        if (scale != 0) & (is_broken == 0) & (largest > -float("inf")):
+            logits += row.to(tl.int64) * row_stride
+            mask = masks + row.to(tl.int64) * mask_stride
+            is_masked = tl.load(has_mask + row) != 0
+            of_chunk = tl.load(totals + at, mask=is_chunk, other=0)
+            n_before = every * 0
+            level = slot.to(tl.int64) * 0
+            n_level = level
+            floor = level
+            has_filters = is_filtered(record, V)
+            if has_filters:
+                level = tl.load(levels + row * 3)
+                n_level = tl.load(levels + row * 3 + 1)
+                floor = tl.load(levels + row * 3 + 2)
+                of_level = tl.load(n_on + at, mask=is_chunk, other=0)
+                n_before = tl.cumsum(of_level, 0) - of_level
+                n_taken = tl.minimum(tl.maximum(n_level - n_before, 0), of_level)
+                of_chunk += n_taken * mass_of_key(level, largest, scale)
+            upto = tl.cumsum(of_chunk, 0)
+            point = point_of(tl.sum(of_chunk, 0), uniform(record))
+            chunk = tl.minimum(tl.sum((is_chunk & (upto <= point)).to(tl.int32), 0), n_chunks - 1)
+            is_it = every == chunk
+            point -= tl.sum(tl.where(is_it, upto - of_chunk, 0), 0)
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            inside = ids < V
+            x = tl.load(logits + ids, mask=inside, other=0.0)
+            x = ruled(x, ids, inside, record, mask, is_masked, V, False, CHUNK)
+            mass = masses(x, largest, scale)
+            if has_filters:
+                key = ordered(x).to(tl.int64)
+                is_on = (key == level) & inside
+                rank = tl.cumsum(is_on.to(tl.int32), 0)
+                rank += tl.sum(tl.where(is_it, n_before, 0), 0)
+                is_kept = (key > level) & (mass >= floor) | is_on & (rank <= n_level)
+                mass = tl.where(is_kept, mass, 0)
+            passed = tl.sum((inside & (tl.cumsum(mass, 0) <= point)).to(tl.int32), 0)
+            chosen = tl.minimum(chunk * CHUNK + passed, V - 1).to(tl.int64)
+        n_output = tl.load(record + N_OUTPUT) + 1
+        ends = (n_output >= tl.load(record + MAX_TOKENS)).to(tl.int32)
+        ends = ends | is_stop(record, chosen, 32)
+        is_broken = (is_broken != 0).to(tl.int32)
+        flags = is_broken * NOT_FINITE + ends * ENDED
+        tl.store(record + NEXT_ID, chosen)
+        tl.store(record + POSITION, tl.load(record + POSITION) + 1)
+        tl.store(record + N_OUTPUT, n_output)
+        tl.store(record + IS_DONE, (ends | is_broken).to(tl.int64))
+        tl.store(record + PENDING, chosen * 0 - 1)
+    tl.store(out_ids + row, chosen)
+    tl.store(out_flags + row, flags)

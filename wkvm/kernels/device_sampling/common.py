@@ -1,0 +1,163 @@
+"""What the kernels of the sampler have in common: rules, masses, the random number of a row."""
+
+# Inside a kernel Python is Triton's language, which type checkers do not know.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+from wkvm.kernels.device_sampling import records as fields
+
+NEXT_ID = tl.constexpr(fields.NEXT_ID)
+POSITION = tl.constexpr(fields.POSITION)
+N_OUTPUT = tl.constexpr(fields.N_OUTPUT)
+IS_DONE = tl.constexpr(fields.IS_DONE)
+PENDING = tl.constexpr(fields.PENDING)
+SCALE = tl.constexpr(fields.SCALE)
+TOP_K = tl.constexpr(fields.TOP_K)
+TOP_P = tl.constexpr(fields.TOP_P)
+MIN_P = tl.constexpr(fields.MIN_P)
+SEED = tl.constexpr(fields.SEED)
+BRANCH = tl.constexpr(fields.BRANCH)
+MIN_TOKENS = tl.constexpr(fields.MIN_TOKENS)
+MAX_TOKENS = tl.constexpr(fields.MAX_TOKENS)
+N_STOPS = tl.constexpr(fields.N_STOPS)
+STOPS = tl.constexpr(fields.STOPS)
+BIAS = tl.constexpr(fields.BIAS)
+COUNTS = tl.constexpr(fields.COUNTS)
+REPETITION = tl.constexpr(fields.REPETITION)
+PRESENCE = tl.constexpr(fields.PRESENCE)
+FREQUENCY = tl.constexpr(fields.FREQUENCY)
+DECAY = tl.constexpr(fields.DECAY)
+WORDS = tl.constexpr(fields.WORDS)
+IN_SEQUENCE = tl.constexpr(fields.IN_SEQUENCE)
+IN_OUTPUT = tl.constexpr(fields.IN_OUTPUT)
+NOT_FINITE = tl.constexpr(fields.NOT_FINITE)
+ENDED = tl.constexpr(fields.ENDED)
+
+LARGEST = tl.constexpr(3.4028234663852886e38)
+MASS = tl.constexpr(float(2**35))
+"""The mass of the likeliest id: of 2^18 ids like it, the sum is exact in float64."""
+
+LOWEST = tl.constexpr(-(2**31))
+"""Below the number of each logit, -inf included."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def real(record, field: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A real of a record, float64."""
+    return tl.load(record + field).to(tl.float64, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ruled(  # type: ignore[no-untyped-def]
+    x,
+    ids,
+    inside,
+    record,
+    mask,
+    is_masked,
+    V,
+    FEEDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The logits ``x`` of ``ids`` after bias, allowed and banned ids, grammar and penalties.
+
+    ``FEEDS`` is for the first kernel that sees a row in a step: it takes the id that was fed into
+    the counts. What lies outside of the row is -inf.
+    """
+    x = tl.where(inside, x, -float("inf"))
+    bias = tl.load(record + BIAS)
+    if bias != 0:
+        x += tl.load(bias.to(tl.pointer_type(tl.float32)) + ids, mask=inside, other=0.0)
+    if tl.load(record + N_OUTPUT) < tl.load(record + MIN_TOKENS):
+        stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
+        for at in range(tl.load(record + N_STOPS)):
+            x = tl.where(ids == tl.load(stops + at), -float("inf"), x)
+    if is_masked:
+        words = tl.load(mask + ids // 32, mask=inside, other=0)
+        x = tl.where((words >> (ids % 32)) & 1 != 0, x, -float("inf"))
+    address = tl.load(record + COUNTS)
+    if address != 0:
+        counts = address.to(tl.pointer_type(tl.float32)) + ids
+        marks = (address + 4 * V).to(tl.pointer_type(tl.uint8)) + ids
+        count = tl.load(counts, mask=inside, other=0.0)
+        mark = tl.load(marks, mask=inside, other=0).to(tl.int32)
+        if FEEDS:
+            pending = tl.load(record + PENDING)
+            if pending >= 0:
+                is_fed = ids == pending
+                count = count * real(record, DECAY).to(tl.float32)
+                count += tl.where(is_fed, 1.0, 0.0)
+                mark = tl.where(is_fed, 3, mark)
+                tl.store(counts, count, mask=inside)
+                tl.store(marks, mark.to(tl.uint8), mask=inside & is_fed)
+        repetition = tl.zeros([BLOCK], tl.float32) + real(record, REPETITION).to(tl.float32)
+        divided = tl.minimum(tl.div_rn(x, repetition), LARGEST)
+        penalized = tl.where(x > 0, divided, x * repetition)
+        penalized -= tl.where(mark >= 2, real(record, PRESENCE).to(tl.float32), 0.0)
+        penalized -= count * real(record, FREQUENCY).to(tl.float32)
+        x = tl.where(mark != 0, penalized, x)
+    return x
+
+
+@triton.jit
+def masses(x, largest, scale):  # type: ignore[no-untyped-def]
+    """What ``x`` weighs: an integer, ``MASS`` for the largest logit. 0 for NaN."""
+    mass = tl.exp2((x - largest) * scale) * MASS
+    return tl.where(mass >= 1.0, mass, 0.0).to(tl.int64)
+
+
+@triton.jit
+def ordered(x):  # type: ignore[no-untyped-def]
+    """Integers in the order of float32; those of the two zeros are equal."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def uniform(record):  # type: ignore[no-untyped-def]
+    """The row's random number, float64 in [0, 1) with 53 bits: ``wkvm.kernels.philox.uniform``."""
+    position = tl.load(record + POSITION)
+    branch = tl.load(record + BRANCH)
+    words = 0xFFFFFFFF
+    high, low, _, _ = tl.philox(
+        tl.load(record + SEED),
+        (position & words).to(tl.uint32),
+        ((position >> 32) & words).to(tl.uint32),
+        (branch & words).to(tl.uint32),
+        ((branch >> 32) & words).to(tl.uint32),
+    )
+    bits = (high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)
+    return bits.to(tl.float64) * (2.0**-53)
+
+
+@triton.jit
+def point_of(total, share):  # type: ignore[no-untyped-def]
+    """Which unit of a total mass a random number points at."""
+    return tl.minimum((total.to(tl.float64) * share).to(tl.int64), total - 1)
+
+
+@triton.jit
+def share_of(mass, share):  # type: ignore[no-untyped-def]
+    """The least integer that is at least ``share`` of an integer mass."""
+    product = mass.to(tl.float64) * share
+    below = product.to(tl.int64)
+    return below + (below.to(tl.float64) < product).to(tl.int64)
+
+
+@triton.jit
+def is_filtered(record, V):  # type: ignore[no-untyped-def]
+    """Whether a row has a filter. One that is off was written as V, 1 or 0."""
+    is_cut = (real(record, TOP_P) < 1) | (real(record, MIN_P) > 0)
+    return is_cut | (tl.load(record + TOP_K) < V)
+
+
+@triton.jit
+def mass_of_key(key, largest, scale):  # type: ignore[no-untyped-def]
+    """The mass of the logit that ``ordered`` numbers ``key``."""
+    bits = key.to(tl.int32)
+    x = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return masses(x, largest, scale)

@@ -1,0 +1,123 @@
+"""The launches of the sampler: fixed ones for a number of rows, so that they can be captured."""
+
+import torch
+import triton
+from torch import Tensor
+
+from wkvm.kernels.device_sampling.choose import begin_kernel, mark_kernel, select_kernel
+from wkvm.kernels.device_sampling.records import WORDS
+from wkvm.kernels.device_sampling.scan import scan_kernel, weigh_kernel
+from wkvm.kernels.device_sampling.search import search_kernel
+
+CHUNK = 4096
+"""Ids that one program looks at."""
+
+
+class Scratch:
+    """What the kernels of a step tell one another: 32 bytes a row and chunk."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
+        self.max_rows = max_rows
+        self.vocab_size = vocab_size
+        self.chunk = CHUNK
+        self.n_chunks = triton.cdiv(vocab_size, self.chunk)
+
+        def empty(n: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty((max_rows, n), dtype=dtype, device=device)
+
+        self.maxima = empty(self.n_chunks, torch.float32)
+        self.winners = empty(self.n_chunks, torch.int32)
+        self.broken = empty(self.n_chunks, torch.int32)
+        self.totals = empty(self.n_chunks, torch.int64)
+        self.n_on = empty(self.n_chunks, torch.int32)
+        self.levels = empty(3, torch.int64)
+
+
+def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
+    """Say what each row of a decode step is fed: the id that was sampled for its slot.
+
+    Args:
+        slots_in: ``[B]`` int32; negative for pad rows.
+        records: ``[N, WORDS]`` int64; the id is noted as fed.
+        token_ids: ``[B]`` int64; written, 0 for rows that do not run.
+        slots: ``[B]`` int32; written: ``slots_in``, but -1 for rows whose request has ended.
+    """
+    n_rows = len(slots_in)
+    _check(records, (None, WORDS), torch.int64)
+    _check(slots_in, (n_rows,), torch.int32)
+    _check(token_ids, (n_rows,), torch.int64)
+    _check(slots, (n_rows,), torch.int32)
+    grid = (triton.cdiv(n_rows, 256),)
+    begin_kernel[grid](slots_in, records, token_ids, slots, n_rows, BLOCK=256)
+
+
+def mark(addresses: Tensor, ids: Tensor, vocab_size: int) -> None:
+    """Note ids of prompts as seen: ``[n]`` int64 both, a slot's counts and an id."""
+    grid = (triton.cdiv(len(ids), 256),)
+    mark_kernel[grid](addresses, ids, len(ids), vocab_size, BLOCK=256)
+
+
+def sample(
+    logits: Tensor,
+    slots: Tensor,
+    records: Tensor,
+    masks: Tensor,
+    has_mask: Tensor,
+    scratch: Scratch,
+    out_ids: Tensor,
+    out_flags: Tensor,
+) -> None:
+    """Choose one id for each row, and carry its slot on.
+
+    Args:
+        logits: ``[B, V]`` float32, rows contiguous; left as they were.
+        slots: ``[B]`` int32, distinct where not negative; a negative slot is a row that does not
+            run, whose id is 0.
+        records: ``[N, WORDS]`` int64.
+        masks: ``[B, ceil(V / 32)]`` int32: id i may be chosen if bit ``i % 32`` of word
+            ``i // 32`` is set, in rows where ``has_mask``, ``[B]`` bool, says so.
+        scratch: for at least ``B`` rows of ``V``.
+        out_ids: ``[B]`` int64; written. In [0, V) whatever the logits.
+        out_flags: ``[B]`` int32; written: ``records.NOT_FINITE`` and ``records.ENDED``.
+
+    Raises:
+        ValueError: a shape, dtype or stride differs from the above.
+
+    Cost: five launches, no allocation. Logits are read once from memory, and once or twice more,
+    from the L2 cache where they fit; rows with filters more often.
+    """
+    n_rows, vocab_size = logits.shape
+    if n_rows > scratch.max_rows or vocab_size != scratch.vocab_size:
+        raise ValueError(f"no scratch for {n_rows} rows of {vocab_size}")
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        raise ValueError("logits must be float32 with contiguous rows")
+    _check(slots, (n_rows,), torch.int32)
+    _check(records, (None, WORDS), torch.int64)
+    _check(masks, (n_rows, -(-vocab_size // 32)), torch.int32)
+    _check(has_mask, (n_rows,), torch.bool)
+    _check(out_ids, (n_rows,), torch.int64)
+    _check(out_flags, (n_rows,), torch.int32)
+    s = scratch
+    rows = (logits, slots, records, masks, has_mask)
+    sizes = (vocab_size, logits.stride(0), masks.stride(0))
+    by_chunk = (s.n_chunks, n_rows)
+    blocks = {"CHUNK": s.chunk, "CHUNKS": triton.next_power_of_2(s.n_chunks)}
+    # One more rounding or one less in a penalty, and the CPU would choose otherwise.
+    options = {"num_warps": 8, "enable_fp_fusion": False}
+    scan_kernel[by_chunk](*rows, s.maxima, s.winners, s.broken, *sizes, CHUNK=s.chunk, **options)
+    weighed = (s.maxima, s.levels, s.totals, s.n_on)
+    weigh_kernel[by_chunk](*rows, *weighed, *sizes, FILTERED=False, **blocks, **options)
+    searched = (s.maxima, s.totals, s.levels)
+    blocks_of_row = {**blocks, "CHUNK": 4096}
+    search_kernel[n_rows,](*rows, *searched, *sizes, s.n_chunks, **blocks_of_row, **options)
+    weigh_kernel[by_chunk](*rows, *weighed, *sizes, FILTERED=True, **blocks, **options)
+    found = (s.maxima, s.winners, s.broken, s.levels, s.totals, s.n_on, out_ids, out_flags)
+    select_kernel[n_rows,](*rows, *found, *sizes, s.n_chunks, **blocks, **options)
+
+
+def _check(tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    fits = len(shape) == tensor.ndim and all(
+        want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(f"{tuple(tensor.shape)} {tensor.dtype} is not {shape} {dtype}")
