@@ -79,7 +79,7 @@ class Rig:
             words[at] = torch.frombuffer(padded, dtype=torch.int32)
             has_mask[at] = True
         ids = torch.full((n_rows,), -9, device=self.device)
-        flags = torch.full((n_rows,), -9, dtype=torch.int32, device=self.device)
+        flags = torch.full((n_rows,), 99, dtype=torch.uint8, device=self.device)
         before = logits.to(self.device, copy=True)
         given = before.clone()
         self.table.end(

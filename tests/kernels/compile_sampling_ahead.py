@@ -15,7 +15,7 @@ TYPES = {
     **dict.fromkeys(("records", "totals", "levels", "token_ids", "out_ids", "ids"), "*i64"),
     **dict.fromkeys(("addresses",), "*i64"),
     **dict.fromkeys(("has_mask",), "*i1"),
-    **dict.fromkeys(("out_flags",), "*i32"),
+    **dict.fromkeys(("out_flags",), "*u8"),
 }
 ALIGNED = {"V", "row_stride", "mask_stride"}
 """Multiples of 16 in every model."""

@@ -61,6 +61,12 @@ class SlotTable:
         self._seen = dict[int, _Seen]()
         self._kept = dict[int, list[Tensor]]()
 
+    @staticmethod
+    def nbytes(n_slots: int, vocab_size: int, max_rows: int = 1024) -> int:
+        """Bytes on the device that a table holds from the start; what requests bring comes on top."""
+        of_slots = n_slots * fields.WORDS * 8
+        return of_slots + device_sampling.Scratch.nbytes(max_rows, vocab_size)
+
     @property
     def n_remembered(self) -> int:
         """How many slots hold penalty counts."""
@@ -71,6 +77,9 @@ class SlotTable:
 
         Bias, allowed ids, penalties and more than ``MAX_INLINE_STOPS`` stop ids cost a transfer
         and a tensor more, each.
+
+        Raises:
+            torch.OutOfMemoryError: no room for these tensors; no record was written.
         """
         if not rows:
             return
@@ -134,7 +143,7 @@ class SlotTable:
             slots: ``[B]`` int32, as ``begin`` wrote them; negative rows are passed over.
             masks, has_mask: ``[B, ceil(V / 32)]`` int32 and ``[B]`` bool: what grammars allow.
             out_ids: ``[B]`` int64; written.
-            out_flags: ``[B]`` int32; written, bits of ``records``.
+            out_flags: ``[B]`` uint8; written, bits of ``records``.
         """
         device_sampling.sample(
             logits, slots, self.records, masks, has_mask, self._scratch, out_ids, out_flags

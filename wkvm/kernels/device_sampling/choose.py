@@ -159,4 +159,4 @@ def select_kernel(  # type: ignore[no-untyped-def]
         tl.store(record + IS_DONE, (ends | is_broken).to(tl.int64))
         tl.store(record + PENDING, chosen * 0 - 1)
     tl.store(out_ids + row, chosen)
-    tl.store(out_flags + row, flags)
+    tl.store(out_flags + row, flags.to(tl.uint8))

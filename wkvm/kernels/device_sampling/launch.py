@@ -14,7 +14,7 @@ CHUNK = 4096
 
 
 class Scratch:
-    """What the kernels of a step tell one another: 32 bytes a row and chunk."""
+    """What the kernels of a step tell one another: 24 bytes a row and chunk."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         self.max_rows = max_rows
@@ -31,6 +31,11 @@ class Scratch:
         self.totals = empty(self.n_chunks, torch.int64)
         self.n_on = empty(self.n_chunks, torch.int32)
         self.levels = empty(3, torch.int64)
+
+    @staticmethod
+    def nbytes(max_rows: int, vocab_size: int) -> int:
+        """Bytes of such a scratch."""
+        return max_rows * (24 * triton.cdiv(vocab_size, CHUNK) + 24)
 
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
@@ -78,7 +83,7 @@ def sample(
             ``i // 32`` is set, in rows where ``has_mask``, ``[B]`` bool, says so.
         scratch: for at least ``B`` rows of ``V``.
         out_ids: ``[B]`` int64; written. In [0, V) whatever the logits.
-        out_flags: ``[B]`` int32; written: ``records.NOT_FINITE`` and ``records.ENDED``.
+        out_flags: ``[B]`` uint8; written: ``records.NOT_FINITE`` and ``records.ENDED``.
 
     Raises:
         ValueError: a shape, dtype or stride differs from the above.
@@ -96,7 +101,7 @@ def sample(
     _check(masks, (n_rows, -(-vocab_size // 32)), torch.int32)
     _check(has_mask, (n_rows,), torch.bool)
     _check(out_ids, (n_rows,), torch.int64)
-    _check(out_flags, (n_rows,), torch.int32)
+    _check(out_flags, (n_rows,), torch.uint8)
     s = scratch
     rows = (logits, slots, records, masks, has_mask)
     sizes = (vocab_size, logits.stride(0), masks.stride(0))
