@@ -49,6 +49,7 @@ class EngineLoop:
 
     def __init__(self, engine: EngineLike, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
+        self._runs_ahead = engine.depth > 1
         self._clock = clock
         self.deliver: Callable[[list[Event]], None] = _ignore
         self._live = dict[int, _Live]()
@@ -194,30 +195,32 @@ class EngineLoop:
         """The launch of a step or the end of one, or the sleep until there may be one."""
         self._wake.clear()
         self._busy_since = self._clock()
-        plan = None
-        if all(step.error is None for step in self._steps):
+        steps, plan = self._steps, None
+        if not steps or steps[-1].error is None:
             plan = self._engine.plan(self._busy_since)
             self._stats = None
-        runs_ahead = plan is not None and self._engine.depth > 1
-        if not runs_ahead:
+        if plan is None or not self._runs_ahead:
             self._flush()
         if plan is not None:
-            self._steps.append(worker.launch(plan))
-        if runs_ahead:
-            # The device must not wait for what the last step gave to be told; and no plan is made
-            # on top of one whose launch may yet fail.
-            await worker.catch_up()
-            self._flush()
-            if len(self._steps) < self._engine.depth:
-                return
-        if self._steps:
+            steps.append(worker.launch(plan))
+            if self._runs_ahead:
+                # The device must not wait for what the last step gave to be told; and no plan is
+                # made on top of one whose launch may yet fail.
+                await worker.catch_up()
+                self._flush()
+                if len(steps) < self._engine.depth:
+                    return
+        if steps:
             await self._collect(worker)
         else:
             self._busy_since = None
             await self._sleep()
 
     async def _collect(self, worker: Worker | Here) -> None:
-        """Wait for the oldest step in flight, and commit it. What came of it is told next."""
+        """Wait for the oldest step in flight, and commit it.
+
+        What came of it is told now if nothing else is in flight, else with the next launch.
+        """
         step = self._steps.popleft()
         try:
             result = await worker.collect(step)
@@ -227,6 +230,8 @@ class EngineLoop:
         else:
             self._engine.commit(step.plan, result, self._clock())
         self._stats = None
+        if not self._steps:
+            self._flush()
 
     async def _sleep(self) -> None:
         deadline = self._engine.next_deadline()
