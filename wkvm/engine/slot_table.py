@@ -63,7 +63,7 @@ class SlotTable:
 
     @staticmethod
     def nbytes(n_slots: int, vocab_size: int, max_rows: int = 1024) -> int:
-        """Bytes on the device that a table holds from the start; what requests bring comes on top."""
+        """Bytes on the device that a table holds from the start, without what requests bring."""
         of_slots = n_slots * fields.WORDS * 8
         return of_slots + device_sampling.Scratch.nbytes(max_rows, vocab_size)
 

@@ -35,7 +35,7 @@ class Scratch:
     @staticmethod
     def nbytes(max_rows: int, vocab_size: int) -> int:
         """Bytes of such a scratch."""
-        return max_rows * (24 * triton.cdiv(vocab_size, CHUNK) + 24)
+        return max_rows * (24 * -(-vocab_size // CHUNK) + 24)
 
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
