@@ -17,12 +17,14 @@ from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 BENCHES = {
     "aborts": "100,000 streams of the HTTP gateway given up in every state: what is left of them",
     "decode": "the bundled model against the rwkv package, batch 1 and 16",
+    "engine": "the engine against the bare forward pass, 256 rows, alone and beside a long prompt",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",
     "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
     "host": "a server beside a device that takes 3.2 ms a step: what its host takes",
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
+    "start": "a server of a 1.5B model from the command to ready, kernels compiled or not",
 }
 
 MODULES = {"json": "json_codecs"}

@@ -37,6 +37,13 @@ class CountingModel:
         """One number for each state."""
         return self._layout
 
+    def decode_step(self, n_rows: int) -> None:
+        """It has none."""
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        """Nobody counts it."""
+        return 0
+
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         """The logits that make the next number the likeliest by far."""
         del states

@@ -28,6 +28,12 @@ LEFT_OVER = [
 CASES = {
     "aborts": [*LEFT_OVER, "RSS, second half"],
     "decode": ["batch 1", "batch 16"],
+    "engine": [
+        "tiny on cpu, 4 rows",
+        "tiny on cpu, 4 rows: CPU time of the host a step",
+        "tiny on cpu, 4 rows: p99 between ids beside a prompt of 96, against undisturbed",
+        "tiny on cpu, 4 rows: a prompt of 96 beside them, against alone",
+    ],
     "fanout": ["256 lanes"],
     "gateway": [
         "first event, idle, no wait",
@@ -55,6 +61,7 @@ CASES = {
         "body, 100 kB of ids, parsed alone",
     ],
     "ping": ["unix socket"],
+    "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
         f"{backend}, 4 in, 3 out, {n}"
         for backend in ("binary", "openai")

@@ -1,0 +1,79 @@
+"""Checkpoints of released shapes with random weights: finite, and bounded in all they compute."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Sizes of a model; ``ranks`` of the low-rank maps w, a, v, g."""
+
+    n_layers: int
+    width: int
+    vocab_size: int
+    ranks: tuple[int, int, int, int]
+
+
+SIZES = {
+    "tiny": Size(2, 128, 512, (32, 32, 32, 64)),
+    "1.5B": Size(24, 2048, 65_536, (96, 96, 64, 256)),
+    "7.2B": Size(32, 4096, 65_536, (128, 128, 96, 480)),
+}
+HEAD_SIZE = 64
+
+
+def write_random(path: Path, size: Size, *, dtype: torch.dtype, device: str) -> None:
+    """Write a ``.pth`` file under BlinkDL's names.
+
+    Args:
+        device: where the numbers are drawn; a GPU takes seconds for billions of them.
+    """
+    torch.save({name: tensor.to(dtype).cpu() for name, tensor in _weights(size, device)}, path)
+
+
+def _weights(size: Size, device: str) -> Iterator[tuple[str, Tensor]]:
+    C, V = size.width, size.vocab_size
+    draw = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int, std: float, mean: float = 0.0) -> Tensor:
+        return torch.randn(*shape, generator=draw, device=device) * std + mean
+
+    def vector(std: float, mean: float = 0.0) -> Tensor:
+        return normal(1, 1, C, std=std, mean=mean)
+
+    def norm(name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", normal(C, std=0.1, mean=1.0)
+        yield f"{name}.bias", normal(C, std=0.1)
+
+    yield "emb.weight", normal(V, C, std=0.5)
+    yield from norm("blocks.0.ln0")
+    for index in range(size.n_layers):
+        block = f"blocks.{index}"
+        att, ffn = f"{block}.att", f"{block}.ffn"
+        yield from norm(f"{block}.ln1")
+        yield from norm(f"{block}.ln2")
+        for letter in "rwkvag":
+            yield f"{att}.x_{letter}", torch.rand(1, 1, C, generator=draw, device=device)
+        for letter, rank in zip("wavg", size.ranks, strict=True):
+            if letter != "v" or index:
+                yield f"{att}.{letter}1", normal(C, rank, std=C**-0.5)
+                yield f"{att}.{letter}2", normal(rank, C, std=rank**-0.5)
+        yield f"{att}.w0", vector(1.5, -2.0)
+        yield f"{att}.a0", vector(0.5)
+        if index:
+            yield f"{att}.v0", vector(0.5)
+        yield f"{att}.k_k", vector(0.2, 0.7)
+        yield f"{att}.k_a", vector(0.1, 1.0)
+        yield f"{att}.r_k", normal(C // HEAD_SIZE, HEAD_SIZE, std=0.2)
+        for name in ("receptance", "key", "value", "output"):
+            yield f"{att}.{name}.weight", normal(C, C, std=C**-0.5)
+        yield from norm(f"{att}.ln_x")
+        yield f"{ffn}.x_k", torch.rand(1, 1, C, generator=draw, device=device)
+        yield f"{ffn}.key.weight", normal(4 * C, C, std=C**-0.5)
+        yield f"{ffn}.value.weight", normal(C, 4 * C, std=(4 * C) ** -0.5)
+    yield from norm("ln_out")
+    yield "head.weight", normal(V, C, std=C**-0.5)
