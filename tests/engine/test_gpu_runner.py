@@ -214,6 +214,27 @@ def test_a_decode_step_that_raises_comes_through_and_leaves_the_runner_usable() 
     assert bench.run(after(other)).token_ids == (fake_continuation((3,), 2)[1],)
 
 
+def test_a_request_for_whose_rules_there_is_no_memory_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    start = bench.sampler.start
+
+    def fail(rows: Sequence[RowPlan]) -> None:
+        if any(row.slot == 1 for row in rows):
+            raise torch.OutOfMemoryError
+        start(rows)
+
+    monkeypatch.setattr(bench.sampler, "start", fail)
+    result = bench.run(*(prompt_row(slot, (slot, 1)) for slot in range(3)))
+    assert set(result.failed) == {1}
+    assert result.token_ids == (
+        fake_continuation((0, 1), 1)[0],
+        None,
+        fake_continuation((2, 1), 1)[0],
+    )
+
+
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     params = replace(GREEDY, prompt_logprobs=3, logprobs=2)
     bench = Bench()

@@ -2,9 +2,10 @@
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from wkvm.assembly.memory import Fitting, slots_that_fit
+from wkvm.assembly.memory import Fitting, slots_beside, slots_that_fit
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
 from wkvm.core.layout import DEFAULT_STATE, StateOptions
@@ -20,19 +21,21 @@ from wkvm.gateway.text import (
     tokenizer_digest,
 )
 from wkvm.models.base import Model
-from wkvm.models.registry import ModelDescription, describe, load_model
+from wkvm.models.registry import ModelDescription, describe, load_model, resolve_device
 
 logger = logging.getLogger("wkvm.assembly")
 
 MAX_AUTO_SLOTS = 1024
-"""What ``--slots auto`` takes at most: more rows in a step hardly raise the throughput."""
+"""What ``--slots auto`` takes at most on a CPU: its memory is not the engine's alone."""
 
 WARM_UP_LENGTHS = (1, 3, 64, 65)
 """Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
 
 
 def auto_slots(path: Path, *, device: str, dtype: str, state: StateOptions = DEFAULT_STATE) -> int:
-    """How many slots to have on this machine: see ``--slots auto``.
+    """How many slots to have on this machine, by what is free before the model is loaded.
+
+    On a GPU ``build_engine`` knows better, with the model in its place.
 
     Raises:
         CheckpointError, ConfigError: as ``describe``.
@@ -69,20 +72,33 @@ def _fitting(
 
 
 def build_engine(
-    path: Path, config: EngineConfig, *, served_name: str, takes_grammars: bool = False
+    path: Path,
+    config: EngineConfig,
+    *,
+    served_name: str,
+    takes_grammars: bool = False,
+    fits_slots: bool = False,
 ) -> Engine:
     """Load a model, run it once and make its engine.
 
     Args:
+        fits_slots: have as many slots as fit in memory, at most ``config.n_slots``: on a GPU
+            all that fit, on a CPU see ``auto_slots``.
         takes_grammars: whether requests may have grammars, as far as llguidance is installed
             and there is a tokenizer. That takes up to a second for a large vocabulary.
 
     Raises:
-        CheckpointError, ConfigError: as ``load_model``.
+        CheckpointError, ConfigError: as ``load_model``; or the slots do not fit.
     """
     began = time.monotonic()
+    if fits_slots and resolve_device(config.device) == "cpu":
+        n_slots = auto_slots(path, device="cpu", dtype=config.dtype, state=config.state)
+        config = replace(config, n_slots=min(n_slots, config.n_slots))
     model = load_model(path, device=config.device, dtype=config.dtype, state=config.state)
-    warm_up(model, config)
+    if model.info.device == "cpu":
+        warm_up(model, config)
+    else:
+        config = _on_gpu(model, config, fits_slots=fits_slots)
     engine = Engine(
         model,
         config,
@@ -101,6 +117,22 @@ def build_engine(
         time.monotonic() - began,
     )
     return engine
+
+
+def _on_gpu(model: Model, config: EngineConfig, *, fits_slots: bool) -> EngineConfig:
+    """The settings with as many slots as a GPU has room for.
+
+    Raises:
+        ConfigError: fewer fit than are asked for, or none.
+    """
+    n_slots = slots_beside(model, config)
+    if n_slots < 1 or (n_slots < config.n_slots and not fits_slots):
+        raise ConfigError(
+            "slots",
+            f"{n_slots:,} states of {model.layout.record_bytes:,} bytes fit on the GPU beside the "
+            f"weights, {config.n_slots:,} are asked for",
+        )
+    return replace(config, n_slots=n_slots)
 
 
 def _grammars(path: Path, model: Model) -> GrammarCompiler | None:

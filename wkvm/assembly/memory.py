@@ -6,10 +6,31 @@ from pathlib import Path
 
 import torch
 
+from wkvm.core.config import EngineConfig
 from wkvm.core.layout import ITEM_BYTES
+from wkvm.engine.gpu_runner import SCORE_BLOCK
+from wkvm.engine.graphs import buckets_for
+from wkvm.models.base import Model
 from wkvm.models.registry import ModelDescription, resolve_device, resolve_dtype
 
 MEMINFO = Path("/proc/meminfo")
+
+
+GRAPH_BYTES = 24 * 2**20
+"""More than one captured step takes of a GPU's memory, beside what all of them share."""
+
+N_RULED_SLOTS = 1024
+"""How many slots' requests may have penalties, bias or allowed ids at once, for certain."""
+
+RULE_BYTES, SCORE_BYTES = 9, 48
+"""For each id of the vocabulary: of a slot with such rules, and of a row whose log probabilities
+are told, while they are computed."""
+
+SAMPLER_SLOT_BYTES = 256
+"""Of each slot, beside its state."""
+
+SPARE_BYTES = 512 * 2**20
+"""For what nobody counts: workspaces of libraries, code, and what an allocator cannot hand out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,40 @@ def slots_that_fit(description: ModelDescription, *, device: str, dtype: str) ->
     free_bytes = torch.cuda.mem_get_info()[0] if resolved == "cuda" else free_host_bytes()
     rest = max(free_bytes - weight_bytes, 0)
     return Fitting(resolved, free_bytes, weight_bytes, rest // description.layout.record_bytes)
+
+
+def slots_beside(model: Model, config: EngineConfig) -> int:
+    """How many of ``config.n_slots`` states fit on a GPU beside a model that is loaded.
+
+    All that comes up in service is counted: see ``reserve_bytes``. The memory of decode steps is
+    taken from the device here, for good.
+    """
+    model.decode_step(buckets_for(config.n_slots)[-1])
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    rest = max(torch.cuda.mem_get_info()[0] - reserve_bytes(model, config), 0)
+    return min(rest // (model.layout.record_bytes + SAMPLER_SLOT_BYTES), config.n_slots)
+
+
+def reserve_bytes(model: Model, config: EngineConfig) -> int:
+    """Memory of a GPU that must be free beside weights, states and decode steps.
+
+    That is the most that a step of prompts takes, with all of its logits; what becomes of those
+    that end, and of a block whose log probabilities are told; graphs; and rules of requests.
+    """
+    vocab_size, n_tokens = model.info.vocab_size, config.max_prompt_tokens
+    buckets = buckets_for(config.n_slots)
+    n_rows = buckets[-1]
+    of_masks = n_rows * vocab_size // 8
+    of_logits = min(n_tokens, n_rows) * 4 + SCORE_BLOCK * SCORE_BYTES
+    of_rules = min(config.n_slots, N_RULED_SLOTS) * RULE_BYTES
+    return (
+        model.workspace_bytes(n_tokens, n_tokens)
+        + vocab_size * (of_logits + of_rules)
+        + of_masks
+        + len(buckets) * GRAPH_BYTES
+        + SPARE_BYTES
+    )
 
 
 def free_host_bytes() -> int:

@@ -72,8 +72,8 @@ ENGINE_FLAGS = (
         field="n_slots",
         kind=slots,
         metavar="N",
-        text="how many states can be live at once; 'auto' takes what fits in half of the free "
-        "memory, at most 1024 (default: %(default)s)",
+        text="how many states can be live at once; 'auto' takes all that fit on a GPU, or what "
+        "fits in half of a CPU's free memory, at most 1024 (default: %(default)s)",
     ),
     Flag(
         names=("--max-slots-per-tenant",),

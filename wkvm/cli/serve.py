@@ -1,7 +1,6 @@
 """``wkvm serve``: arguments to settings to a running server."""
 
 import argparse
-import dataclasses
 import os
 from pathlib import Path
 
@@ -16,7 +15,14 @@ from wkvm.cli.flags import (
     values_of,
 )
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
-from wkvm.core.config import API_KEY_VARIABLE, ApiKey, EngineConfig, ServerConfig, parse_api_keys
+from wkvm.core.config import (
+    API_KEY_VARIABLE,
+    MAX_SLOTS,
+    ApiKey,
+    EngineConfig,
+    ServerConfig,
+    parse_api_keys,
+)
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
 
@@ -36,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
     is_auto = engine_values["n_slots"] is None
     if is_auto:
-        del engine_values["n_slots"]
+        engine_values["n_slots"] = MAX_SLOTS
     engine_config = EngineConfig(**engine_values)
     # A folder's name need not be UTF-8, what clients are told must be.
     name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
@@ -46,25 +52,19 @@ def run(args: argparse.Namespace) -> int:
     require_engine()
 
     from wkvm.assembly import http as assembly
-    from wkvm.assembly.engine import auto_slots, build_engine, check_slots
+    from wkvm.assembly.engine import build_engine, check_slots
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
 
-    if is_auto:
-        n_slots = auto_slots(
-            path,
-            device=engine_config.device,
-            dtype=engine_config.dtype,
-            state=engine_config.state,
-        )
-        engine_config = dataclasses.replace(engine_config, n_slots=n_slots)
-    else:
+    if not is_auto:
         check_slots(path, engine_config)
     check_addresses(server_config)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
-    engine = build_engine(path, engine_config, served_name=name, takes_grammars=True)
+    engine = build_engine(
+        path, engine_config, served_name=name, takes_grammars=True, fits_slots=is_auto
+    )
     opened = list[assembly.HttpDoor]()
 
     def doors(server: Server) -> list[assembly.HttpDoor]:

@@ -91,6 +91,11 @@ class EngineConfig:
         dtype = "float32" if self.state_dtype == "auto" else self.state_dtype
         return StateOptions(dtype, self.deferred_writes)
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most prompt tokens of a step."""
+        return max(self.max_num_batched_tokens, CUT_MULTIPLE)
+
 
 MIN_FRAME_BYTES = 64 * 1024
 """The protocol's lower bound on the largest frame of either side."""

@@ -33,6 +33,11 @@ MakeRunner: TypeAlias = Callable[[Model, Arena, EngineConfig], RunnerLike]
 
 def runner_of(model: Model, arena: Arena, config: EngineConfig) -> RunnerLike:
     """What runs steps on the model's device."""
+    if model.info.device != "cpu":
+        # Only here: importing Triton takes seconds, and a CPU needs none of it.
+        from wkvm.engine.gpu import make_gpu_runner
+
+        return make_gpu_runner(model, arena, config)
     return Runner(model, arena, poison_freed=config.poison_freed_slots)
 
 

@@ -19,7 +19,7 @@ from wkvm.core.errors import RequestError, StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices, constrained
-from wkvm.engine.graphs import ID_BYTES, PAD, DecodeGraphs, Replay, StepSampler, replays_of
+from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
 from wkvm.engine.transfers import Mark, Transfers
 from wkvm.kernels.sampling import finite_rows, logprobs
@@ -143,19 +143,17 @@ class GpuRunner:
             self._sampler.forget(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
-        decodes, prompts, held, fresh = list[int](), list[int](), list[int](), list[RowPlan]()
+        decodes, prompts, held = list[int](), list[int](), list[int]()
+        failed = self._start({at: row for at, row in enumerate(plan.rows) if row.fresh})
         for at, row in enumerate(plan.rows):
+            if at in failed:
+                continue
             # Ids of the output are on the device, even those that the host knows.
             (decodes if row.position >= row.n_prompt else prompts).append(at)
             if row.constraint is not None and row.samples:
                 held.append(at)
-            if row.fresh:
-                fresh.append(row)
-        if fresh:
-            self._arena.zero([row.slot for row in fresh])
-            self._sampler.start(fresh)
         choices = constrained([plan.rows[at] for at in held]) if held else Choices()
-        flight = _Flight(plan, held, choices)
+        flight = _Flight(plan, held, choices, failed=failed)
         try:
             for replay in replays_of(len(decodes), self._graphs.buckets):
                 self._replay(flight, replay, decodes[replay.start : replay.start + replay.n_rows])
@@ -167,9 +165,26 @@ class GpuRunner:
                 self._absorb(flight, prompts)
             except Exception:
                 logger.exception("the prompts of %d rows failed", len(prompts))
-                flight.failed = dict.fromkeys(prompts, StepFailedError())
+                flight.failed |= dict.fromkeys(prompts, StepFailedError())
         flight.end = self._transfers.mark()
         self._flights.append(flight)
+
+    def _start(self, fresh: dict[int, RowPlan]) -> dict[int, WkvmError]:
+        """Begin requests; those for whose rules there is no memory fail, by row."""
+        if not fresh:
+            return {}
+        self._arena.zero([row.slot for row in fresh.values()])
+        try:
+            self._sampler.start(list(fresh.values()))
+        except torch.OutOfMemoryError:
+            if len(fresh) > 1:
+                failed = dict[int, WkvmError]()
+                for at, row in fresh.items():
+                    failed |= self._start({at: row})
+                return failed
+            logger.warning("no memory for the penalties, bias or allowed ids of a request")
+            return dict.fromkeys(fresh, StepFailedError())
+        return {}
 
     def _replay(self, flight: _Flight, replay: Replay, places: list[int]) -> None:
         """Decode the plan's rows at ``places``."""
@@ -233,7 +248,7 @@ class GpuRunner:
         by_place = {flight.held[at]: mask for at, mask in masks.items()}
         which = [at for at, place in enumerate(places) if place in by_place]
         has_mask = [int(place in by_place) for place in places]
-        graphs.has_mask[: len(places)].copy_(self._transfers.up(has_mask, torch.uint8))
+        graphs.has_mask[: len(places)].copy_(self._transfers.up(has_mask, torch.bool))
         self._has_masks = True
         if which:
             words = self._transfers.words_up(
@@ -244,9 +259,7 @@ class GpuRunner:
     def _take_ids(self, flight: _Flight, places: list[int], logits: Tensor) -> None:
         """Send the ids that were just chosen to the host, and what is to be told of them."""
         graphs, rows = self._graphs, flight.plan.rows
-        out = self._transfers.down(graphs.out)
-        n_id_bytes = graphs.buckets[-1] * ID_BYTES
-        ids, flags = out[:n_id_bytes].view(torch.int64), out[n_id_bytes:]
+        ids, flags = ids_and_flags(self._transfers.down(graphs.out))
         flight.sampled.append(_Sampled(places, ids, flags))
         asked = [at for at, place in enumerate(places) if rows[place].params.logprobs is not None]
         for start in range(0, len(asked), SCORE_BLOCK):

@@ -6,11 +6,9 @@ Where nothing can be captured, as on a CPU, a replay is the launches themselves:
 capture can be tested there.
 """
 
-import logging
 import os
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -18,13 +16,11 @@ from torch import Tensor
 
 from wkvm.models.base import DecodeStep, Model, StateViews
 
-logger = logging.getLogger(__name__)
-
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs. More rows than the last are several replays."""
 
 ID_BYTES = 8
-"""Of an id as it comes back from the device; one byte of flags follows for each row."""
+"""Of a row's id as it comes back from the device; a byte of flags comes with it."""
 
 PAD = -1
 """The slot of a row that is none."""
@@ -100,7 +96,7 @@ class DecodeGraphs:
             ``PAD`` for the others of a bucket.
         masks: ``[B, ceil(V / 32)]`` int32, input: bit ``i % 32`` of word ``i // 32`` is set if a
             row may choose id i.
-        has_mask: ``[B]`` uint8, input: whether a row's mask counts.
+        has_mask: ``[B]`` bool, input: whether a row's mask counts.
         ids: ``[B]`` int64, output: the chosen ids. Those of pad rows mean nothing.
         flags: ``[B]`` uint8, output: as the sampler's ``end`` gives them.
         out: ``ids`` and ``flags`` as bytes, to be read in one transfer.
@@ -115,10 +111,10 @@ class DecodeGraphs:
         B = self.buckets[-1]
         self.slots = torch.full((B,), PAD, dtype=torch.int32, device=device)
         self.masks = torch.zeros(B, -(-vocab_size // 32), dtype=torch.int32, device=device)
-        self.has_mask = torch.zeros(B, dtype=torch.uint8, device=device)
-        self.out = torch.zeros(B * (ID_BYTES + 1), dtype=torch.uint8, device=device)
-        self.ids = self.out[: B * ID_BYTES].view(torch.int64)
-        self.flags = self.out[B * ID_BYTES :]
+        self.has_mask = torch.zeros(B, dtype=torch.bool, device=device)
+        n_bytes = B * (ID_BYTES + 1)
+        self.out = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        self.ids, self.flags = ids_and_flags(self.out)
         self._states = states
         self._sampler = sampler
         # The largest first: the others are views of its buffers.
@@ -136,33 +132,23 @@ class DecodeGraphs:
     def capture(self, progress: Progress | None = None) -> None:
         """Make every bucket ready. States are left as they are.
 
-        Kernels that were never compiled on this machine are compiled, by several threads.
+        Kernels that were never compiled on this machine are compiled, by several threads: that
+        is what takes time, so ``progress`` is told of it.
         """
-        began = time.monotonic()
         self.slots.fill_(PAD)
         if not self.slots.is_cuda:
             for n in self.buckets:
                 self._replays[n] = self._launcher(n)
             return
-        self._compile()
-        compiled = time.monotonic()
+        self._compile(progress)
         pool = torch.cuda.graph_pool_handle()
-        for n_done, n in enumerate(reversed(self.buckets), start=1):
+        for n in reversed(self.buckets):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 self._launch(n)
             self._replays[n] = graph.replay
-            if progress is not None:
-                progress(n_done, len(self.buckets))
-        logger.info(
-            "%d graphs of 1 to %d rows: kernels ready after %.1f s, captured after %.1f s",
-            len(self.buckets),
-            self.buckets[-1],
-            compiled - began,
-            time.monotonic() - began,
-        )
 
-    def _compile(self) -> None:
+    def _compile(self, progress: Progress | None) -> None:
         """Launch every step once, on pad rows: nothing is compiled or loaded in a capture."""
 
         def launch(n: int) -> None:
@@ -170,7 +156,11 @@ class DecodeGraphs:
                 self._launch(n)
 
         with ThreadPoolExecutor(min(len(self.buckets), os.cpu_count() or 1)) as threads:
-            list(threads.map(launch, self.buckets))
+            launches = [threads.submit(launch, n) for n in self.buckets]
+            for n_done, done in enumerate(as_completed(launches), start=1):
+                done.result()
+                if progress is not None:
+                    progress(n_done, len(launches))
         torch.cuda.synchronize()
 
     def _launcher(self, n: int) -> Callable[[], None]:
@@ -188,6 +178,12 @@ class DecodeGraphs:
             self.ids[:n],
             self.flags[:n],
         )
+
+
+def ids_and_flags(out: Tensor) -> tuple[Tensor, Tensor]:
+    """``[B]`` int64 and ``[B]`` uint8: views of what ``DecodeGraphs.out`` holds as bytes."""
+    n_id_bytes = out.numel() // (ID_BYTES + 1) * ID_BYTES
+    return out[:n_id_bytes].view(torch.int64), out[n_id_bytes:]
 
 
 def _step_of(model: Model, n_rows: int) -> DecodeStep:

@@ -246,16 +246,15 @@ class LLM:
 
 def _local(path: Path, settings: Mapping[str, Any]) -> Local:
     """The engine for a model in this process. It has no deadline: nobody else waits for it."""
-    config = EngineConfig(**settings, request_timeout_s=MAX_SECONDS)
+    is_auto = "n_slots" not in settings
+    given = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
+    config = EngineConfig(**given, request_timeout_s=MAX_SECONDS)
     require_engine()
-    from wkvm.assembly.engine import auto_slots, build_engine, check_slots
+    from wkvm.assembly.engine import build_engine, check_slots
 
-    if "n_slots" in settings:
+    if not is_auto:
         check_slots(path, config)
-    else:
-        n_slots = auto_slots(path, device=config.device, dtype=config.dtype)
-        config = dataclasses.replace(config, n_slots=min(n_slots, MAX_DEFAULT_SLOTS))
-    return Local(build_engine(path, config, served_name=model_name(path)))
+    return Local(build_engine(path, config, served_name=model_name(path), fits_slots=is_auto))
 
 
 def _wait(future: Future[T], show: Callable[[], None]) -> T:

@@ -1,0 +1,74 @@
+"""A GPU's runner, ready to serve: graphs captured, kernels compiled, every path run once.
+
+Imports Triton, which takes seconds, so import this late.
+"""
+
+import logging
+import time
+
+import torch
+
+from wkvm.core.config import EngineConfig
+from wkvm.core.plan import RowPlan, StepPlan
+from wkvm.core.sampling import SamplingParams
+from wkvm.engine.gpu_runner import GpuRunner
+from wkvm.engine.graphs import DecodeGraphs, buckets_for
+from wkvm.engine.slot_table import SlotTable
+from wkvm.models.base import Model
+from wkvm.state.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_LENGTHS = (1, 3, 64, 65)
+"""Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
+
+
+def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunner:
+    """The runner of an engine on a GPU. Progress goes to the log."""
+    began = time.monotonic()
+    n_rows = buckets_for(config.n_slots)[-1]
+    sampler = SlotTable(config.n_slots, model.info.vocab_size, model.info.device, max_rows=n_rows)
+    graphs = DecodeGraphs(model, arena.views, sampler, n_slots=config.n_slots)
+
+    def progress(n_done: int, n: int) -> None:
+        logger.info(
+            "decode steps: kernels of %d of %d batch sizes after %.1f s",
+            n_done,
+            n,
+            time.monotonic() - began,
+        )
+
+    with torch.inference_mode():
+        graphs.capture(progress)
+    runner = GpuRunner(model, arena, sampler, graphs, poison_freed=config.poison_freed_slots)
+    captured_s = time.monotonic() - began
+    warm_up(runner, n_slots=config.n_slots, n_tokens=config.max_prompt_tokens)
+    logger.info(
+        "%d graphs of 1 to %d rows captured after %.1f s, prompts warm after %.1f s",
+        len(graphs.buckets),
+        graphs.buckets[-1],
+        captured_s,
+        time.monotonic() - began,
+    )
+    return runner
+
+
+def warm_up(runner: GpuRunner, *, n_slots: int, n_tokens: int) -> None:
+    """Run steps that compile what prompts need and have the allocator keep their memory.
+
+    The slots are not clean afterwards; those of requests are zeroed when they begin.
+    """
+    lengths = WARM_UP_LENGTHS[:n_slots]
+    rows = tuple(_warm_up_row(slot, length) for slot, length in enumerate(lengths))
+    decodes = tuple(
+        row._replace(ids=(), position=row.n_prompt, fresh=False, n_output=1) for row in rows
+    )
+    for plan in (rows, decodes, (_warm_up_row(0, n_tokens),)):
+        step = StepPlan(plan)
+        runner.launch(step)
+        runner.collect(step)
+
+
+def _warm_up_row(slot: int, length: int) -> RowPlan:
+    params = SamplingParams(top_p=0.9, logprobs=1, max_tokens=4)
+    return RowPlan(0, slot, (0,) * length, 0, length, True, True, 0, params, 0, 0)
