@@ -103,11 +103,16 @@ def test_slots_has_the_names_of_other_engines(flag: str) -> None:
 def test_flags_reach_their_settings() -> None:
     line = (
         "serve --max-queue 0 --poison-freed-slots --dtype bfloat16 --threads 2 "
-        "--binary-port none --binary-uds /tmp/x --max-lanes 9"
+        "--deterministic --decode-prompt-tokens 64 --binary-port none --binary-uds /tmp/x --max-lanes 9"
     )
     args = build_parser().parse_args(line.split())
     assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig(
-        max_queue=0, poison_freed_slots=True, dtype="bfloat16", n_threads=2
+        max_queue=0,
+        decode_prompt_tokens=64,
+        deterministic=True,
+        poison_freed_slots=True,
+        dtype="bfloat16",
+        n_threads=2,
     )
     assert server_settings(args) == ServerConfig(binary_port=None, binary_uds="/tmp/x", max_lanes=9)
 

@@ -21,6 +21,8 @@ def make_scheduler(
     max_slots_per_tenant: int | None = None,
     request_timeout_s: float = 600.0,
     stall_timeout_s: float = 60.0,
+    decode_prompt_tokens: int | None = None,
+    depth: int = 1,
 ) -> Scheduler:
     config = EngineConfig(
         n_slots=n_slots,
@@ -33,7 +35,13 @@ def make_scheduler(
         request_timeout_s=request_timeout_s,
         stall_timeout_s=stall_timeout_s,
     )
-    return Scheduler(config, vocab_size=VOCAB_SIZE, eos_ids=EOS_IDS)
+    return Scheduler(
+        config,
+        vocab_size=VOCAB_SIZE,
+        eos_ids=EOS_IDS,
+        depth=depth,
+        decode_prompt_tokens=decode_prompt_tokens,
+    )
 
 
 def submit(

@@ -18,6 +18,7 @@ def make(field: str, value: object) -> EngineConfig:
     [
         ("n_slots", "slots", 1),
         ("max_num_batched_tokens", "max-num-batched-tokens", 1),
+        ("decode_prompt_tokens", "decode-prompt-tokens", 1),
         ("max_queue", "max-queue", 0),
         ("max_completed_requests", "max-completed-requests", 0),
         ("max_model_len", "max-model-len", 1),

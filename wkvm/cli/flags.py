@@ -90,6 +90,14 @@ ENGINE_FLAGS = (
         text="token budget of a step (default: %(default)s)",
     ),
     Flag(
+        names=("--decode-prompt-tokens",),
+        field="decode_prompt_tokens",
+        kind=int,
+        metavar="N",
+        text="prompt tokens in a step that makes others wait for their next id (default: 320 on a "
+        "GPU, no limit but the budget on a CPU)",
+    ),
+    Flag(
         names=("--max-model-len",),
         field="max_model_len",
         kind=int,
@@ -130,6 +138,12 @@ ENGINE_FLAGS = (
         kind=float,
         metavar="S",
         text="how long a request without credit may hold its slot (default: %(default)s)",
+    ),
+    Flag(
+        names=("--deterministic",),
+        field="deterministic",
+        kind=None,
+        text="make what comes of a request the same to the bit whoever else runs; slower",
     ),
     Flag(
         names=("--poison-freed-slots",),

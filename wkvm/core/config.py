@@ -26,6 +26,8 @@ class EngineConfig:
             for others; None for no limit.
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
+        decode_prompt_tokens: how much prompts share at most in a step that makes others wait
+            for their next id; None for what suits the device: on a CPU, all that is left.
         max_queue: how many requests of a tenant may wait for a slot; each choice is one.
         max_queued_tokens: how many prompt and allowed ids these may have together. Choices of
             one spec share theirs, which count once while any of the choices waits.
@@ -42,6 +44,8 @@ class EngineConfig:
             ring beside it. On a GPU only.
         seed: base of the random numbers of requests that bring no seed; None draws one
             from the operating system.
+        deterministic: to the bit, what comes of a request depends on nothing but the request: not
+            on who else runs, on slots, or on how its prompt was cut. It costs speed.
         poison_freed_slots: fill freed slots with NaN. A debugging aid.
         n_threads: of the CPU path; None takes one for a small model, else all cores.
     """
@@ -49,6 +53,7 @@ class EngineConfig:
     n_slots: int = 64
     max_slots_per_tenant: int | None = None
     max_num_batched_tokens: int = 2048
+    decode_prompt_tokens: int | None = None
     max_queue: int = 1024
     max_queued_tokens: int = 16 * 1024 * 1024
     max_completed_requests: int = 1024
@@ -60,6 +65,7 @@ class EngineConfig:
     state_dtype: str = "auto"
     deferred_writes: bool = False
     seed: int | None = None
+    deterministic: bool = False
     poison_freed_slots: bool = False
     n_threads: int | None = None
 
@@ -69,6 +75,8 @@ class EngineConfig:
         if self.max_slots_per_tenant is not None:
             _at_least("max-slots-per-tenant", self.max_slots_per_tenant, 1)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
+        if self.decode_prompt_tokens is not None:
+            _at_least("decode-prompt-tokens", self.decode_prompt_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)

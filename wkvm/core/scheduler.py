@@ -49,9 +49,10 @@ class Scheduler:
 
     Budget: a running request that lacks one id (each of those that decode) always gets it;
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
-    at least ``CUT_MULTIPLE``, so that there is always progress. Tenants share it. Of a
-    tenant's requests the lower priority takes what it can use, equal ones share, and those
-    that waited longest come first where there is too little for all.
+    at least ``CUT_MULTIPLE``, so that there is always progress; and at most
+    ``decode_prompt_tokens`` as long as others wait for their next id, whose time it adds to.
+    Tenants share it. Of a tenant's requests the lower priority takes what it can use, equal ones
+    share, and those that waited longest come first where there is too little for all.
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
@@ -73,12 +74,20 @@ class Scheduler:
 
     Args:
         depth: how many plans may be in flight, at least 1.
+        decode_prompt_tokens: as configured, or what suits the device; None for no such limit.
     """
 
     def __init__(
-        self, config: EngineConfig, *, vocab_size: int, eos_ids: tuple[int, ...], depth: int = 1
+        self,
+        config: EngineConfig,
+        *,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        depth: int = 1,
+        decode_prompt_tokens: int | None = None,
     ) -> None:
         self._config = config
+        self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -225,18 +234,17 @@ class Scheduler:
             raise ValueError(f"{self._depth} plans are in flight")
         self._expire(now)
         self._admit(now)
-        rows, prompts = list[RowPlan](), list[Request]()
+        rows, prompts, n_late = list[RowPlan](), list[Request](), 0
         for request in self._running.values():
             n_computed, n_ahead = request.n_computed, request.n_ahead
             n_lacking = request.n_known - n_computed
             if n_lacking > 1:
                 prompts.append(request)
-            elif (
-                n_lacking
-                and request.paused_since is None
-                and request.is_ready
-                and (not n_ahead or request.may_run_ahead)
-            ):
+            elif n_lacking and request.paused_since is None and request.is_ready:
+                if n_ahead and not request.may_run_ahead:
+                    # With a constraint it would have a row here, were its last id known.
+                    n_late += request.constraint is not None
+                    continue
                 params = request.params
                 n_output, samples = request.n_output + n_ahead, params.max_tokens > 0
                 rows.append(
@@ -263,7 +271,10 @@ class Scheduler:
                     request.n_known += 1
                     request.n_ahead = n_ahead + 1
         if prompts:
-            left = max(self._config.max_num_batched_tokens - len(rows), CUT_MULTIPLE)
+            left = self._config.max_num_batched_tokens - len(rows)
+            if rows or n_late:
+                left = min(left, self._decode_prompt_tokens)
+            left = max(left, CUT_MULTIPLE)
             rows += self._prompt_rows(prompts, left)
         if not rows:
             if not self._in_flight:

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 SMALL_MODEL_BYTES = 64 * 2**20
 """Below this, a second thread slows a CPU's steps down: see ``bench/NOTES.md``."""
 
+GPU_DECODE_PROMPT_TOKENS = 320
+"""Prompt tokens that take about as long on a GPU as a step in which 256 rows decode."""
+
 FRESH_BRANCH = 2**63
 """Branches from here on belong to requests without a seed; those of a seed are small."""
 
@@ -39,6 +42,12 @@ def runner_of(model: Model, arena: Arena, config: EngineConfig) -> RunnerLike:
 
         return make_gpu_runner(model, arena, config)
     return Runner(model, arena, poison_freed=config.poison_freed_slots)
+
+
+def _decode_prompt_tokens(model: Model, config: EngineConfig) -> int | None:
+    if config.decode_prompt_tokens is None and model.info.device == "cuda":
+        return GPU_DECODE_PROMPT_TOKENS
+    return config.decode_prompt_tokens
 
 
 class Engine:
@@ -90,6 +99,7 @@ class Engine:
             vocab_size=model.info.vocab_size,
             eos_ids=model.info.eos_ids,
             depth=self._runner.depth,
+            decode_prompt_tokens=_decode_prompt_tokens(model, config),
         )
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
         self._n_submitted = 0

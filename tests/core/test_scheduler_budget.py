@@ -1,0 +1,94 @@
+"""How much of a step prompts get while others wait for their next id."""
+
+from tests.core.driver import answer, make_scheduler, shape, step, submit
+from tests.core.test_scheduler_grammar import Anything
+from wkvm.core.grammar import Grammar
+from wkvm.core.request import RequestSpec
+from wkvm.core.sampling import SamplingParams
+from wkvm.core.scheduler import Scheduler
+
+LONG = SamplingParams(max_tokens=10**6)
+N_PROMPT = 4096
+
+
+def decoding(n: int, *, depth: int = 1, limit: int | None = 320) -> Scheduler:
+    """A scheduler in which ``n`` requests decode, ids 1 to n."""
+    scheduler = make_scheduler(n_slots=n + 3, decode_prompt_tokens=limit, depth=depth)
+    for request_id in range(1, n + 1):
+        submit(scheduler, request_id, 1, LONG)
+    if n:
+        step(scheduler)
+    return scheduler
+
+
+def test_beside_rows_that_decode_prompts_share_the_smaller_budget() -> None:
+    scheduler = decoding(255)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    planned = shape(step(scheduler))
+    assert planned.pop(1000) == 320
+    assert planned == dict.fromkeys(range(1, 256), 1)
+    submit(scheduler, 1001, N_PROMPT, LONG)
+    planned = shape(step(scheduler))
+    assert (planned[1000], planned[1001]) == (192, 128)
+
+
+def test_without_rows_that_decode_prompts_have_the_whole_step() -> None:
+    scheduler = decoding(0)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(step(scheduler)) == {1000: 2048}
+
+
+def test_one_row_that_decodes_is_enough_and_one_that_is_held_does_not_count() -> None:
+    scheduler = decoding(1)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(step(scheduler)) == {1: 1, 1000: 320}
+    scheduler.hold(1, 0.0)
+    assert shape(step(scheduler)) == {1000: 2048}
+    scheduler.release(1, 0.0)
+    assert shape(step(scheduler)) == {1: 1, 1000: 320}
+
+
+def test_the_budget_of_a_step_stays_the_cap_of_both() -> None:
+    scheduler = make_scheduler(
+        n_slots=300, max_num_batched_tokens=400, decode_prompt_tokens=320, max_queue=300
+    )
+    for request_id in range(1, 201):
+        submit(scheduler, request_id, 1, LONG)
+    step(scheduler)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(step(scheduler))[1000] == 192
+
+
+def test_a_budget_below_a_cut_still_lets_prompts_advance() -> None:
+    scheduler = decoding(1, limit=1)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(step(scheduler)) == {1: 1, 1000: 64}
+
+
+def test_without_a_limit_prompts_get_what_is_left() -> None:
+    scheduler = decoding(1, limit=None)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(step(scheduler)) == {1: 1, 1000: 1984}
+
+
+def test_a_request_whose_grammar_waits_for_its_id_counts_as_decoding() -> None:
+    scheduler = decoding(0, depth=2)
+    spec = RequestSpec(prompt=(5,), params=LONG, grammar=Grammar("regex", "a"))
+    scheduler.submit((1,), spec, seed=0, branches=(0,), now=0.0)
+    scheduler.plan(0.0)
+    scheduler.bind(1, Anything())
+    first = scheduler.plan(0.0)
+    assert first is not None
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    second = scheduler.plan(0.0)
+    assert shape(second) == {1000: 320}
+    scheduler.commit(first, answer(first), 0.0)
+    assert shape(scheduler.plan(0.0)) == {1: 1, 1000: 320}
+
+
+def test_a_request_that_waits_for_its_last_id_takes_nothing_from_prompts() -> None:
+    scheduler = decoding(0, depth=2)
+    submit(scheduler, 1, 1, SamplingParams(max_tokens=1))
+    assert shape(scheduler.plan(0.0)) == {1: 1}
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    assert shape(scheduler.plan(0.0)) == {1000: 2048}
