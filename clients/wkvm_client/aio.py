@@ -27,13 +27,14 @@ from wkvm_client.addresses import resolve
 from wkvm_client.aio_link import Attach, Link, Where, open_link
 from wkvm_client.aio_streams import Choice, Stream
 from wkvm_client.backoff import Backoff, Pace
-from wkvm_client.drafts import DEFAULT_CREDIT, Grammar, draft
+from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
     ReplyTimeoutError,
     RequestTimeoutError,
 )
+from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.session import Reply
 
 __all__ = ["Attach", "Choice", "Client", "Stream", "connect", "from_socket", "over"]
@@ -253,13 +254,50 @@ class Client:
             priority=priority,
             grammar=grammar,
         )
+        return await self._open(request)
+
+    async def score(
+        self,
+        ids: Iterable[int],
+        *,
+        path: Path = "chunked",
+        n_top: int = 0,
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> list[TokenLogprobs]:
+        """Ask for the log probabilities of given ids, each after all that are before it.
+
+        Args:
+            ids: a text, at least one id.
+            path: ``chunked`` absorbs it as prompts are absorbed and as trainers do it;
+                ``decode`` id by id, as if it had been generated. Both are the model's; what
+                they differ by is rounding.
+            n_top: report this many most likely ids too, at each position.
+            timeout_s, priority: as of ``generate``.
+
+        Returns:
+            One entry for each id but the first, which nothing precedes.
+
+        Raises:
+            RequestError: the request cannot be carried out.
+            UnsupportedOperationError: the server does not score texts.
+            LinkError: there is no connection, none was to be had, or it was lost.
+            RequestTimeoutError: it took longer than ``timeout_s``.
+            TooManyLanesError: as many lanes are open as the connection may have.
+        """
+        request = score_draft(ids, path=path, n_top=n_top, timeout_s=timeout_s, priority=priority)
+        stream = await self._open(request)
+        return scores_of(await stream.completion(), timeout_s)
+
+    async def _open(self, request: Draft) -> Stream:
+        """Send a request on a connection that takes it."""
         link = self._link
         if link is None or not link.is_ready:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(request.timeout_s):
                     link = await self._ready_link()
             except TimeoutError as error:
-                raise RequestTimeoutError(timeout_s or 0.0) from error
+                raise RequestTimeoutError(request.timeout_s or 0.0) from error
         return Stream(link.session, link.open(request))
 
     async def ping(self, *, timeout_s: float | None = 10.0) -> float:

@@ -27,13 +27,14 @@ from wkvm_client.addresses import resolve
 from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
 from wkvm_client.blocking_streams import Choice, Stream
-from wkvm_client.drafts import DEFAULT_CREDIT, Grammar, draft
+from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
     ClientClosedError,
     ClientError,
     ReplyTimeoutError,
     RequestTimeoutError,
 )
+from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.session import Reply
 
 __all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
@@ -194,6 +195,27 @@ class Client:
             priority=priority,
             grammar=grammar,
         )
+        return self._open(request)
+
+    def score(
+        self,
+        ids: Iterable[int],
+        *,
+        path: Path = "chunked",
+        n_top: int = 0,
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> list[TokenLogprobs]:
+        """Ask for the log probabilities of given ids, each after all that are before it.
+
+        Arguments, result and errors are those of ``wkvm_client.aio.Client.score``.
+        """
+        request = score_draft(ids, path=path, n_top=n_top, timeout_s=timeout_s, priority=priority)
+        return scores_of(self._open(request).completion(), timeout_s)
+
+    def _open(self, request: Draft) -> Stream:
+        """Send a request on a connection that takes it."""
+        timeout_s = request.timeout_s
         deadline_s = _deadline_s(timeout_s)
         try:
             link = self._ready_link(deadline_s)

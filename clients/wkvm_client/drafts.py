@@ -16,6 +16,7 @@ from wkvm_protocol.messages import (
     GenerateConstrained,
     Generation,
     Sampling,
+    Score,
     pack_floats,
     pack_ids,
 )
@@ -36,7 +37,7 @@ MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
 
 # what is wrong with grammar_kind has the field grammar, as the server says it too
-_FIELD = re.compile(r"Generate(?:Constrained)?\.(?:sampling\.)?(grammar|\w+)")
+_FIELD = re.compile(r"(?:Generate|GenerateConstrained|Score)\.(?:sampling\.)?(grammar|\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +64,37 @@ class Draft:
         timeout_s: what the server was told; None for the server's default.
     """
 
-    message: Generation
+    message: Generation | Score
     window: int | None
     timeout_s: float | None
 
-    def numbered(self, request_id: int) -> Generation:
+    def numbered(self, request_id: int) -> Generation | Score:
         """The message for one lane."""
         return msgspec.structs.replace(self.message, request_id=request_id)
 
     @property
     def n(self) -> int:
         """How many choices there will be. At least 1: something has to hold the refusal."""
-        return max(self.message.sampling.n, 1)
+        return 1 if isinstance(self.message, Score) else max(self.message.sampling.n, 1)
 
     @property
     def max_ids(self) -> int:
         """No more ids than this can come, all choices together."""
+        if isinstance(self.message, Score):
+            return 0
         return self.n * min(self.message.sampling.max_tokens, MAX_TOKENS)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the most likely ids come with each id; None for no log probabilities."""
+        return None if isinstance(self.message, Score) else self.message.sampling.logprobs
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Likewise, with each id of the prompt but the first."""
+        if isinstance(self.message, Score):
+            return self.message.n_top
+        return self.message.sampling.prompt_logprobs
 
 
 def draft(
@@ -167,7 +182,28 @@ def draft(
     return Draft(message, credit, timeout_s)
 
 
-def refusal(message: Generation, error: LocalProtocolError, *, max_frame_bytes: int) -> ClientError:
+def score_draft(
+    ids: Iterable[int], *, path: str, n_top: int, timeout_s: float | None, priority: int
+) -> Draft:
+    """Check and pack the scoring of a text.
+
+    Raises:
+        TokenOutOfRangeError, InvalidParameterError: as ``draft``.
+    """
+    message = Score(
+        request_id=0,
+        prompt=_pack("prompt", ids),
+        path=path,
+        n_top=n_top,
+        timeout_ms=_milliseconds(timeout_s),
+        priority=priority,
+    )
+    return Draft(message, None, timeout_s)
+
+
+def refusal(
+    message: Generation | Score, error: LocalProtocolError, *, max_frame_bytes: int
+) -> ClientError:
     """Why a request could not be sent: it is too long, or a field is of the wrong kind."""
     try:
         n_bytes = len(msgspec.msgpack.encode(message))
@@ -175,7 +211,8 @@ def refusal(message: Generation, error: LocalProtocolError, *, max_frame_bytes: 
         n_bytes = 0
     if n_bytes > max_frame_bytes:
         return RequestTooLargeError(n_bytes, max_frame_bytes)
-    for part in (message.sampling, message):
+    parts = (message,) if isinstance(message, Score) else (message.sampling, message)
+    for part in parts:
         for name in part.__struct_fields__:
             value = getattr(part, name)
             # The encoder does not say which number it has no form for.

@@ -251,8 +251,8 @@ class Lane:
         Raises:
             RemoteProtocolError: they are more than were asked for.
         """
-        sampling = self._draft.message.sampling
-        n_asked = sampling.prompt_logprobs if message.of_prompt else sampling.logprobs
+        draft = self._draft
+        n_asked = draft.prompt_logprobs if message.of_prompt else draft.logprobs
         if n_asked is None or message.n_top > n_asked:
             raise RemoteProtocolError(f"Logprobs: not asked for on request id {self.request_id}")
         n_new = len(message.ids) // ID_BYTES
@@ -262,7 +262,7 @@ class Lane:
                 raise self.overrun("Logprobs")
             track.logprobs += unpack_logprobs(message)
             return
-        if message.first + n_new > len(self._draft.message.prompt) // ID_BYTES:
+        if message.first + n_new > len(draft.message.prompt) // ID_BYTES:
             raise self.overrun("Logprobs")
         # the first id of a prompt has none, so positions start at 1
         n_known = len(self.prompt_logprobs) + 1
@@ -277,7 +277,7 @@ class Lane:
         """Complete one choice."""
         self.n_open -= 1
         track = self.tracks[message.choice]
-        sampling = self._draft.message.sampling
+        draft = self._draft
         track.completion = Completion(
             choice=message.choice,
             ids=track.ids.tolist(),
@@ -285,8 +285,8 @@ class Lane:
             stop_id=message.stop_id,
             n_prompt=message.n_prompt,
             n_output=message.n_output,
-            logprobs=track.logprobs if sampling.logprobs is not None else None,
-            prompt_logprobs=self.prompt_logprobs if sampling.prompt_logprobs is not None else None,
+            logprobs=track.logprobs if draft.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if draft.prompt_logprobs is not None else None,
             timings=Timings(
                 message.queue_us / 1e6, message.first_token_us / 1e6, message.total_us / 1e6
             ),

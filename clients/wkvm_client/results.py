@@ -1,8 +1,14 @@
 """What comes back from a request: completions, log probabilities, timings."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from wkvm_protocol.messages import EndReason
+
+from wkvm_client.errors import ConnectionLostError, RequestTimeoutError
+
+Path: TypeAlias = Literal["chunked", "decode"]
+"""How a text is scored: as a prompt is absorbed, many ids at a time; or as output is, id by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,17 @@ class Completion:
     logprobs: list[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
     timings: Timings
+
+
+def scores_of(completion: Completion, timeout_s: float | None) -> list[TokenLogprobs]:
+    """What came of the scoring of a text: all of it, or nothing.
+
+    Raises:
+        RequestTimeoutError: its time was over first.
+        ConnectionLostError: the server cancelled it.
+    """
+    if completion.reason == EndReason.TIMED_OUT:
+        raise RequestTimeoutError(timeout_s or completion.timings.total_s)
+    if completion.reason == EndReason.CANCELLED:
+        raise ConnectionLostError("the server went away and cancelled the request")
+    return completion.prompt_logprobs or []

@@ -13,6 +13,7 @@ from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
     GRAMMAR_FEATURE,
+    SCORE_FEATURE,
     Cancel,
     Credit,
     End,
@@ -24,6 +25,7 @@ from wkvm_protocol.messages import (
     Logprobs,
     Ping,
     Pong,
+    Score,
     ServerMessage,
     Stats,
     StatsReply,
@@ -50,7 +52,7 @@ MAX_MISSES = 2
 MAX_UNSENT_PONGS = 2**14
 """Answers to pings that may wait to be sent. More than the pings of one read."""
 CLIENT_NAME = "wkvm_client"
-FEATURES = (GRAMMAR_FEATURE,)
+FEATURES = (GRAMMAR_FEATURE, SCORE_FEATURE)
 
 
 class Reply:
@@ -151,6 +153,8 @@ class Session:
         message = draft.numbered(self._new_request_id())
         if isinstance(message, GenerateConstrained) and GRAMMAR_FEATURE not in self._wire.features:
             raise UnsupportedOperationError("the server takes no grammars", field="grammar")
+        if isinstance(message, Score) and SCORE_FEATURE not in self._wire.features:
+            raise UnsupportedOperationError("the server does not score texts")
         try:
             frame = self._wire.send(message)
         except LocalProtocolError as error:

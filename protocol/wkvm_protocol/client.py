@@ -7,7 +7,7 @@ from wkvm_protocol.endpoint import MIN_FRAME_BYTES, Connection, ConnectionState
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
-    GRAMMAR_FEATURE,
+    FEATURES,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -25,8 +25,10 @@ from wkvm_protocol.messages import (
     Hello,
     HelloOk,
     Logprobs,
+    Opening,
     Ping,
     Pong,
+    Score,
     ServerMessage,
     Stats,
     StatsReply,
@@ -39,7 +41,7 @@ _LATER: Codec[ServerMessage] = Codec(
 )
 _SENT_FIRST = Codec(Hello)
 _SENT: Codec[ClientMessage] = Codec(
-    Ping, Pong, GoAway, Generate, GenerateConstrained, Cancel, Credit, Stats
+    Ping, Pong, GoAway, Generate, GenerateConstrained, Score, Cancel, Credit, Stats
 )
 
 
@@ -153,19 +155,8 @@ class ClientConnection(Connection[ServerMessage]):
         frame = encode_frame(payload, self._send_limit)
         problem: str | None = None
         match message:
-            case Generate() | GenerateConstrained() | Stats():
-                if self._going_away or self._peer_going_away:
-                    raise LocalProtocolError("no new lane after GoAway")
-                if (
-                    isinstance(message, GenerateConstrained)
-                    and GRAMMAR_FEATURE not in self._features
-                ):
-                    raise LocalProtocolError(f"the feature {GRAMMAR_FEATURE} was not agreed")
-                problem = (
-                    self._lanes.open_query(message.request_id)
-                    if isinstance(message, Stats)
-                    else self._lanes.open_generation(message.request_id, message.sampling.n)
-                )
+            case Generate() | GenerateConstrained() | Score() | Stats():
+                problem = self._open(message)
             case Cancel() | Credit():
                 if message.request_id not in self._lanes:
                     return b""
@@ -176,3 +167,18 @@ class ClientConnection(Connection[ServerMessage]):
         if problem is not None:
             raise LocalProtocolError(f"{type(message).__name__}: {problem}")
         return frame
+
+    def _open(self, message: Opening) -> str | None:
+        """Note a new lane, or say what is wrong with its number."""
+        if self._going_away or self._peer_going_away:
+            raise LocalProtocolError("no new lane after GoAway")
+        feature = FEATURES.get(type(message))
+        if feature is not None and feature not in self._features:
+            raise LocalProtocolError(f"the feature {feature} was not agreed")
+        match message:
+            case Stats():
+                return self._lanes.open_query(message.request_id)
+            case Score():
+                return self._lanes.open_generation(message.request_id, 1)
+            case _:
+                return self._lanes.open_generation(message.request_id, message.sampling.n)

@@ -19,6 +19,7 @@ from wkvm_protocol.messages import (
     Logprobs,
     Message,
     Sampling,
+    Score,
     Tokens,
     unpack_ids,
 )
@@ -167,6 +168,10 @@ def _check_generate(message: Message) -> str | None:
     return problem
 
 
+def _check_score(message: Message) -> str | None:
+    return _packed(message, "prompt")
+
+
 def _check_tokens(message: Message) -> str | None:
     assert isinstance(message, Tokens)
     n_bytes = len(message.lanes)
@@ -206,6 +211,7 @@ _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     HelloOk: _check_hello_ok,
     Generate: _check_generate,
     GenerateConstrained: _check_generate,
+    Score: _check_score,
     Tokens: _check_tokens,
     Logprobs: _check_logprobs,
 }

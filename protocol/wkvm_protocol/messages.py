@@ -30,6 +30,8 @@ MAX_LONG_TEXT = 4096
 
 GRAMMAR_FEATURE = "grammar"
 """The feature under which a client may send GenerateConstrained."""
+SCORE_FEATURE = "score"
+"""The feature under which a client may send Score."""
 
 RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
 """Chosen by the client; names a lane of the connection until its last End or Failed."""
@@ -190,6 +192,23 @@ class GenerateConstrained(Message, frozen=True, tag=0x13):
     priority: int = 0
 
 
+class Score(Message, frozen=True, tag=0x14):
+    """Client to server: open a lane and tell the log probabilities of given ids.
+
+    Answered by Logprobs of the prompt, then by one End; or by Failed. Legal only where the
+    feature ``score`` was agreed.
+    """
+
+    request_id: RequestId
+    prompt: PackedIds
+    path: ShortText
+    """``chunked``: as prompts are absorbed; ``decode``: one id a step, as output is."""
+    n_top: int = 0
+    """How many of the most likely ids to tell at each position."""
+    timeout_ms: Count = 0
+    priority: int = 0
+
+
 class Cancel(Message, frozen=True, tag=0x11):
     """Client to server: end a lane. Answered by its End or Failed; unknown lanes are ignored."""
 
@@ -285,12 +304,19 @@ class StatsReply(Message, frozen=True, tag=0x41):
 
 Generation: TypeAlias = Generate | GenerateConstrained
 """What opens a lane of choices."""
-ClientMessage: TypeAlias = (
-    Hello | Ping | Pong | GoAway | Generate | GenerateConstrained | Cancel | Credit | Stats
-)
+Opening: TypeAlias = Generate | GenerateConstrained | Score | Stats
+"""What opens a lane."""
+ClientMessage: TypeAlias = Hello | Ping | Pong | GoAway | Opening | Cancel | Credit
 ServerMessage: TypeAlias = (
     HelloOk | Ping | Pong | GoAway | Error | Tokens | Logprobs | End | Failed | StatsReply
 )
+
+
+FEATURES: dict[type[Message], str] = {
+    GenerateConstrained: GRAMMAR_FEATURE,
+    Score: SCORE_FEATURE,
+}
+"""Messages that are legal only where a feature was agreed."""
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

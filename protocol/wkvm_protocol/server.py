@@ -9,7 +9,7 @@ from wkvm_protocol.endpoint import MIN_FRAME_BYTES, Connection, ConnectionState
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
-    GRAMMAR_FEATURE,
+    FEATURES,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -25,13 +25,14 @@ from wkvm_protocol.messages import (
     Failed,
     Generate,
     GenerateConstrained,
-    Generation,
     GoAway,
     Hello,
     HelloOk,
     Logprobs,
+    Opening,
     Ping,
     Pong,
+    Score,
     ServerMessage,
     Stats,
     StatsReply,
@@ -42,7 +43,7 @@ from wkvm_protocol.splitting import split_logprobs, split_tokens
 
 _FIRST = Codec(Hello)
 _LATER: Codec[ClientMessage] = Codec(
-    Ping, Pong, GoAway, Generate, GenerateConstrained, Cancel, Credit, Stats
+    Ping, Pong, GoAway, Generate, GenerateConstrained, Score, Cancel, Credit, Stats
 )
 _SENT_FIRST = Codec(HelloOk)
 _SENT: Codec[ServerMessage] = Codec(
@@ -112,18 +113,18 @@ class ServerConnection(Connection[ServerEvent]):
         if self._state is ConnectionState.HANDSHAKE:
             raise RemoteProtocolError("a message before HelloOk was awaited")
         message = _LATER.decode(payload)
+        feature = FEATURES.get(type(message))
+        if feature is not None and feature not in self._features:
+            raise RemoteProtocolError(
+                f"{type(message).__name__}: the feature {feature} was not agreed"
+            )
         match message:
             case Generate() | GenerateConstrained():
-                if (
-                    isinstance(message, GenerateConstrained)
-                    and GRAMMAR_FEATURE not in self._features
-                ):
-                    raise RemoteProtocolError(
-                        f"GenerateConstrained: the feature {GRAMMAR_FEATURE} was not agreed"
-                    )
                 return self._open(
                     message, self._lanes.open_generation(message.request_id, message.sampling.n)
                 )
+            case Score():
+                return self._open(message, self._lanes.open_generation(message.request_id, 1))
             case Stats():
                 return self._open(message, self._lanes.open_query(message.request_id))
             case Cancel() | Credit():
@@ -158,7 +159,7 @@ class ServerConnection(Connection[ServerEvent]):
         self._state = ConnectionState.HANDSHAKE
         return hello
 
-    def _open(self, message: Generation | Stats, problem: str | None) -> ServerEvent:
+    def _open(self, message: Opening, problem: str | None) -> ServerEvent:
         if problem is not None:
             raise RemoteProtocolError(f"{type(message).__name__}.request_id: {problem}")
         if self._peer_going_away:
@@ -170,7 +171,7 @@ class ServerConnection(Connection[ServerEvent]):
             return self._refuse(message, ErrorCode.TOO_MANY_LANES, why)
         return message
 
-    def _refuse(self, message: Generation | Stats, code: ErrorCode, why: str) -> Refused:
+    def _refuse(self, message: Opening, code: ErrorCode, why: str) -> Refused:
         self._refused.add(message.request_id)
         return Refused(failure(message.request_id, code, why, retry_after_ms=self._retry_after_ms))
 

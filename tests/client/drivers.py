@@ -35,6 +35,7 @@ class Driver(Protocol):
         """Enter and leave a ``with`` block."""
         ...
 
+    async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]: ...
     async def ping(self, **options: Any) -> float: ...
     async def stats(self, **options: Any) -> dict[str, int]: ...
     async def close_client(self) -> None: ...
@@ -102,6 +103,9 @@ class AioDriver:
     async def leave(self, stream: aio.Stream) -> None:
         async with stream:
             pass
+
+    async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
+        return await self.client.score(ids, **options)
 
     async def ping(self, **options: Any) -> float:
         return await self.client.ping(**options)
@@ -179,6 +183,9 @@ class BlockingDriver:
                 pass
 
         await self.call(block)
+
+    async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
+        return await self.call(lambda: self.client.score(ids, **options))
 
     async def ping(self, **options: Any) -> float:
         return await self.call(lambda: self.client.ping(**options))

@@ -168,6 +168,45 @@ async def test_log_probabilities_are_those_of_the_model(driver: Driver) -> None:
         assert [top.token_id for top in one.top] == best[:n_top]
 
 
+@pytest.mark.parametrize("path", ["chunked", "decode"])
+async def test_a_text_is_scored_by_the_model_whatever_the_path(driver: Driver, path: str) -> None:
+    text = [1, 2, 3, 0, 9, 9]
+    before = await driver.stats()
+    got = await driver.score(text, path=path, n_top=1)
+    assert [one.token_id for one in got] == text[1:]
+    for place, one in enumerate(got, start=1):
+        logits = fake_logits(text[:place], VOCAB_SIZE)
+        norm = math.log(sum(math.exp(logit) for logit in logits))
+        assert one.logprob == pytest.approx(logits[one.token_id] - norm, abs=1e-5)
+        assert one.rank == 1 + sum(logit > logits[one.token_id] for logit in logits)
+        assert [top.token_id for top in one.top] == [logits.index(max(logits))]
+    after = await driver.stats()
+    assert after["n_free_slots"] == after["n_slots"]
+    n_prompt, n_output = (6, 0) if path == "chunked" else (1, 5)
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == n_prompt
+    assert after["output_tokens_total"] - before["output_tokens_total"] == n_output
+
+
+@pytest.mark.parametrize("path", ["chunked", "decode"])
+async def test_what_is_wrong_with_a_text_is_named(driver: Driver, path: str) -> None:
+    for ids, error, field_name in (
+        ([], "EmptyPromptError", "prompt"),
+        ([1, VOCAB_SIZE], "TokenOutOfRangeError", "prompt"),
+        ([1] * 3001, "PromptTooLongError", "prompt"),
+    ):
+        with pytest.raises(ClientError) as raised:
+            await driver.score(ids, path=path)
+        assert (type(raised.value).__name__, raised.value.field) == (error, field_name)
+    for options, name in (({"path": "fast"}, "path"), ({"path": path, "n_top": 21}, "n_top")):
+        with pytest.raises(ClientError) as raised:
+            await driver.score([1, 2], **options)
+        assert (type(raised.value).__name__, raised.value.field) == ("InvalidParameterError", name)
+    with pytest.raises(ClientError) as raised:
+        await driver.score([1] * 2900, path="decode", timeout_s=0.001)
+    assert type(raised.value).__name__ == "RequestTimeoutError"
+    assert len(await driver.score([1, 2], path=path)) == 1
+
+
 async def test_a_stream_left_early_is_cancelled_on_the_server(driver: Driver, door: str) -> None:
     stream = await driver.generate((1, 2), max_tokens=2900, temperature=0.0, ignore_eos=True)
     assert await driver.take(stream, 3) == fake_continuation((1, 2), 3)

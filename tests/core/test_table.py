@@ -7,7 +7,7 @@ from wkvm.core.table import Request, RequestTable, choices_of
 def make_request(request_id: int) -> Request:
     spec = RequestSpec(prompt=(5,))
     (request,) = choices_of(
-        [request_id], spec, seed=0, branches=[0], stops=(), now=0.0, deadline=1.0
+        [request_id], spec, seed=0, branches=[0], stops=(), vocab_size=64, now=0.0, deadline=1.0
     )
     return request
 

@@ -11,7 +11,7 @@ from wkvm.core.waiting import WaitingLine
 def make_request(request_id: int, tenant: str = "a", priority: int = 0) -> Request:
     spec = RequestSpec(prompt=(5,), tenant=tenant, priority=priority)
     (request,) = choices_of(
-        [request_id], spec, seed=0, branches=[0], stops=(), now=0.0, deadline=1.0
+        [request_id], spec, seed=0, branches=[0], stops=(), vocab_size=64, now=0.0, deadline=1.0
     )
     return request
 
@@ -79,7 +79,7 @@ def test_ids_that_requests_share_count_once_while_one_of_them_waits() -> None:
     spec = RequestSpec(prompt=(5, 6, 7), tenant="a", params=SamplingParams(n=2))
     line = WaitingLine()
     for request in choices_of(
-        [0, 1], spec, seed=0, branches=[0, 1], stops=(), now=0.0, deadline=1.0
+        [0, 1], spec, seed=0, branches=[0, 1], stops=(), vocab_size=64, now=0.0, deadline=1.0
     ):
         line.push(request)
     counts = [(line.n_requests("a"), line.n_ids("a"))]

@@ -62,6 +62,33 @@ async def test_log_probabilities_come_for_output_and_prompt(running: Running) ->
     assert all(one["top"] == [] and one["logprob"] < 0 for one in got["prompt_logprobs"])
 
 
+@pytest.mark.parametrize("path", ["chunked", "decode"])
+async def test_a_text_is_scored(running: Running, path: str) -> None:
+    body = {"ids": [5, 6, 7], "prompt_logprobs": 2, "max_tokens": 0}
+    _, expected = await post(running, "/v1/generate", body)
+    asked = {"ids": [5, 6, 7], "path": path, "n_top": 2}
+    status, got = await post(running, "/v1/score", asked, **{"X-Request-Id": "mine"})
+    assert status == 200
+    assert got == {
+        "id": "mine",
+        "model": running.gateway.model,
+        "logprobs": expected["prompt_logprobs"],
+    }
+
+
+async def test_what_is_wrong_with_a_text_is_answered(running: Running) -> None:
+    for body, param in (
+        ({"ids": []}, "ids"),
+        ({"ids": [1, 10**6]}, "ids"),
+        ({"ids": [1], "path": "fast"}, "path"),
+        ({"ids": [1], "n_top": 99}, "n_top"),
+        ({"ids": [1], "model": "other"}, "model"),
+    ):
+        status, got = await post(running, "/v1/score", body)
+        assert status in (400, 404)
+        assert got["error"]["param"] == param
+
+
 async def test_every_keyword_reaches_the_engine(running: Running) -> None:
     biased = {"ids": [1], "temperature": 0, "max_tokens": 2, "logit_bias": {"77": 100.0}}
     allowed = {"ids": [1], "max_tokens": 2, "allowed_ids": [9], "stop_ids": [9], "min_tokens": 0}

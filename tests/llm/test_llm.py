@@ -70,6 +70,18 @@ def test_ids_and_their_text_are_the_same_prompt(model: LLM) -> None:
     assert of_text.outputs == of_ids.outputs == model.generate(ids, GREEDY)[0].outputs
 
 
+def test_texts_are_scored_by_either_path_as_their_prompts_are(model: LLM) -> None:
+    ids = [model.tokenizer.encode(prompt) for prompt in PROMPTS]
+    outputs = model.generate(ids, SamplingParams(max_tokens=0, prompt_logprobs=1))
+    assert model.score(PROMPTS, n_top=1) == [output.prompt_logprobs for output in outputs]
+    (decoded,) = model.score(ids[0], path="decode", n_top=1)
+    for one, other in zip(decoded, outputs[0].prompt_logprobs or [], strict=True):
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    with pytest.raises(EmptyPromptError, match="prompt 1"):
+        model.score([ids[0], []])
+
+
 def test_each_prompt_can_have_parameters_of_its_own(model: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 5)]
     outputs = model.generate(PROMPTS[:2], params)

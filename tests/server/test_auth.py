@@ -23,6 +23,7 @@ from wkvm_protocol.messages import (
     Ping,
     Pong,
     Sampling,
+    Score,
     Stats,
     pack_ids,
 )
@@ -41,6 +42,7 @@ REQUESTS: Sequence[ClientMessage] = (
     GoAway(),
     Generate(1, pack_ids([1]), Sampling()),
     GenerateConstrained(1, pack_ids([1]), "regex", "a"),
+    Score(1, pack_ids([1]), "chunked"),
     Cancel(1),
     Credit(1, 1),
     Stats(1),

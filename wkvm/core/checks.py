@@ -25,6 +25,10 @@ def check_spec(
     if max_model_len is not None and n_prompt + max_tokens > max_model_len:
         raise PromptTooLongError(n_prompt, max_tokens, max_model_len)
     check_ids("prompt", spec.prompt, vocab_size)
+    if spec.forced:
+        if len(spec.forced) != max_tokens or params.n != 1 or spec.grammar is not None:
+            raise ValueError("a forced output is all of one choice, without a grammar")
+        check_ids("prompt", spec.forced, vocab_size)
     params.check_ids(vocab_size)
     stops = tuple(dict.fromkeys(params.stop_ids + (() if params.ignore_eos else eos_ids)))
     if params.min_tokens:

@@ -60,6 +60,9 @@ class RequestSpec:
         credit: how many ids each completion may have before more credit is granted to it;
             None is unlimited.
         grammar: what each completion must be; None for anything.
+        forced: what the completion is, id by id: as many as ``params.max_tokens``, of one choice
+            and without a grammar. Nothing is left to choose; their log probabilities are what
+            is asked for. Not copied either. Empty for anything.
     """
 
     prompt: Sequence[int]
@@ -69,11 +72,12 @@ class RequestSpec:
     timeout_s: float | None = None
     credit: int | None = None
     grammar: Grammar | None = None
+    forced: Sequence[int] = ()
 
     @property
     def n_ids(self) -> int:
         """How many ids it brings, of those that only the size of a message bounds."""
-        return len(self.prompt) + len(self.params.allowed_ids or ())
+        return len(self.prompt) + len(self.forced) + len(self.params.allowed_ids or ())
 
 
 @dataclass(frozen=True, slots=True)

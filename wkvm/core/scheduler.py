@@ -140,7 +140,14 @@ class Scheduler:
         self._check_room(spec)
         deadline = now + (config.request_timeout_s if spec.timeout_s is None else spec.timeout_s)
         requests = choices_of(
-            request_ids, spec, seed=seed, branches=branches, stops=stops, now=now, deadline=deadline
+            request_ids,
+            spec,
+            seed=seed,
+            branches=branches,
+            stops=stops,
+            vocab_size=self._vocab_size,
+            now=now,
+            deadline=deadline,
         )
         self._table.add(*requests)
         for request in requests:

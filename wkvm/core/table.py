@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from wkvm.core.errors import WkvmError
+from wkvm.core.forced import Forced
 from wkvm.core.grammar import Constraint, Grammar
 from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
@@ -43,7 +44,7 @@ class Request:
         credit: how many more it may produce; None is any number.
         held: whether it must produce nothing whatever its credit.
         paused_since: since when it has held its slot without being allowed to produce.
-        constraint: what its grammar makes of the output so far.
+        constraint: what its grammar makes of the output so far, or what forces the output.
         is_ready: whether it has a constraint or needs none; else it may not produce.
         turn: rises each time a share of the budget is given to it; orders the prompts.
     """
@@ -121,6 +122,7 @@ def choices_of(
     seed: int,
     branches: Sequence[int],
     stops: tuple[int, ...],
+    vocab_size: int,
     now: float,
     deadline: float,
 ) -> list[Request]:
@@ -150,6 +152,7 @@ def choices_of(
             last_id=spec.prompt[-1],
             credit=spec.credit,
             grammar=spec.grammar,
+            constraint=Forced(spec.forced, vocab_size) if spec.forced else None,
             is_ready=spec.grammar is None,
         )
         for request_id, branch in zip(request_ids, branches, strict=True)

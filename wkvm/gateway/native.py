@@ -66,6 +66,23 @@ async def submit(call: Call) -> web.StreamResponse:
     return json_response(msgspec.json.encode(bodies.Accepted(submission.request_id)), status=202)
 
 
+async def score(call: Call) -> web.StreamResponse:
+    """``POST /v1/score``: how likely given ids are."""
+    body = await call.body(bodies.ScoreBody)
+    call.names = bodies.NAMES
+    if body.model is not None:
+        call.gateway.check_model(body.model)
+    scores = await call.client.score(
+        body.ids,
+        path=body.path,
+        n_top=body.n_top,
+        timeout_s=body.timeout_s,
+        priority=body.priority,
+    )
+    scored = bodies.Scored(call.request_id, call.gateway.model, bodies.positions(scores))
+    return json_response(msgspec.json.encode(scored))
+
+
 async def status(call: Call) -> web.StreamResponse:
     """``GET /v1/status/{id}``: what has come of a submitted request so far."""
     start = _start(call.request)

@@ -74,6 +74,17 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return isinstance(self.logprobs, int)
 
 
+class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text to be scored: its ids; the others are the client's keywords."""
+
+    ids: list[int]
+    model: str | None = None
+    path: Literal["chunked", "decode"] = "chunked"
+    n_top: int = 0
+    timeout_s: float | None = None
+    priority: int = 0
+
+
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which request to cancel."""
 
@@ -150,6 +161,14 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     stop_id: int | UnsetType | None = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Times | UnsetType = UNSET
+
+
+class Scored(msgspec.Struct):
+    """How likely the ids of a text are, but the first."""
+
+    id: str
+    model: str
+    logprobs: list[Position]
 
 
 class Accepted(msgspec.Struct):

@@ -17,6 +17,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/generate", native.generate),
     Route("GET", "/v1/models", models.models),
     Route("GET", "/v1/models/{id:.+}", models.model),
+    Route("POST", "/v1/score", native.score),
     Route("GET", "/v1/status/{id}", native.status, serves_draining=True, needs_engine=False),
     Route("POST", "/v1/stream", native.stream),
     Route("POST", "/v1/submit", native.submit),

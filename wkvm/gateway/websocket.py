@@ -27,6 +27,7 @@ from wkvm_protocol.messages import (
     GoAway,
     Hello,
     HelloOk,
+    Score,
     Stats,
 )
 
@@ -62,7 +63,7 @@ DRAINING = "the server is draining"
 
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
-_opening = Codec(Generate, GenerateConstrained, Stats)
+_opening = Codec(Generate, GenerateConstrained, Score, Stats)
 _go_away = Codec(GoAway)
 _failed = Codec(Failed)
 
@@ -267,7 +268,7 @@ def _refusal(payload: bytes) -> bytes | None:
         message = _opening.decode(payload)
     except ProtocolError:
         return None
-    assert isinstance(message, Generate | GenerateConstrained | Stats)
+    assert isinstance(message, Generate | GenerateConstrained | Score | Stats)
     return _failed.encode(
         Failed(message.request_id, ErrorCode.DRAINING, ErrorCode.DRAINING.retryable, DRAINING)
     )

@@ -19,12 +19,15 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 from wkvm_client.errors import ClientClosedError, EmptyPromptError
+from wkvm_client.results import Path as ScorePath
+from wkvm_client.results import TokenLogprobs
 
 from wkvm.assembly.backend import Backend, Local, Place, Remote
 from wkvm.assembly.models import find_model, model_name, require_engine
@@ -40,6 +43,7 @@ from wkvm.llm.batch import Batch, Job
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.progress import progress_bar
 from wkvm.llm.results import CompletionOutput, RequestOutput
+from wkvm.llm.scores import score_all
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
@@ -209,6 +213,32 @@ class LLM:
         ]
         return self._run(jobs, use_progress=use_progress)
 
+    def score(
+        self, texts: Prompt | Sequence[Prompt], *, path: ScorePath = "chunked", n_top: int = 0
+    ) -> list[list[TokenLogprobs]]:
+        """How likely the ids of texts are, each after those before it.
+
+        Args:
+            texts: one or several, each a text or its ids.
+            path: ``chunked``, as prompts are absorbed and as trainers compute it, or ``decode``,
+                id by id; they differ by rounding.
+            n_top: tell this many most likely ids too, at each position.
+
+        Returns:
+            For each text, in their order, an entry for each id but the first.
+
+        Raises:
+            EmptyPromptError: a text is empty; nothing was scored.
+            ClientError: of ``wkvm_client``; one text failed, and the others were cancelled.
+        """
+        each = [
+            self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+            for text in _prompts(texts)
+        ]
+        self._check(each)
+        work = partial(score_all, texts=each, path=path, n_top=n_top)
+        return _wait(self._backend.run(work), lambda: None)
+
     def _job(self, text: str | None, prompt: list[int], params: SamplingParams) -> Job:
         if params.seed is None and self._seeds is not None:
             params = dataclasses.replace(params, seed=self._seeds.getrandbits(64))
@@ -234,14 +264,18 @@ class LLM:
         )
 
     def _run(self, jobs: list[Job], *, use_progress: bool) -> list[RequestOutput]:
-        if not self._finish.alive:
-            raise ClientClosedError("the LLM was closed")
-        for index, job in enumerate(jobs):
-            if not job.prompt:
-                raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
+        self._check([job.prompt for job in jobs])
         batch = Batch(jobs, self._texts)
         with progress_bar(batch, len(jobs), is_wanted=use_progress) as show:
             return _wait(self._backend.run(batch.run), show)
+
+    def _check(self, prompts: Sequence[Sequence[int]]) -> None:
+        """See that there is somebody to ask, and something to ask in each case."""
+        if not self._finish.alive:
+            raise ClientClosedError("the LLM was closed")
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
 
 
 def _local(path: Path, settings: Mapping[str, Any]) -> Local:

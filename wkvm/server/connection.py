@@ -14,6 +14,7 @@ from wkvm_protocol.connection import Ignored, Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
 from wkvm_protocol.messages import (
     GRAMMAR_FEATURE,
+    SCORE_FEATURE,
     Cancel,
     ClientMessage,
     Credit,
@@ -90,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._wire = ServerConnection(
             max_frame_bytes=config.max_frame_bytes,
             max_lanes=config.max_lanes,
-            features=(GRAMMAR_FEATURE,) if shared.info.takes_grammars else (),
+            features=(SCORE_FEATURE, *((GRAMMAR_FEATURE,) if shared.info.takes_grammars else ())),
         )
         self._transport: asyncio.Transport | None = None
         self._is_counted = False

@@ -21,6 +21,7 @@ from wkvm.core.sampling import SamplingParams
 from wkvm.server.errors import failed
 from wkvm.server.interface import Loop
 from wkvm.server.lanes import Choice, CreditPool, Lane, Outbox
+from wkvm.server.scores import score_spec
 
 REASONS = {
     Status.STOPPED: wire.EndReason.STOP,
@@ -83,6 +84,8 @@ class Dispatcher:
         match message:
             case wire.Generate() | wire.GenerateConstrained():
                 self._generate(client, message)
+            case wire.Score():
+                self._score(client, message)
             case wire.Cancel(request_id=request_id):
                 lane = client.lanes.get(request_id)
                 if lane is not None:
@@ -110,15 +113,29 @@ class Dispatcher:
             client.send([failed(lane_id, error)])
             return
         pool = CreditPool(message.credit, n) if shares_credit else None
-        lane = Lane(lane_id, engine_ids, pool)
-        client.lanes[lane_id] = lane
         is_plain = pool is None and message.sampling.logprobs is None
-        for index, engine_id in enumerate(engine_ids):
+        lane = Lane(lane_id, engine_ids, pool)
+        self._take_on(client, lane, is_plain=is_plain)
+        if pool is not None:
+            self._grant(lane, pool.deal())
+
+    def _score(self, client: Client, message: wire.Score) -> None:
+        lane_id = message.request_id
+        try:
+            spec = score_spec(message, client.tenant)
+            engine_ids = self._loop.submit(spec)
+        except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
+            client.send([failed(lane_id, error)])
+            return
+        lane = Lane(lane_id, engine_ids, None, n_scored=spec.n_ids)
+        self._take_on(client, lane, is_plain=False)
+
+    def _take_on(self, client: Client, lane: Lane, *, is_plain: bool) -> None:
+        client.lanes[lane.request_id] = lane
+        for index, engine_id in enumerate(lane.engine_ids):
             choice = Choice(lane, index, client.box, is_plain=is_plain)
             lane.choices[engine_id] = choice
             self._choices[engine_id] = choice
-        if pool is not None:
-            self._grant(lane, pool.deal())
 
     def _credit(self, lane: Lane, n_tokens: int) -> None:
         if lane.pool is not None:
@@ -172,15 +189,20 @@ class Dispatcher:
             box = choice.box
             if box.is_fresh:
                 box.touch(touched)
+            if not choice.is_plain:
+                specials.append((place, choice))
+                if choice.lane.n_scored is not None:
+                    continue  # the client knows the ids
             box.lanes.append(choice.lane_id)
             box.choices.append(choice.index)
             box.ids.append(event.token_ids[place])
-            if not choice.is_plain:
-                specials.append((place, choice))
         for place, choice in specials:
             logprobs = event.logprobs.get(place)
             if logprobs is not None:
-                message = _logprobs(choice, (logprobs,), event.indices[place], of_prompt=False)
+                is_scored = choice.lane.n_scored is not None
+                # of a Score the engine's prompt was the first id alone
+                first = event.indices[place] + is_scored
+                message = _logprobs(choice, (logprobs,), first, of_prompt=is_scored)
                 choice.box.logprobs.append(message)
             if choice.lane.pool is not None:
                 self._grant(choice.lane, choice.lane.pool.used(choice.index))
@@ -196,16 +218,17 @@ class Dispatcher:
             self._close(client, lane)
             choice.box.ends.append(failed(lane.request_id, event.error or RuntimeError("no error")))
             return
+        is_scored = lane.n_scored is not None
         choice.box.ends.append(
             wire.End(
                 request_id=lane.request_id,
                 choice=choice.index,
                 reason=reason,
                 stop_id=event.stop_id,
-                n_prompt=event.n_prompt,
-                n_output=event.n_output,
+                n_prompt=event.n_prompt if lane.n_scored is None else lane.n_scored,
+                n_output=0 if is_scored else event.n_output,
                 queue_us=_us(event.queue_s),
-                first_token_us=_us(event.first_token_s),
+                first_token_us=0 if is_scored else _us(event.first_token_s),
                 total_us=_us(event.total_s),
             )
         )

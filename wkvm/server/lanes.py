@@ -101,20 +101,27 @@ class Outbox:
 
 
 class Lane:
-    """One Generate.
+    """One Generate, or one Score.
 
     ``engine_ids`` are the engine's requests by the index of their choice, ``choices`` those
-    that have not ended, by engine request id.
+    that have not ended, by engine request id. ``n_scored`` is the length of a Score's text;
+    None of a Generate.
     """
 
-    __slots__ = ("choices", "engine_ids", "pool", "request_id")
+    __slots__ = ("choices", "engine_ids", "n_scored", "pool", "request_id")
 
     def __init__(
-        self, request_id: int, engine_ids: tuple[int, ...], pool: CreditPool | None
+        self,
+        request_id: int,
+        engine_ids: tuple[int, ...],
+        pool: CreditPool | None,
+        *,
+        n_scored: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.engine_ids = engine_ids
         self.pool = pool
+        self.n_scored = n_scored
         self.choices: dict[int, Choice] = {}
 
 
@@ -122,7 +129,7 @@ class Choice:
     """One completion: what the engine knows as a request.
 
     ``box`` is the outbox of its connection. ``is_plain`` holds where an id needs nothing
-    but its place in Tokens: no log probabilities, no shared credit.
+    but its place in Tokens: no log probabilities, no shared credit, and not a Score's.
     """
 
     __slots__ = ("box", "index", "is_plain", "lane", "lane_id")
