@@ -24,6 +24,7 @@ BENCHES = {
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
+    "server": "a server's 256 streams on a unix socket against the bare forward pass",
     "start": "a server of a 1.5B model from the command to ready, kernels compiled or not",
 }
 

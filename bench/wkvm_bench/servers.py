@@ -5,11 +5,15 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import uvloop
@@ -17,6 +21,7 @@ import uvloop
 from wkvm_bench.harness import BenchError
 
 START_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
 SSE_EVENTS_HEADER = "Wkvm-Bench-Events"
 """Of a request to the server of events: how many to send."""
 
@@ -49,6 +54,72 @@ async def running(kind: str, path: Path) -> AsyncIterator[int]:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that is ready.
+
+    Attributes:
+        pid: of its process.
+        seconds: from the command to its being ready.
+    """
+
+    pid: int
+    seconds: float
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the process so far, of all its threads. Linux alone says it."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+        user, system = fields.split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: Path,
+    uds: Path,
+    flags: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[Started]:
+    """Run ``wkvm serve`` on a unix socket for the length of a block. Its log goes to this one's.
+
+    Args:
+        model: to be served.
+        uds: the path of the socket.
+        flags: more of them.
+        variables: of its environment.
+
+    Raises:
+        BenchError: it ended before it was ready, or is not ready in time.
+    """
+    command = ["-m", "wkvm", "serve", str(model), "--port", "none", *flags]
+    command += ["--binary-port", "none", "--binary-uds", str(uds), "--log-level", "warning"]
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **variables},
+    )
+    try:
+        await _ready(process)
+        yield Started(process.pid, time.perf_counter() - began)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _ready(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            line = await process.stdout.readline() if process.stdout is not None else b""
+    except TimeoutError:
+        raise BenchError(f"the server is not ready after {READY_TIMEOUT_S:g} s") from None
+    if not line.startswith(b"ready"):
+        raise BenchError("the server ended before it was ready")
 
 
 def _listens(path: Path) -> bool:

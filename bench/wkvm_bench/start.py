@@ -1,18 +1,13 @@
 """From the command to a server that takes requests: weights on disk, kernels compiled or not."""
 
-import asyncio
-import os
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
-from wkvm_bench.harness import Bar, BenchError, Finding
+from wkvm_bench.harness import Bar, Finding
 from wkvm_bench.random_model import SIZES, write_random
-
-TIMEOUT_S = 120.0
+from wkvm_bench.servers import serving
 
 
 async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
@@ -30,32 +25,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
         cache = {"TRITON_CACHE_DIR": str(folder / "kernels")}
         findings = list[Finding]()
         for case in ("no kernel compiled before", "kernels compiled before"):
-            seconds = await _seconds(path, folder / "wkvm.sock", flags, cache)
-            bar = Bar(30.0, at_least=False)
-            findings.append(Finding(f"{size} on {device}, {case}", seconds, "s", bar))
+            async with serving(path, folder / "wkvm.sock", flags, cache) as started:
+                bar = Bar(30.0, at_least=False)
+                findings.append(Finding(f"{size} on {device}, {case}", started.seconds, "s", bar))
     return findings
-
-
-async def _seconds(path: Path, uds: Path, flags: list[str], variables: dict[str, str]) -> float:
-    """How long a server takes to say that it is ready. Its log goes to this one's."""
-    command = ["-m", "wkvm", "serve", str(path), "--port", "none", *flags]
-    command += ["--binary-port", "none", "--binary-uds", str(uds), "--log-level", "warning"]
-    began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **variables},
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            line = await process.stdout.readline() if process.stdout is not None else b""
-        if not line.startswith(b"ready"):
-            raise BenchError("the server ended before it was ready")
-        return time.perf_counter() - began
-    except TimeoutError:
-        raise BenchError(f"the server is not ready after {TIMEOUT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()

@@ -61,6 +61,10 @@ CASES = {
         "body, 100 kB of ids, parsed alone",
     ],
     "ping": ["unix socket"],
+    "server": [
+        "tiny on cpu, 4 streams",
+        "tiny on cpu, 4 streams: CPU time of the server a step",
+    ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
         f"{backend}, 4 in, 3 out, {n}"
