@@ -41,7 +41,12 @@ def runner_of(model: Model, arena: Arena, config: EngineConfig) -> RunnerLike:
         from wkvm.engine.gpu import make_gpu_runner
 
         return make_gpu_runner(model, arena, config)
-    return Runner(model, arena, poison_freed=config.poison_freed_slots)
+    return Runner(
+        model,
+        arena,
+        poison_freed=config.poison_freed_slots,
+        deterministic=config.deterministic,
+    )
 
 
 def _decode_prompt_tokens(model: Model, config: EngineConfig) -> int | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Logprobs
+from wkvm.engine.alone import run_alone
 from wkvm.engine.constraints import constrained
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
 from wkvm.engine.sampler import Sampler
@@ -20,12 +21,20 @@ class Runner:
     """Runs steps of one model over one arena. One at a time, always on the same thread.
 
     Apart from the arena it holds the sampler's memory, which follows the slots.
+
+    Args:
+        poison_freed: fill freed slots with NaN.
+        deterministic: make what comes of a row a function of the row, to the bit. It costs a
+            forward pass for each row, and one for each ``CUT_MULTIPLE`` tokens of a prompt.
     """
 
-    def __init__(self, model: Model, arena: Arena, *, poison_freed: bool) -> None:
+    def __init__(
+        self, model: Model, arena: Arena, *, poison_freed: bool, deterministic: bool = False
+    ) -> None:
         self._model = model
         self._arena = arena
         self._poison_freed = poison_freed
+        self._deterministic = deterministic
         self._device = model.info.device
         self._vocab_size = model.info.vocab_size
         self.sampler = Sampler(self._vocab_size, self._device)
@@ -53,6 +62,11 @@ class Runner:
             self.sampler.forget(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
+        if self._deterministic:
+            return run_alone(plan, self._run)
+        return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> StepResult:
         fresh = [row.slot for row in plan.rows if row.fresh]
         if fresh:
             self._arena.zero(fresh)
