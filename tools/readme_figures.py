@@ -74,7 +74,7 @@ def table(records: list[dict[str, Any]]) -> str:
             f"| `{record['command']}` |"
         )
     places = {
-        f"{r['device']}, {r['n_cores']} cores, Python {r['versions']['python']}, "
+        f"{place(r)}, {r['n_cores']} cores, Python {r['versions']['python']}, "
         f"torch {r['versions'].get('torch', 'none')}"
         for r in records
     }
@@ -102,9 +102,15 @@ def ladder(records: list[dict[str, Any]]) -> str:
         times = (_times(rung[name]) for name in ("ttft", "itl", "e2e"))
         lines.append(
             f"| {record['case']} | {rung['ids_per_s']:,.0f} | {' | '.join(times)} "
-            f"| {record['device']} |"
+            f"| {place(record)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def place(record: dict[str, Any]) -> str:
+    """What a figure was measured on: the GPU, where the machine has one."""
+    name: str = record.get("gpu") or record["device"]
+    return name
 
 
 def _times(spread: dict[str, float] | None) -> str:

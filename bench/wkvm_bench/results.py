@@ -26,6 +26,7 @@ def environment() -> dict[str, object]:
     return {
         "commit": _commit(),
         "device": _cpu_name(),
+        **({"gpu": gpu} if (gpu := _gpu_name(Path("/proc/driver/nvidia/gpus"))) else {}),
         "n_cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
         "versions": {
@@ -174,6 +175,15 @@ def _cpu_name() -> str:
         return platform.processor() or "unknown"
     names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     return names[0] if names else platform.machine()
+
+
+def _gpu_name(folder: Path) -> str | None:
+    """Of the first GPU, as its driver says it; no torch is needed for that."""
+    for file in sorted(folder.glob("*/information")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return None
 
 
 def _version(name: str) -> str | None:

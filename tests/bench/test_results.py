@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from wkvm_bench.harness import Bar, Comparison, Finding
-from wkvm_bench.results import append, environment, to_line, to_text
+from wkvm_bench.results import _gpu_name, append, environment, to_line, to_text
 
 COMPARISON = Comparison("batch 1", "wkvm", "peer", "ids/s", (30.0, 1 / 3), (10.0, 1.0), Bar(2.0))
 
@@ -26,6 +26,14 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
     assert record["command"] == "python -m wkvm_bench decode"
     assert record.keys() >= {"commit", "device", "n_cores", "load", "versions", "settings", "at"}
     assert record["versions"].keys() >= {"python", "wkvm", "msgspec", "uvloop"}
+
+
+def test_the_name_of_a_gpu_is_what_its_driver_says(tmp_path: Path) -> None:
+    assert _gpu_name(tmp_path) is None
+    folder = tmp_path / "0000:00:1f.0"
+    folder.mkdir()
+    (folder / "information").write_text("IRQ:   \t 7\nModel: \t\t NVIDIA H200\n")
+    assert _gpu_name(tmp_path) == "NVIDIA H200"
 
 
 def test_the_text_says_whether_the_bar_is_met() -> None:
