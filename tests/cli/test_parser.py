@@ -103,7 +103,8 @@ def test_slots_has_the_names_of_other_engines(flag: str) -> None:
 def test_flags_reach_their_settings() -> None:
     line = (
         "serve --max-queue 0 --poison-freed-slots --dtype bfloat16 --threads 2 "
-        "--deterministic --decode-prompt-tokens 64 --binary-port none --binary-uds /tmp/x --max-lanes 9"
+        "--deterministic --decode-prompt-tokens 64 --binary-port none --binary-uds /tmp/x "
+        "--max-lanes 9"
     )
     args = build_parser().parse_args(line.split())
     assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig(

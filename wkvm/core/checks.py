@@ -1,8 +1,15 @@
 """What a request must satisfy before it is queued, beyond what its parameters say of themselves."""
 
-from wkvm.core.errors import EmptyPromptError, InvalidParameterError, PromptTooLongError
+from wkvm.core.config import EngineConfig
+from wkvm.core.errors import (
+    EmptyPromptError,
+    InvalidParameterError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import check_ids
+from wkvm.core.waiting import WaitingLine
 
 MAX_TIMEOUT_S = 2**63
 
@@ -40,6 +47,23 @@ def check_spec(
             raise InvalidParameterError("min_tokens", "all allowed ids are stop ids")
     _check_terms(spec)
     return stops
+
+
+def check_room(spec: RequestSpec, config: EngineConfig, waiting: WaitingLine, n_free: int) -> None:
+    """Check that the line has room for a spec's choices, of whose tenant ``n_free`` may go on.
+
+    Raises:
+        QueueFullError: it has not.
+    """
+    tenant = spec.tenant
+    # Those that the next plan admits do not count as waiting.
+    n_waiting = waiting.n_requests(tenant) + spec.params.n - n_free
+    if n_waiting <= 0:
+        return
+    if n_waiting > config.max_queue:
+        raise QueueFullError(config.max_queue, "requests")
+    if waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
+        raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")
 
 
 def _check_terms(spec: RequestSpec) -> None:

@@ -78,8 +78,9 @@ class Counters:
         """The step that landed last produced ids: the first of some requests, and later ones.
 
         A request that decodes has a row in every step, so for all of them the time since their
-        last id is that since the last step landed. Where nothing ran for want of credit or
-        readers, it is the step's own.
+        last id is that since the last step landed; but one with a grammar, where two steps are in
+        flight, has a row in every second one at most, and its times come out too short. Where
+        nothing ran for want of credit or readers, it is the step's own.
         """
         self._n_output_tokens += n_first + n_following
         if n_following:

@@ -12,30 +12,27 @@ absorb an id that is still on its way.
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from wkvm.core.checks import check_spec
+from wkvm.core.checks import check_room, check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
+from wkvm.core.decode import decode_rows
 from wkvm.core.errors import (
     DrainingError,
-    NonFiniteError,
-    QueueFullError,
     StalledError,
     WkvmError,
 )
 from wkvm.core.grammar import Constraint, Unbound
+from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import (
     Event,
-    Logprobs,
-    PromptLogprobsEvent,
     RequestSpec,
     Status,
-    TokensEvent,
 )
 from wkvm.core.slots import TenantSlots
-from wkvm.core.table import Request, RequestTable, choices_of, slot_of
+from wkvm.core.table import Request, RequestTable, choices_of
 from wkvm.core.waiting import WaitingLine
 
 
@@ -137,7 +134,7 @@ class Scheduler:
         )
         if self._draining:
             raise DrainingError
-        self._check_room(spec)
+        check_room(spec, config, self._waiting, self._slots.n_free_for(spec.tenant))
         deadline = now + (config.request_timeout_s if spec.timeout_s is None else spec.timeout_s)
         requests = choices_of(
             request_ids,
@@ -154,19 +151,6 @@ class Scheduler:
             self._waiting.push(request)
             self._deadlines.set(request.request_id, deadline)
         self._counters.n_requests += len(requests)
-
-    def _check_room(self, spec: RequestSpec) -> None:
-        config, tenant = self._config, spec.tenant
-        # Those that the next plan admits do not count as waiting.
-        n_waiting = (
-            self._waiting.n_requests(tenant) + spec.params.n - self._slots.n_free_for(tenant)
-        )
-        if n_waiting <= 0:
-            return
-        if n_waiting > config.max_queue:
-            raise QueueFullError(config.max_queue, "requests")
-        if self._waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
-            raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request, whatever it does. Unknown and ended ones are ignored."""
@@ -241,48 +225,12 @@ class Scheduler:
             raise ValueError(f"{self._depth} plans are in flight")
         self._expire(now)
         self._admit(now)
-        rows, prompts, n_late = list[RowPlan](), list[Request](), 0
-        for request in self._running.values():
-            n_computed, n_ahead = request.n_computed, request.n_ahead
-            n_lacking = request.n_known - n_computed
-            if n_lacking > 1:
-                prompts.append(request)
-            elif n_lacking and request.paused_since is None and request.is_ready:
-                if n_ahead and not request.may_run_ahead:
-                    # With a constraint it would have a row here, were its last id known.
-                    n_late += request.constraint is not None
-                    continue
-                params = request.params
-                n_output, samples = request.n_output + n_ahead, params.max_tokens > 0
-                rows.append(
-                    RowPlan(
-                        request.request_id,
-                        slot_of(request),
-                        () if n_ahead else (request.last_id,),
-                        n_computed,
-                        len(request.prompt),
-                        n_computed == 0,
-                        samples,
-                        n_output,
-                        params,
-                        request.seed,
-                        request.branch,
-                        None,
-                        request.stops if n_output < params.min_tokens else (),
-                        request.constraint,
-                        request.stops,
-                    )
-                )
-                request.n_computed = n_computed + 1
-                if samples:
-                    request.n_known += 1
-                    request.n_ahead = n_ahead + 1
+        rows, prompts, anybody_waits = decode_rows(self._running.values())
         if prompts:
             left = self._config.max_num_batched_tokens - len(rows)
-            if rows or n_late:
+            if anybody_waits:
                 left = min(left, self._decode_prompt_tokens)
-            left = max(left, CUT_MULTIPLE)
-            rows += self._prompt_rows(prompts, left)
+            rows += self._prompt_rows(prompts, max(left, CUT_MULTIPLE))
         if not rows:
             if not self._in_flight:
                 self._counters.idle()
@@ -347,68 +295,19 @@ class Scheduler:
         if len(result.token_ids) != len(plan.rows):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
-        not_finite, logprobs, complete = result.not_finite, result.logprobs, result.complete
-        unmet, failed = result.unmet, result.failed
-        running, n_first = self._running, 0
-        request_ids, indices, token_ids = list[int](), list[int](), list[int]()
-        logprobs_at = dict[int, Logprobs]()
-        ended = list[tuple[Request, Status, int | None, WkvmError | None]]()
-        for index, row in enumerate(plan.rows):
+        counters = self._counters
+        for row in plan.rows:
             if row.position < row.n_prompt:
-                self._counters.n_prompt_tokens += len(row.ids)
-            request = running.get(row.request_id)
-            if request is None:
-                continue
-            if index in failed:
-                ended.append((request, Status.FINISHED_ERROR, None, failed[index]))
-                continue
-            if index in not_finite:
-                broken = NonFiniteError(row.position + row.n_ids)
-                ended.append((request, Status.FINISHED_ERROR, None, broken))
-                continue
-            if of_prompt := result.prompt_logprobs.get(index):
-                event = PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt)
-                self._events.append(event)
-            if not row.samples:
-                if row.position + row.n_ids == request.n_known:
-                    ended.append((request, Status.LENGTH, None, None))
-                continue
-            token_id = result.token_ids[index]
-            if index in unmet:
-                ended.append((request, Status.FINISHED_ERROR, None, unmet[index]))
-                continue
-            if token_id is None and index in complete:
-                ended.append((request, Status.STOPPED, None, None))
-                continue
-            if token_id is None:
-                raise ValueError(f"row {index} samples, and its result has no id")
-            n_output, params = request.n_output, request.params
-            if token_id in request.stop_set and n_output >= params.min_tokens:
-                ended.append((request, Status.STOPPED, token_id, None))
-                continue
-            if index in logprobs:
-                logprobs_at[len(request_ids)] = logprobs[index]
-            request_ids.append(row.request_id)
-            indices.append(n_output)
-            token_ids.append(token_id)
-            if not n_output:
-                n_first += 1
-                request.first_token_at = now
-                self._counters.first_token(now - request.submitted_at)
-            request.n_output = n_output = n_output + 1
-            request.n_ahead -= 1
-            request.last_id = token_id
-            if index in complete:
-                ended.append((request, Status.STOPPED, None, None))
-            elif n_output == params.max_tokens:
-                ended.append((request, Status.LENGTH, None, None))
-            elif request.credit is not None:
-                request.credit -= 1
-                self._note_pause(request, now)
-        if request_ids:
-            self._counters.produced(n_first, len(request_ids) - n_first)
-            self._events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
-        for request, status, stop_id, error in ended:
+                counters.n_prompt_tokens += len(row.ids)
+        outcome = apply(plan, result, self._running)
+        self._events += outcome.events
+        for request in outcome.first:
+            request.first_token_at = now
+            counters.first_token(now - request.submitted_at)
+        counters.produced(len(outcome.first), outcome.n_following)
+        for request in outcome.spent:
+            self._note_pause(request, now)
+        for request, status, stop_id, error in outcome.ended:
             self._end(request, status, now, stop_id=stop_id, error=error)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:

@@ -1,0 +1,105 @@
+"""What a step's result means for its requests."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wkvm.core.errors import NonFiniteError, WkvmError
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.request import Event, Logprobs, PromptLogprobsEvent, Status, TokensEvent
+from wkvm.core.table import Request
+
+
+class Ended(NamedTuple):
+    """A request that ends with a step, and how."""
+
+    request: Request
+    status: Status
+    stop_id: int | None = None
+    error: WkvmError | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a step.
+
+    Attributes:
+        events: what its requests are told, but their ends.
+        ended: those that end with it.
+        spent: those that go on and have spent their credit.
+        first: those that produced their first id.
+        n_following: how many produced a later one.
+    """
+
+    events: list[Event] = field(default_factory=list[Event])
+    ended: list[Ended] = field(default_factory=list[Ended])
+    spent: list[Request] = field(default_factory=list[Request])
+    first: list[Request] = field(default_factory=list[Request])
+    n_following: int = 0
+
+
+def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Outcome:
+    """Give the ids of a step to its requests, those of the rows that are in ``running``.
+
+    About 0.5 us a row.
+
+    Raises:
+        ValueError: a row that samples has no id, and nothing says why.
+    """
+    not_finite, logprobs, complete = result.not_finite, result.logprobs, result.complete
+    unmet, failed = result.unmet, result.failed
+    outcome = Outcome()
+    events, ended, spent, first = outcome.events, outcome.ended, outcome.spent, outcome.first
+    request_ids, indices, token_ids = list[int](), list[int](), list[int]()
+    logprobs_at = dict[int, Logprobs]()
+    for index, row in enumerate(plan.rows):
+        request = running.get(row.request_id)
+        if request is None:
+            continue
+        if index in failed:
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=failed[index]))
+            continue
+        if index in not_finite:
+            broken = NonFiniteError(row.position + row.n_ids)
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=broken))
+            continue
+        if of_prompt := result.prompt_logprobs.get(index):
+            events.append(PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt))
+        if not row.samples:
+            if row.position + row.n_ids == request.n_known:
+                ended.append(Ended(request, Status.LENGTH))
+            continue
+        token_id = result.token_ids[index]
+        if index in unmet:
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=unmet[index]))
+            continue
+        if token_id is None and index in complete:
+            ended.append(Ended(request, Status.STOPPED))
+            continue
+        if token_id is None:
+            raise ValueError(f"row {index} samples, and its result has no id")
+        n_output, params = request.n_output, request.params
+        if token_id in request.stop_set and n_output >= params.min_tokens:
+            ended.append(Ended(request, Status.STOPPED, stop_id=token_id))
+            continue
+        if index in logprobs:
+            logprobs_at[len(request_ids)] = logprobs[index]
+        request_ids.append(row.request_id)
+        indices.append(n_output)
+        token_ids.append(token_id)
+        if not n_output:
+            first.append(request)
+        request.n_output = n_output = n_output + 1
+        request.n_ahead -= 1
+        request.last_id = token_id
+        if index in complete:
+            ended.append(Ended(request, Status.STOPPED))
+        elif n_output == params.max_tokens:
+            ended.append(Ended(request, Status.LENGTH))
+        elif request.credit is not None:
+            request.credit -= 1
+            if not request.credit:
+                spent.append(request)
+    if request_ids:
+        outcome.n_following = len(request_ids) - len(first)
+        events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
+    return outcome
