@@ -37,7 +37,7 @@ class CountingModel:
         """One number for each state."""
         return self._layout
 
-    def decode_step(self, n_rows: int) -> None:
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> None:
         """It has none."""
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:

@@ -20,7 +20,9 @@ class Sized(SteppingModel):
         super().__init__(vocab_size)
         self.n_rows = list[int]()
 
-    def decode_step(self, n_rows: int) -> None:  # type: ignore[override]
+    def decode_step(  # type: ignore[override]
+        self, n_rows: int, *, apart: bool = False
+    ) -> None:
         self.n_rows.append(n_rows)
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:

@@ -28,6 +28,7 @@ class FakeStep:
     def __init__(self, model: FakeModel, n_rows: int) -> None:
         self._model = model
         self.n_rows = n_rows
+        self.plan = "fake"
         self.token_ids = torch.full((n_rows,), -7, dtype=torch.int64)
         self.slots = torch.full((n_rows,), -7, dtype=torch.int32)
         self.logits = torch.full((n_rows, model.info.vocab_size), torch.nan)
@@ -46,7 +47,9 @@ class FakeStep:
 class SteppingModel(FakeModel):
     """The fake model, with decode steps."""
 
-    def decode_step(self, n_rows: int) -> FakeStep:  # type: ignore[override]
+    def decode_step(  # type: ignore[override]
+        self, n_rows: int, *, apart: bool = False
+    ) -> FakeStep:
         return FakeStep(self, n_rows)
 
 
@@ -143,13 +146,17 @@ class AheadDriver(Driver):
             try:
                 self.engine.launch(plan)
             except Exception:
-                while self.in_flight:
-                    self._collect()
+                self.land()
                 self.engine.fail(plan, StepFailedError(), self.now)
                 self.note(self.engine.take_events())
                 return
             self.in_flight.append(plan)
         if self.in_flight:
+            self._collect()
+
+    def land(self) -> None:
+        """Collect what is still in flight when every request has ended."""
+        while self.in_flight:
             self._collect()
 
     def _collect(self) -> None:

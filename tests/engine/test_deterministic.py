@@ -53,8 +53,8 @@ class Watched(Model):
         self.logits = self._model.forward(batch, states)
         return self.logits
 
-    def decode_step(self, n_rows: int) -> DecodeStep | None:
-        return self._model.decode_step(n_rows)
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> DecodeStep | None:
+        return self._model.decode_step(n_rows, apart=apart)
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         return self._model.workspace_bytes(n_tokens, n_logit_rows)

@@ -60,6 +60,7 @@ def run_crowd(
         if rng.random() < 0.1:
             driver.cancel(rng.choice([i for i in asked if i % 4 == 0] or [-1]))
         driver.step()
+    driver.land()
     assert engine.stats()["n_free_slots"] == engine.info.n_slots
     return [(*asked[request_id], outcome) for request_id, outcome in driver.outcomes.items()]
 

@@ -32,7 +32,7 @@ def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunn
 
     def progress(n_done: int, n: int) -> None:
         logger.info(
-            "decode steps: kernels of %d of %d batch sizes after %.1f s",
+            "kernels of decode steps: %d of %d kinds are ready after %.1f s",
             n_done,
             n,
             time.monotonic() - began,

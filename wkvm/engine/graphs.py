@@ -6,9 +6,9 @@ Where nothing can be captured, as on a CPU, a replay is the launches themselves:
 capture can be tested there.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -84,7 +84,7 @@ def replays_of(n_rows: int, buckets: Sequence[int]) -> list[Replay]:
 
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many buckets are ready, and of how many."""
+"""Told how many kinds of kernels are ready, and of how many."""
 
 
 class DecodeGraphs:
@@ -115,6 +115,7 @@ class DecodeGraphs:
         n_bytes = B * (ID_BYTES + 1)
         self.out = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
         self.ids, self.flags = ids_and_flags(self.out)
+        self._model = model
         self._states = states
         self._sampler = sampler
         # The largest first: the others are views of its buffers.
@@ -149,27 +150,49 @@ class DecodeGraphs:
             self._replays[n] = graph.replay
 
     def _compile(self, progress: Progress | None) -> None:
-        """Launch every step once, on pad rows: nothing is compiled or loaded in a capture."""
+        """Launch every kernel once, on pad rows: nothing is compiled or loaded in a capture.
 
-        def launch(n: int) -> None:
-            with torch.inference_mode():
-                self._launch(n)
-
-        with ThreadPoolExecutor(min(len(self.buckets), os.cpu_count() or 1)) as threads:
-            launches = [threads.submit(launch, n) for n in self.buckets]
-            for n_done, done in enumerate(as_completed(launches), start=1):
+        A thread for each kind of step, and one for the sampler. Steps that run at once must not
+        share buffers, so these are made for the purpose, one a thread at a time.
+        """
+        kinds = dict[Hashable, list[int]]()
+        for n, step in self._steps.items():
+            kinds.setdefault(step.plan, []).append(n)
+        tasks: list[Callable[[], None]] = [self._launch_sampler]
+        tasks += [partial(self._launch_apart, rows) for rows in kinds.values()]
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            running = [threads.submit(task) for task in tasks]
+            for n_done, done in enumerate(as_completed(running), start=1):
                 done.result()
                 if progress is not None:
-                    progress(n_done, len(launches))
+                    progress(n_done, len(tasks))
         torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def _launch_apart(self, rows: Sequence[int]) -> None:
+        for n in rows:
+            step = _step_of(self._model, n, apart=True)
+            step.launch(self._states)
+
+    @torch.inference_mode()
+    def _launch_sampler(self) -> None:
+        for n, step in self._steps.items():
+            self._begin(n, step)
+            self._end(n, step)
 
     def _launcher(self, n: int) -> Callable[[], None]:
         return lambda: self._launch(n)
 
     def _launch(self, n: int) -> None:
         step = self._steps[n]
-        self._sampler.begin(self.slots[:n], step.token_ids, step.slots)
+        self._begin(n, step)
         step.launch(self._states)
+        self._end(n, step)
+
+    def _begin(self, n: int, step: DecodeStep) -> None:
+        self._sampler.begin(self.slots[:n], step.token_ids, step.slots)
+
+    def _end(self, n: int, step: DecodeStep) -> None:
         self._sampler.end(
             step.logits,
             step.slots,
@@ -186,8 +209,8 @@ def ids_and_flags(out: Tensor) -> tuple[Tensor, Tensor]:
     return out[:n_id_bytes].view(torch.int64), out[n_id_bytes:]
 
 
-def _step_of(model: Model, n_rows: int) -> DecodeStep:
-    step = model.decode_step(n_rows)
+def _step_of(model: Model, n_rows: int, *, apart: bool = False) -> DecodeStep:
+    step = model.decode_step(n_rows, apart=apart)
     if step is None:
         raise ValueError(f"{model.info.name} on {model.info.device} has no decode step")
     return step

@@ -6,8 +6,12 @@ On a CPU, where nothing is to be waited for, these are plain tensors.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+NUMPY_DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.bool: np.bool_}
+"""What is sent; numpy reads a list four times as fast as torch does."""
 
 
 class Mark:
@@ -31,7 +35,9 @@ class Transfers:
 
     def up(self, numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         """Numbers as a tensor on the device."""
-        host = torch.tensor(numbers, dtype=dtype, pin_memory=self._is_gpu)
+        host = torch.from_numpy(np.array(numbers, dtype=NUMPY_DTYPES[dtype]))
+        if self._is_gpu:
+            host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
 
     def words_up(self, rows: Sequence[bytes], n_words: int) -> Tensor:

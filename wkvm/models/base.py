@@ -1,6 +1,6 @@
 """What the engine asks of a model: a state layout, and a forward pass over packed rows."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,11 @@ class DecodeStep(Protocol):
         ...
 
     @property
+    def plan(self) -> Hashable:
+        """Which kernels a launch is made of: equal for steps that launch the same ones."""
+        ...
+
+    @property
     def token_ids(self) -> Tensor:
         """``[B]`` int64, input."""
         ...
@@ -119,9 +124,10 @@ class Model(Protocol):
         """
         ...
 
-    def decode_step(self, n_rows: int) -> DecodeStep | None:
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> DecodeStep | None:
         """Buffers and launches of a step of ``n_rows`` rows of one token each.
 
+        The buffers are shared with all other steps, unless it is to be ``apart``.
         None where nothing can be captured, as on a CPU: there ``forward`` does it all.
         """
         ...

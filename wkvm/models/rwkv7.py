@@ -131,7 +131,7 @@ class Rwkv7:
         x = self._norm(x.index_select(0, batch.logit_rows), self._ln_out)
         return self._head(x).float()
 
-    def decode_step(self, n_rows: int) -> None:
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> None:
         """None: nothing is captured."""
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:

@@ -65,11 +65,13 @@ class Rwkv7Gpu:
             )
         return self._prefill(batch, states)
 
-    def decode_step(self, n_rows: int) -> DecodeStep:
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> DecodeStep:
         """See ``Model.decode_step``.
 
-        All steps share one memory, made for the largest asked for: ask for that one first.
+        Shared memory is made for the largest step asked for: ask for that one first.
         """
+        if apart:
+            return DecodeStep(self._weights, n_rows)
         n_bytes = step_bytes(self._weights, n_rows)
         if self._memory.numel() < n_bytes:
             device = self._weights.device
