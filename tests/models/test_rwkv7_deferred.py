@@ -63,7 +63,7 @@ class Session:
             digest="0" * 64,
             eos_ids=(),
         )
-        self.model = Rwkv7Gpu(info, shape, parameters, state=state)
+        self.model = Rwkv7Gpu(info, Rwkv7Decode(shape, parameters), state=state)
         self.device = device
         self.arena = Arena(self.model.layout, 4, device)
         block, plan = Blocks(16, 16, 32), None

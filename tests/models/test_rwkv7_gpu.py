@@ -47,6 +47,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 def model_of(loaded: Loaded, device: str) -> tuple["Rwkv7Gpu", dict[str, Tensor]]:
     from wkvm.models.rwkv7_gpu import Rwkv7Gpu
+    from wkvm.models.rwkv7_packed import Rwkv7Decode
 
     shape, on_cpu = loaded
     parameters = {name: tensor.to(device).contiguous() for name, tensor in on_cpu.items()}
@@ -64,7 +65,7 @@ def model_of(loaded: Loaded, device: str) -> tuple["Rwkv7Gpu", dict[str, Tensor]
         digest="0" * 64,
         eos_ids=(),
     )
-    return Rwkv7Gpu(info, shape, parameters), parameters
+    return Rwkv7Gpu(info, Rwkv7Decode(shape, parameters)), parameters
 
 
 def random_ids(n: int, vocab_size: int, seed: int = 0) -> list[int]:

@@ -94,7 +94,13 @@ def build_engine(
     if fits_slots and resolve_device(config.device) == "cpu":
         n_slots = auto_slots(path, device="cpu", dtype=config.dtype, state=config.state)
         config = replace(config, n_slots=min(n_slots, config.n_slots))
-    model = load_model(path, device=config.device, dtype=config.dtype, state=config.state)
+    model = load_model(
+        path,
+        device=config.device,
+        dtype=config.dtype,
+        state=config.state,
+        quantization=config.quantization,
+    )
     if model.info.device == "cpu":
         warm_up(model, config)
     else:

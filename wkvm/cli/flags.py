@@ -177,6 +177,13 @@ MODEL_FLAGS = (
         "a GPU (default: %(default)s)",
     ),
     Flag(
+        names=("--quantization",),
+        field="quantization",
+        kind=str,
+        choices=("none", "fp8", "int8"),
+        text="of the large matrices, on a GPU: a byte for each weight (default: %(default)s)",
+    ),
+    Flag(
         names=("--state-dtype",),
         field="state_dtype",
         kind=str,

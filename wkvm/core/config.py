@@ -38,6 +38,7 @@ class EngineConfig:
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's
             on a GPU), ``float32``, ``bfloat16`` or ``float16``.
+        quantization: of the large matrices, on a GPU: ``none``, ``fp8`` or ``int8``.
         state_dtype: of the states' matrices: ``auto`` (float32), ``float32``, ``float16`` or
             ``bfloat16``.
         deferred_writes: write a state once in eight decoded tokens; until then they wait in a
@@ -62,6 +63,7 @@ class EngineConfig:
     stall_timeout_s: float = 60.0
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     state_dtype: str = "auto"
     deferred_writes: bool = False
     seed: int | None = None
@@ -89,6 +91,7 @@ class EngineConfig:
         _positive("stall-timeout-s", self.stall_timeout_s)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _one_of("quantization", self.quantization, ("none", "fp8", "int8"))
         _one_of("state-dtype", self.state_dtype, ("auto", "float32", "float16", "bfloat16"))
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise ConfigError("seed", f"{self.seed} is not in [0, 2^64)")

@@ -74,6 +74,7 @@ class LLM:
         *,
         device: str | None = None,
         dtype: str | None = None,
+        quantization: str | None = None,
         slots: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
@@ -89,6 +90,7 @@ class LLM:
             device: ``auto``, ``cpu`` or ``cuda``; auto takes a GPU if there is one.
             dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``; auto is float32 on a CPU
                 and the checkpoint's own on a GPU.
+            quantization: of the large matrices, on a GPU: ``none``, ``fp8`` or ``int8``.
             slots: how many texts are worked on at once; by default what fits in half of the
                 free memory, at most 64.
             threads: of a CPU; by default one for a small model, else all cores.
@@ -96,7 +98,8 @@ class LLM:
                 model give the same texts then.
             tokenizer: its file or folder; the model's if None.
             address: of a running server, ``tcp://HOST:PORT`` or ``unix:///PATH``. No model
-                is loaded; ``device``, ``dtype``, ``slots`` and ``threads`` are the server's.
+                is loaded; ``device``, ``dtype``, ``quantization``, ``slots`` and ``threads`` are
+                the server's.
             api_key: for the server; by default ``$WKVM_API_KEY``.
 
         Raises:
@@ -108,7 +111,13 @@ class LLM:
         its_tokenizer = load_tokenizer(path if tokenizer is None else Path(tokenizer))
         self._texts = load_texts(path, its_tokenizer, default_max_tokens=None)
         self._seeds = random.Random(seed) if seed is not None else None
-        engine_settings = {"device": device, "dtype": dtype, "n_slots": slots, "n_threads": threads}
+        engine_settings = {
+            "device": device,
+            "dtype": dtype,
+            "quantization": quantization,
+            "n_slots": slots,
+            "n_threads": threads,
+        }
         given = {name: value for name, value in engine_settings.items() if value is not None}
         if address is None:
             place: Place = _local(path, given)

@@ -41,7 +41,7 @@ class ModelInfo:
         vocab_size: ids are in ``[0, vocab_size)``.
         n_layers, width, n_heads, head_size: its shape.
         n_parameters: elements of all weights.
-        weight_bytes: of all parameters in ``dtype``; a CPU's packed copies are not counted.
+        weight_bytes: of all parameters as they are held; a CPU's packed copies are not counted.
         dtype: of weights and activations, such as ``bfloat16``.
         device: ``cpu`` or ``cuda``.
         digest: hex SHA-256 over the checkpoint's weight files.

@@ -51,7 +51,12 @@ class ModelDescription:
 
 
 def load_model(
-    path: Path, *, device: str = "auto", dtype: str = "auto", state: StateOptions = DEFAULT_STATE
+    path: Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    state: StateOptions = DEFAULT_STATE,
+    quantization: str = "none",
 ) -> Model:
     """Load the checkpoint at ``path``: a folder with safetensors files, or a ``.pth`` file.
 
@@ -61,14 +66,16 @@ def load_model(
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's on a
             GPU), ``float32``, ``bfloat16`` or ``float16``.
         state: how states are kept.
+        quantization: of the large matrices: ``none``, ``fp8`` or ``int8``.
 
     Raises:
         CheckpointError: no model there, a damaged one, or one that is not run.
-        ConfigError: the device is not there, or cannot keep states so.
+        ConfigError: the device is not there, or cannot keep states or hold weights so.
     """
     checkpoint = open_checkpoint(path)
     resolved = resolve_device(device)
     check_state(state, device=resolved)
+    check_quantization(quantization, device=resolved)
     torch_dtype = DTYPES[resolve_dtype(dtype, device=resolved, stored=checkpoint.stored_dtype)]
     _check_architecture(checkpoint)
     from wkvm.models import rwkv7
@@ -77,7 +84,13 @@ def load_model(
     shape = read_shape(checkpoint)
     eos_ids = _eos_ids(checkpoint, shape.vocab_size)
     return rwkv7.load(
-        checkpoint, shape, device=resolved, dtype=torch_dtype, eos_ids=eos_ids, state=state
+        checkpoint,
+        shape,
+        device=resolved,
+        dtype=torch_dtype,
+        eos_ids=eos_ids,
+        state=state,
+        quantization=quantization,
     )
 
 
@@ -138,6 +151,16 @@ def check_state(state: StateOptions, *, device: str) -> None:
     """
     if state.deferred and device == "cpu":
         raise ConfigError("deferred-writes", "only a GPU can defer the writes of states")
+
+
+def check_quantization(quantization: str, *, device: str) -> None:
+    """Check that weights can be held so.
+
+    Raises:
+        ConfigError: they are to be quantised on a CPU.
+    """
+    if quantization != "none" and device == "cpu":
+        raise ConfigError("quantization", f"{quantization} needs a GPU; a CPU takes none")
 
 
 def resolve_dtype(dtype: str, *, device: str, stored: str) -> str:

@@ -5,6 +5,7 @@ of a step share the matrix products; only token shift and recurrence know where 
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import exp
 from typing import TypeAlias
@@ -18,7 +19,7 @@ from wkvm.kernels import cpu
 from wkvm.kernels.linear import Linear, linear
 from wkvm.kernels.rows import Rows
 from wkvm.models.base import Batch, Model, ModelInfo, StateViews
-from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters
+from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, weight_bytes
 from wkvm.models.weights import Checkpoint
 
 WKV, ATT_SHIFT, FFN_SHIFT = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
@@ -194,17 +195,43 @@ def load(
     device: str,
     dtype: torch.dtype,
     eos_ids: tuple[int, ...],
+    quantization: str = "none",
     state: StateOptions = DEFAULT_STATE,
 ) -> Model:
-    """Read all weights, in ``dtype``, onto ``device``.
+    """Read all weights, in ``dtype`` or as ``quantization`` says, onto ``device``.
+
+    The files are read a second time for their digest, beside the first.
 
     Raises:
         CorruptCheckpointError: a file changed or ended while it was read.
     """
-    parameters = dict[str, Tensor]()
-    for name, tensor in load_parameters(checkpoint, shape):
-        parameters[name] = tensor.to(device=device, dtype=dtype).contiguous()
-    info = ModelInfo(
+    with ThreadPoolExecutor(1, "wkvm-digest") as pool:
+        digest = pool.submit(checkpoint.digest)
+        parameters = (
+            (name, tensor.to(dtype).contiguous())
+            for name, tensor in load_parameters(checkpoint, shape, device)
+        )
+        if device == "cpu":
+            info = _info(shape, dtype, quantization, device, digest.result(), eos_ids)
+            return Rwkv7(info, shape, dict(parameters), state=state)
+        # Only here: importing Triton takes seconds, and a CPU needs none of it.
+        from wkvm.models.rwkv7_gpu import Rwkv7Gpu
+        from wkvm.models.rwkv7_packed import Rwkv7Decode
+
+        weights = Rwkv7Decode(shape, parameters, quantization=quantization)
+        info = _info(shape, dtype, quantization, device, digest.result(), eos_ids)
+        return Rwkv7Gpu(info, weights, state=state)
+
+
+def _info(
+    shape: Rwkv7Shape,
+    dtype: torch.dtype,
+    quantization: str,
+    device: str,
+    digest: str,
+    eos_ids: tuple[int, ...],
+) -> ModelInfo:
+    return ModelInfo(
         name="rwkv7",
         vocab_size=shape.vocab_size,
         n_layers=shape.n_layers,
@@ -212,18 +239,12 @@ def load(
         n_heads=shape.n_heads,
         head_size=shape.head_size,
         n_parameters=shape.n_parameters,
-        weight_bytes=shape.n_parameters * dtype.itemsize,
+        weight_bytes=weight_bytes(shape, dtype.itemsize, quantization),
         dtype=str(dtype).removeprefix("torch."),
         device=device,
-        digest=checkpoint.digest(),
+        digest=digest,
         eos_ids=eos_ids,
     )
-    if device == "cpu":
-        return Rwkv7(info, shape, parameters, state=state)
-    # Only here: importing Triton takes seconds, and a CPU needs none of it.
-    from wkvm.models.rwkv7_gpu import Rwkv7Gpu
-
-    return Rwkv7Gpu(info, shape, parameters, state=state)
 
 
 def _kernels(device: str) -> tuple[TokenShift, Recurrence]:

@@ -10,7 +10,6 @@ from wkvm.models.rwkv7 import RING, RING_FILL, WKV, layout_of
 from wkvm.models.rwkv7_buffers import step_bytes
 from wkvm.models.rwkv7_decode import DecodeStep
 from wkvm.models.rwkv7_packed import Rwkv7Decode
-from wkvm.models.rwkv7_params import Rwkv7Shape
 from wkvm.models.rwkv7_prefill import Prefill
 
 
@@ -18,20 +17,11 @@ class Rwkv7Gpu:
     """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
 
     def __init__(
-        self,
-        info: ModelInfo,
-        shape: Rwkv7Shape,
-        parameters: dict[str, Tensor],
-        *,
-        state: StateOptions = DEFAULT_STATE,
+        self, info: ModelInfo, weights: Rwkv7Decode, *, state: StateOptions = DEFAULT_STATE
     ) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU.
-
-        They are packed, and left to the caller: drop them, or their memory is held twice.
-        """
         self._info = info
-        self._layout = layout_of(shape, info.dtype, state)
-        self._weights = Rwkv7Decode(shape, parameters)
+        self._layout = layout_of(weights.shape, info.dtype, state)
+        self._weights = weights
         self._prefill = Prefill(self._weights)
         self._memory = torch.empty(0, dtype=torch.uint8, device=self._weights.device)
 

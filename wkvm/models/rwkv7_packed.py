@@ -1,7 +1,7 @@
 """The weights of RWKV-7, packed as the kernels of a decode step take them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,25 +58,40 @@ class Rwkv7Decode:
     """
 
     def __init__(
-        self, shape: Rwkv7Shape, parameters: Mapping[str, Tensor], *, quantization: str = "none"
+        self,
+        shape: Rwkv7Shape,
+        parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        *,
+        quantization: str = "none",
     ) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in one dtype on a GPU.
+        """Pack a layer at a time.
 
         Args:
+            parameters: as ``load_parameters`` yields them, in one dtype on a GPU. Of those that
+                come one by one, a layer's are dropped when they have been packed.
             quantization: as in ``EngineConfig``.
         """
         self.shape = shape
         self.quantization = quantization
-        get = parameters.__getitem__
-        self.dtype = get("emb.weight").dtype
-        self.device = get("emb.weight").device
-        norm = get("blocks.0.ln0.weight"), get("blocks.0.ln0.bias")
-        self.table = layer_norm(get("emb.weight"), (shape.width,), *norm, shape.layer_norm_eps)
-        self.head = Weight(get("emb.weight" if shape.tied else "head.weight").contiguous())
-        self.ln_out = get("ln_out.weight"), get("ln_out.bias")
         self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
-        self.vectors = torch.empty(shape.n_layers, 8, shape.width, device=self.device)
-        self.layers = tuple(self._packed(parameters, index) for index in range(shape.n_layers))
+        items = parameters.items() if isinstance(parameters, Mapping) else parameters
+        outer, layers = dict[str, Tensor](), list[PackedLayer]()
+        for block, of_block in _by_block(items):
+            if block:
+                layers.append(self._packed(of_block, block))
+            else:
+                outer |= of_block
+        self.vectors = torch.stack([layer.vectors for layer in layers])
+        self.layers = tuple(
+            replace(layer, vectors=vectors)
+            for layer, vectors in zip(layers, self.vectors, strict=True)
+        )
+        embedding = outer["emb.weight"]
+        self.dtype, self.device = embedding.dtype, embedding.device
+        norm = outer["blocks.0.ln0.weight"], outer["blocks.0.ln0.bias"]
+        self.table = layer_norm(embedding, (shape.width,), *norm, shape.layer_norm_eps)
+        self.head = Weight(embedding if shape.tied else outer["head.weight"])
+        self.ln_out = outer["ln_out.weight"], outer["ln_out.bias"]
         self.scratch: Tensor | None = None
         if quantization != "none":
             layer = self.layers[0]
@@ -116,8 +131,8 @@ class Rwkv7Decode:
             weight += rank * C
         return groups
 
-    def _packed(self, parameters: Mapping[str, Tensor], index: int) -> PackedLayer:
-        C, prefix = self.shape.width, f"blocks.{index}."
+    def _packed(self, parameters: Mapping[str, Tensor], prefix: str) -> PackedLayer:
+        C = self.shape.width
 
         def get(name: str) -> Tensor:
             return parameters[prefix + name]
@@ -125,31 +140,49 @@ class Rwkv7Decode:
         def norm(name: str) -> tuple[Tensor, Tensor]:
             return get(f"{name}.weight"), get(f"{name}.bias")
 
+        like = get("ln1.weight")
         first = [get(f"att.{name}.weight") for name in ("receptance", "key", "value")]
         second = list[Tensor]()
         for letter, rank in zip("vwag", self.ranks, strict=True):
             # The first layer has no value residual.
             has_map = f"{prefix}att.{letter}1" in parameters
-            one = get(f"att.{letter}1").t() if has_map else self.table.new_zeros(0, C)
-            two = get(f"att.{letter}2").t() if has_map else self.table.new_zeros(C, 0)
+            one = get(f"att.{letter}1").t() if has_map else like.new_zeros(0, C)
+            two = get(f"att.{letter}2").t() if has_map else like.new_zeros(C, 0)
             first.append(pad(one, (0, 0, 0, rank - one.shape[0])))
             second.append(pad(two, (0, rank - two.shape[1])).flatten())
-        first.append(self.table.new_zeros(OVERHANG, C))
-        second.append(self.table.new_zeros(OVERHANG * max(self.ranks)))
-        zeros = torch.zeros(C, device=self.device)
+        first.append(like.new_zeros(OVERHANG, C))
+        second.append(like.new_zeros(OVERHANG * max(self.ranks)))
+        zeros = torch.zeros(C, device=like.device)
         v0 = get("att.v0") if prefix + "att.v0" in parameters else zeros
         names = ("k_k", "k_a", "r_k", "ln_x.weight", "ln_x.bias")
         vectors = [get("att.w0"), get("att.a0"), v0, *(get(f"att.{name}") for name in names)]
-        torch.stack([vector.float().flatten() for vector in vectors], out=self.vectors[index])
         return PackedLayer(
             ln1=norm("ln1"),
             mixes=get("att.x")[list(MIX_ORDER)],
             first=quantised(torch.cat(first), self.quantization),
             second=torch.cat(second),
-            vectors=self.vectors[index],
+            vectors=torch.stack([vector.float().flatten() for vector in vectors]),
             output=quantised(get("att.output.weight"), self.quantization),
             ln2=norm("ln2"),
             ffn_mix=get("ffn.x_k").view(1, C),
             ffn_key=quantised(get("ffn.key.weight"), self.quantization),
             ffn_value=quantised(get("ffn.value.weight"), self.quantization),
         )
+
+
+def _by_block(
+    parameters: Iterable[tuple[str, Tensor]],
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """What comes together of each block, with its prefix; with none what is of no block.
+
+    The norm of the embedding is of none, though it is named like one of the first block.
+    """
+    block, held = "", dict[str, Tensor]()
+    for name, tensor in parameters:
+        is_outer = not name.startswith("blocks.") or ".ln0." in name
+        prefix = "" if is_outer else ".".join(name.split(".")[:2]) + "."
+        if prefix != block:
+            yield block, held
+            block, held = prefix, {}
+        held[name] = tensor
+    yield block, held

@@ -96,26 +96,50 @@ def read_shape(checkpoint: Checkpoint) -> Rwkv7Shape:
     return replace(shape, n_parameters=n_parameters)
 
 
-def load_parameters(checkpoint: Checkpoint, shape: Rwkv7Shape) -> Iterator[tuple[str, Tensor]]:
-    """The parameters one by one, in the dtype they are stored in, on the CPU.
+def load_parameters(
+    checkpoint: Checkpoint, shape: Rwkv7Shape, device: str = "cpu"
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters one by one, in the dtype they are stored in, on ``device``.
+
+    Those of a layer come together, layers in their order. What is not kept by who asks for them
+    is freed: of a checkpoint on its way to a GPU little is held at a time.
 
     Matrices are ``[out, in]``, but the low-rank maps ``[in, out]``; ``emb.weight`` is ``[V, C]``;
     vectors are ``[C]``; ``att.x`` is ``[6, C]`` in the order r, w, k, v, a, g. ``head.weight`` is
     absent if tied.
     """
     mixes = dict[str, list[Tensor]]()
-    sources = _sources(shape, is_blink=is_blink(checkpoint), shapes=checkpoint.shapes)
-    for name, source in sources:
-        tensor = checkpoint.load(source.name).reshape(source.shape)
+    sources = list(_sources(shape, is_blink=is_blink(checkpoint), shapes=checkpoint.shapes))
+    loaded = checkpoint.load_all([source.name for _, source in sources], device)
+    for (name, source), stored in zip(sources, loaded, strict=True):
+        tensor = stored.reshape(source.shape)
         if source.transpose:
             tensor = tensor.t()
         if re.search(r"att\.x_\w$", name):
             rows = mixes.setdefault(name[:-2], [])
             rows.append(tensor)
             if len(rows) == len(_MIXES):
-                yield name[:-2], torch.stack(rows)
+                yield name[:-2], torch.stack(mixes.pop(name[:-2]))
         else:
             yield name, tensor
+
+
+def weight_bytes(shape: Rwkv7Shape, item_bytes: int, quantization: str = "none") -> int:
+    """Of all weights as they are held, with a model's dtype of ``item_bytes``.
+
+    Quantised are the matrices ``[C, C]`` and those of the channel mix, and with them the first
+    stages of the low-rank maps: a byte for each value, and four for each output.
+    """
+    plain = shape.n_parameters * item_bytes
+    if quantization == "none":
+        return plain
+    C, F = shape.width, shape.ffn_width
+    n_rows = n_values = 0
+    for index in range(shape.n_layers):
+        ranks = sum(rank for letter, rank in shape.ranks.items() if index or letter != "v")
+        n_rows += 5 * C + F + ranks
+        n_values += (4 * C + ranks) * C + 2 * C * F
+    return plain - n_values * (item_bytes - 1) + n_rows * 4
 
 
 def is_blink(checkpoint: Checkpoint) -> bool:

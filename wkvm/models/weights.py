@@ -10,7 +10,7 @@ import os
 import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -65,6 +65,21 @@ class Checkpoint:
         tensor = self.stored[name]
         # A mapped tensor is copied: whoever shortens the file later must not end this process.
         return tensor.load() if isinstance(tensor, StoredTensor) else tensor.clone()
+
+    def load_all(self, names: Sequence[str], device: str) -> Iterator[Tensor]:
+        """These tensors in this order, in the dtype they are stored in, on ``cpu`` or ``cuda``.
+
+        Raises:
+            CorruptCheckpointError: as ``load``.
+        """
+        if device == "cpu":
+            return map(self.load, names)
+        # Here, since it is of no use without a GPU.
+        from wkvm.models.upload import uploaded
+
+        tensors = [self.stored[name] for name in names]
+        n_bytes = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+        return uploaded(tensors, n_bytes, device=device)
 
     def digest(self) -> str:
         """Hex SHA-256 over the bytes of all weight files, in order of their names.
