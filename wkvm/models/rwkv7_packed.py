@@ -63,16 +63,18 @@ class Rwkv7Decode:
         parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
         *,
         quantization: str = "none",
+        deterministic: bool = False,
     ) -> None:
         """Pack a layer at a time.
 
         Args:
             parameters: as ``load_parameters`` yields them, in one dtype on a GPU. Of those that
                 come one by one, a layer's are dropped when they have been packed.
-            quantization: as in ``EngineConfig``.
+            quantization, deterministic: as in ``EngineConfig``.
         """
         self.shape = shape
         self.quantization = quantization
+        self.deterministic = deterministic
         self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
         items = parameters.items() if isinstance(parameters, Mapping) else parameters
         outer, layers = dict[str, Tensor](), list[PackedLayer]()
@@ -100,8 +102,12 @@ class Rwkv7Decode:
 
     def plan_of(self, n_rows: int) -> Plan:
         """Which kernels make a decode step of ``n_rows`` rows."""
-        is_quantised = self.quantization != "none"
-        return plan_of(n_rows, self.dtype.itemsize, is_quantised=is_quantised)
+        return plan_of(
+            n_rows,
+            self.dtype.itemsize,
+            is_quantised=self.quantization != "none",
+            is_deterministic=self.deterministic,
+        )
 
     def first_groups(self, n_rows: int) -> list[Group]:
         """Of ``first``, for outputs ``[3, B, C]`` and after them ``[B, ranks]``."""

@@ -65,15 +65,30 @@ class Plan:
     looks_ahead: bool = False
 
 
-def plan_of(n_rows: int, item_bytes: int = 2, *, is_quantised: bool = False) -> Plan:
+def plan_of(
+    n_rows: int,
+    item_bytes: int = 2,
+    *,
+    is_quantised: bool = False,
+    is_deterministic: bool = False,
+) -> Plan:
     """What measured best on an H200 for about ``n_rows`` rows; see ``bench/NOTES.md``.
 
     Measured with a model's dtype of 2 bytes. With a wider one the blocks are cut so that they take
     as much shared memory.
+
+    Args:
+        n_rows: of the step.
+        item_bytes: of the model's dtype.
+        is_quantised: the large matrices are held in one byte a value.
+        is_deterministic: no bit of a row may depend on ``n_rows``.
     """
-    plan = _measured_plan(n_rows)
-    if is_quantised:
-        plan = _quantised(plan, n_rows)
+    if is_deterministic:
+        plan = _deterministic(n_rows)
+    elif is_quantised:
+        plan = _quantised(_measured_plan(n_rows), n_rows)
+    else:
+        plan = _measured_plan(n_rows)
     if item_bytes == 2:
         return plan
 
@@ -162,3 +177,36 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
     wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(128, 128, 64, 1, 8, 4)
     deep = replace(wide, n_splits=4 if n_rows <= 256 else 1)
     return replace(plan, first=wide, hidden=None, output=deep, key=wide, value=deep)
+
+
+N_FIXED_SPLITS = 4
+"""Parts of the long sums of a deterministic step, whatever its rows."""
+
+FIXED_LENGTH = 128
+"""Terms of a block where a sum has parts: where a part ends depends on it."""
+
+
+def _deterministic(n_rows: int) -> Plan:
+    """Plans of which each gives a row the same bits.
+
+    A block of a product adds up its terms in order, 16 at a time, whatever its size: so sizes may
+    differ from plan to plan. What may not: how many parts a sum has and where they end, how many
+    warps share the sums of the recurrence, and which kernels there are. No library is asked: it
+    takes another kernel for another number of rows.
+    """
+    b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64 if n_rows <= 64 else 128
+    n_stages = {16: 6, 32: 6, 64: 4, 128: 3}[b]
+    wide = head = Blocks(64, b, 128, 1, 4, 4)
+    second = Blocks(64, b, 128, 1, 4, 2)
+    deep = Blocks(64, b, FIXED_LENGTH, N_FIXED_SPLITS, 4, n_stages)
+    if n_rows <= 32:
+        wide = replace(wide, n_stages=6)
+    elif n_rows <= 64:
+        wide, head = Blocks(64, 64, 64, 1, 4, 8), Blocks(128, 64, 64, 1, 4, 6)
+    elif n_rows <= 128:
+        wide, head = Blocks(64, 128, 64, 1, 4, 5), Blocks(128, 128, 64, 1, 8, 4)
+    else:
+        wide = head = Blocks(128, 128, 64, 1, 8, 4)
+        deep = Blocks(128, 128, FIXED_LENGTH, N_FIXED_SPLITS, 8, 3)
+        second = Blocks(128, 128, 64, 1, 8, 3)
+    return Plan(wide, None, second, deep, wide, deep, head, wkv_warps=1, pdl=n_rows <= 256)

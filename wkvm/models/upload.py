@@ -179,7 +179,7 @@ class _Uploader:
                 self._stream.wait_event(is_ours)
                 on_device[at : at + n_bytes].copy_(buffer[:n_bytes], non_blocking=True)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record(self._stream)  # type: ignore[no-untyped-call]
+                copied.record(self._stream)
         finally:
             self._buffers.put((buffer, copied))
         return copied
