@@ -87,7 +87,7 @@ def decode_kernels(dtype: str) -> None:
     assert decode_bytes(rwkv7_decode.mix_kernel, dtype, {**constants, "N_MIXES": 6})
     sys.stdout.write("mix_kernel\n")
     constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
-    constants |= {"WHAT": 0, "EVEN_N": True, "EVEN_B": False, "EVEN_K": False}
+    constants |= {"WHAT": 0, "ADDS": True, "EVEN_N": True, "EVEN_B": False, "EVEN_K": False}
     constants |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
     for held in HELD[dtype]:
         assert decode_bytes(

@@ -50,6 +50,7 @@ def product_kernel(  # type: ignore[no-untyped-def]
     BY_TILE: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     WHAT: tl.constexpr,
+    ADDS: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_B: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -134,6 +135,8 @@ def product_kernel(  # type: ignore[no-untyped-def]
     value = tl.trans(applied(total, what))
     at_out = out + rows[:, None].to(tl.int64) * out_stride + n[None, :]
     inside = row_inside[:, None] & (n < n_columns)[None, :]
+    if ADDS:
+        value += tl.load(at_out, mask=inside, other=0.0).to(tl.float32)
     tl.store(at_out, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -222,10 +225,14 @@ def product(
     scales: Tensor | None = None,
     what: int = NONE,
     tiles: Tiles | None = None,
+    adds: bool = False,
     ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """``out = what(x @ weight.T)`` for tens to hundreds of rows.
+
+    Without splits each sum is made in the order of its terms, whatever the blocks: no bit of a row
+    depends on them, or on the other rows.
 
     Args:
         x: ``[B, K]``, or with tiles ``[n_inputs, B, K]``; contiguous.
@@ -234,6 +241,7 @@ def product(
         out: ``[B, N]``, or ``[n_splits, B, N]`` with parts of the sums; overwritten.
         scales: as in ``gemv``; with tiles, all groups then have one length.
         tiles: from ``tiles_of`` with ``blocks.n``. Each names its input, weights and outputs.
+        adds: the product is added to ``out`` instead.
         ahead: as in ``gemv``.
         pdl: as in ``mix``.
     """
@@ -265,6 +273,7 @@ def product(
         BY_TILE=tiles is not None,
         HAS_SCALES=scales is not None,
         WHAT=what,
+        ADDS=adds,
         EVEN_N=tiles is not None or N % blocks.n == 0,
         EVEN_B=B % blocks.b == 0,
         EVEN_K=all(length % step == 0 for length in lengths),
