@@ -57,6 +57,7 @@ def load_model(
     dtype: str = "auto",
     state: StateOptions = DEFAULT_STATE,
     quantization: str = "none",
+    deterministic: bool = False,
 ) -> Model:
     """Load the checkpoint at ``path``: a folder with safetensors files, or a ``.pth`` file.
 
@@ -67,6 +68,7 @@ def load_model(
             GPU), ``float32``, ``bfloat16`` or ``float16``.
         state: how states are kept.
         quantization: of the large matrices: ``none``, ``fp8`` or ``int8``.
+        deterministic: no bit of a row may depend on the other rows.
 
     Raises:
         CheckpointError: no model there, a damaged one, or one that is not run.
@@ -91,6 +93,7 @@ def load_model(
         eos_ids=eos_ids,
         state=state,
         quantization=quantization,
+        deterministic=deterministic,
     )
 
 
