@@ -39,7 +39,6 @@ class Session:
         from wkvm.models.rwkv7_decode import DecodeStep
         from wkvm.models.rwkv7_gpu import Rwkv7Gpu
         from wkvm.models.rwkv7_packed import Rwkv7Decode
-        from wkvm.models.rwkv7_packed import Rwkv7Decode
         from wkvm.models.rwkv7_plans import Plan
 
         width, size = (32, 16) if INTERPRETED else (128, 64)

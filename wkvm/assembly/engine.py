@@ -100,6 +100,7 @@ def build_engine(
         dtype=config.dtype,
         state=config.state,
         quantization=config.quantization,
+        deterministic=config.deterministic,
     )
     if model.info.device == "cpu":
         warm_up(model, config)

@@ -196,6 +196,7 @@ def load(
     dtype: torch.dtype,
     eos_ids: tuple[int, ...],
     quantization: str = "none",
+    deterministic: bool = False,
     state: StateOptions = DEFAULT_STATE,
 ) -> Model:
     """Read all weights, in ``dtype`` or as ``quantization`` says, onto ``device``.
@@ -218,7 +219,9 @@ def load(
         from wkvm.models.rwkv7_gpu import Rwkv7Gpu
         from wkvm.models.rwkv7_packed import Rwkv7Decode
 
-        weights = Rwkv7Decode(shape, parameters, quantization=quantization)
+        weights = Rwkv7Decode(
+            shape, parameters, quantization=quantization, deterministic=deterministic
+        )
         info = _info(shape, dtype, quantization, device, digest.result(), eos_ids)
         return Rwkv7Gpu(info, weights, state=state)
 
