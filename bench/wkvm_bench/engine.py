@@ -191,7 +191,7 @@ class Crowd:
     async def rate(self, n_out: int) -> float:
         """Ids a second of all rows, from when all run until the first one ends."""
         self._consumer.clear()
-        self._submit(self._n_rows, n_out)
+        self.submit(self._n_rows, n_out)
         await self._consumer.ended(self._n_rows)
         full = [step for step in self._consumer.steps if step.n_ids == self._n_rows]
         if len(full) < n_out // 2:
@@ -214,7 +214,7 @@ class Crowd:
         """
         self._consumer.clear()
         n = self._n_rows - 1
-        self._submit(n, 1_000_000)
+        self.submit(n, 1_000_000)
         await self._consumer.all_have_ids(n)
         await self._consumer.more_steps(10)
         quiet_from = self._consumer.steps[-1].at
@@ -233,7 +233,8 @@ class Crowd:
         await self._consumer.ended(n + 1)
         return quiet, mixed, ended - began
 
-    def _submit(self, n_rows: int, n_out: int) -> None:
+    def submit(self, n_rows: int, n_out: int) -> None:
+        """Submit requests with short prompts, each with a seed of its own."""
         for _ in range(n_rows):
             self._n_submitted += 1
             self._loop.submit(_spec(len(PROMPT), n_out, seed=self._n_submitted))
