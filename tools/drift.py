@@ -8,13 +8,16 @@ flash-linear-attention's chunk_rwkv7 on a GPU), all against each other and again
 """
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
+import triton
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -166,6 +169,8 @@ def trainer(ids: Tensor, dtype: str) -> Tensor:
     for file in sorted(BUNDLED.glob("*.safetensors")):
         tensors.update(load_file(file))
     as_trained = ids.is_cuda and dtype == "bfloat16"
+    if as_trained:
+        import_untuned()
     model = RWKV7(shape_of(tensors), wkv_fla if as_trained else wkv_chunked)
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     model.to(ids.device)
@@ -175,6 +180,20 @@ def trainer(ids: Tensor, dtype: str) -> Tensor:
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=as_trained):
         logits = model(padded, segments)
     return of_next(logits.float()[:, :length], ids[:, 1:])
+
+
+def import_untuned() -> None:
+    """Import fla's kernels with the first setting of each. To tune them takes minutes of a GPU."""
+    tune = triton.autotune
+
+    def first(configs: list[Any], **options: Any) -> Any:
+        return tune(configs[:1], **options)
+
+    triton.autotune = first
+    try:
+        importlib.import_module("fla.ops.rwkv7")
+    finally:
+        triton.autotune = tune
 
 
 def shape_of(tensors: Mapping[str, Tensor]) -> Shape:

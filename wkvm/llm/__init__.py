@@ -290,7 +290,7 @@ class LLM:
 def _local(path: Path, settings: Mapping[str, Any]) -> Local:
     """The engine for a model in this process. It has no deadline: nobody else waits for it."""
     is_auto = "n_slots" not in settings
-    given = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
+    given: dict[str, Any] = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
     config = EngineConfig(**given, request_timeout_s=MAX_SECONDS)
     require_engine()
     from wkvm.assembly.engine import build_engine, check_slots
