@@ -16,7 +16,10 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
     size = "1.5B" if device == "cuda" else "tiny"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     flags = ["--device", device]
-    flags += ["--slots", "auto"] if device == "cuda" else ["--threads", str(n_threads)]
+    if device == "cuda":
+        flags += ["--slots", "auto", "--log-level", "info"]
+    else:
+        flags += ["--threads", str(n_threads), "--log-level", "warning"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "model.pth"

@@ -1,5 +1,7 @@
 """What a trace says of a device that waits."""
 
+from typing import Any
+
 from tools.gpu_trace import Span, gaps_of, spans_of
 
 
@@ -21,7 +23,7 @@ def test_gaps_before_a_step_and_within_one_are_told_apart() -> None:
 
 
 def test_only_work_of_the_device_counts() -> None:
-    events = [
+    events: list[dict[str, Any]] = [
         {"cat": "kernel", "name": "b", "ts": 5, "dur": 1},
         {"cat": "cpu_op", "name": "c", "ts": 1, "dur": 9},
         {"cat": "gpu_memcpy", "name": "a", "ts": 2, "dur": 2},
