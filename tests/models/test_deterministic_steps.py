@@ -14,7 +14,7 @@ from wkvm.state.arena import Arena
 
 pytestmark = pytest.mark.gpu
 
-BUCKETS = (1, 2, 3, 4, 5, 8, 16, 17, 32, 40, 64, 65, 100, 128, 160, 256, 300, 600)
+BUCKETS = (1, 3, 16, 20, 32, 40, 65, 128, 160, 300)
 N_STEPS = 3
 
 

@@ -173,9 +173,14 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
             value=Gemv(16 * 1024, 4),
         )
     if n_rows <= 64:
-        return plan
-    wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(128, 128, 64, 1, 8, 4)
-    deep = replace(wide, n_splits=4 if n_rows <= 256 else 1)
+        # Blocks of 32 outputs go through matrix instructions that take weights from registers,
+        # where they have just been widened, without waiting for all that are under way.
+        b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
+        wide = Blocks(32, b, 128, 1, 2, 4 if b == 64 else 6)
+        deep = replace(wide, n_splits=4)
+        return replace(plan, first=wide, output=deep, key=wide, value=deep)
+    wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(64, 256, 64, 1, 8, 4)
+    deep = replace(wide, n_splits=4)
     return replace(plan, first=wide, hidden=None, output=deep, key=wide, value=deep)
 
 
