@@ -5,6 +5,8 @@ Imports Triton, which takes seconds, so import this late.
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -14,13 +16,17 @@ from wkvm.core.sampling import SamplingParams
 from wkvm.engine.gpu_runner import GpuRunner
 from wkvm.engine.graphs import DecodeGraphs, buckets_for
 from wkvm.engine.slot_table import SlotTable
-from wkvm.models.base import Model
+from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
 
 logger = logging.getLogger(__name__)
 
 WARM_UP_LENGTHS = (1, 3, 64, 65)
 """Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
+
+
+PROMPT_LENGTHS = (64, 512, 2048)
+"""Tokens of prompts that kernels are compiled for."""
 
 
 def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunner:
@@ -32,14 +38,14 @@ def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunn
 
     def progress(n_done: int, n: int) -> None:
         logger.info(
-            "kernels of decode steps: %d of %d kinds are ready after %.1f s",
+            "kernels: %d of %d kinds are ready after %.1f s",
             n_done,
             n,
             time.monotonic() - began,
         )
 
     with torch.inference_mode():
-        graphs.capture(progress)
+        graphs.capture(progress, beside=_prompts(model, arena, config))
     runner = GpuRunner(model, arena, sampler, graphs, poison_freed=config.poison_freed_slots)
     captured_s = time.monotonic() - began
     warm_up(runner, n_slots=config.n_slots, n_tokens=config.max_prompt_tokens)
@@ -51,6 +57,25 @@ def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunn
         time.monotonic() - began,
     )
     return runner
+
+
+def _prompts(model: Model, arena: Arena, config: EngineConfig) -> list[Callable[[], None]]:
+    """Forward passes of prompts that take different kernels, each over a slot of its own."""
+
+    def forward(slot: int, n_tokens: int) -> None:
+        device = model.info.device
+        batch = Batch(
+            token_ids=torch.zeros(n_tokens, dtype=torch.int64, device=device),
+            slots=torch.full((1,), slot, dtype=torch.int32, device=device),
+            lengths=(n_tokens,),
+            slot_list=(slot,),
+            logit_rows=torch.full((1,), n_tokens - 1, device=device),
+        )
+        with torch.inference_mode():
+            model.forward(batch, arena.views)
+
+    lengths = sorted({min(n, config.max_prompt_tokens) for n in PROMPT_LENGTHS})
+    return [partial(forward, at % config.n_slots, n) for at, n in enumerate(lengths)]
 
 
 def warm_up(runner: GpuRunner, *, n_slots: int, n_tokens: int) -> None:

@@ -130,18 +130,23 @@ class DecodeGraphs:
         """Launch a step of that many rows, and return."""
         self._replays[bucket]()
 
-    def capture(self, progress: Progress | None = None) -> None:
+    def capture(
+        self, progress: Progress | None = None, *, beside: Sequence[Callable[[], None]] = ()
+    ) -> None:
         """Make every bucket ready. States are left as they are.
 
         Kernels that were never compiled on this machine are compiled, by several threads: that
         is what takes time, so ``progress`` is told of it.
+
+        Args:
+            beside: what else is to be launched for the first time, each in a thread of its own.
         """
         self.slots.fill_(PAD)
         if not self.slots.is_cuda:
             for n in self.buckets:
                 self._replays[n] = self._launcher(n)
             return
-        self._compile(progress)
+        self._compile(progress, beside)
         pool = torch.cuda.graph_pool_handle()
         for n in reversed(self.buckets):
             graph = torch.cuda.CUDAGraph()
@@ -149,7 +154,7 @@ class DecodeGraphs:
                 self._launch(n)
             self._replays[n] = graph.replay
 
-    def _compile(self, progress: Progress | None) -> None:
+    def _compile(self, progress: Progress | None, beside: Sequence[Callable[[], None]]) -> None:
         """Launch every kernel once, on pad rows: nothing is compiled or loaded in a capture.
 
         A thread for each kind of step, and one for the sampler. Steps that run at once must not
@@ -158,7 +163,7 @@ class DecodeGraphs:
         kinds = dict[Hashable, list[int]]()
         for n, step in self._steps.items():
             kinds.setdefault(step.plan, []).append(n)
-        tasks: list[Callable[[], None]] = [self._launch_sampler]
+        tasks = [self._launch_sampler, *beside]
         tasks += [partial(self._launch_apart, rows) for rows in kinds.values()]
         with ThreadPoolExecutor(len(tasks)) as threads:
             running = [threads.submit(task) for task in tasks]
