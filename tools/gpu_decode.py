@@ -138,7 +138,12 @@ def check() -> Iterator[Finding]:
 
 
 def check_rows(
-    model: Rwkv7Decode, parameters: dict[str, Tensor], layout: Any, n_rows: int, bar: float
+    model: Rwkv7Decode,
+    parameters: dict[str, Tensor],
+    layout: Any,
+    n_rows: int,
+    bar: float,
+    plan: Plan | None = None,
 ) -> Finding:
     """Three steps from random states."""
     shape = model.shape
@@ -158,7 +163,7 @@ def check_rows(
         # As large as states become: the recurrence removes what it adds.
         view[named] = torch.randn(*size, generator=draw).cuda().to(view.dtype) * 0.3
     before = arena.records.clone()
-    step = DecodeStep(model, n_rows)
+    step = DecodeStep(model, n_rows, plan=plan)
     exact = Float64Step(
         shape, parameters, model.table, {name: view[named] for name, view in arena.views.items()}
     )

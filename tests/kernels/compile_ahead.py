@@ -51,6 +51,7 @@ def decode_bytes(
     """
     launched = {"N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
     constants |= {name: value for name, value in launched.items() if name in kernel.arg_names}
+    blocks = [constants.get(f"BLOCK_{axis}") for axis in "BNK"]
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -59,6 +60,10 @@ def decode_bytes(
             signature[name] = "*fp32"
         elif name in DECODE_INT32:
             signature[name] = "*i32"
+        elif name == "x_map":
+            signature[name] = f"tensordesc<{dtype}[{blocks[0]},{blocks[2]}]>"
+        elif name == "weight_map":
+            signature[name] = f"tensordesc<{dtype}[{blocks[1]},{blocks[2]}]>"
         elif name == "token_ids":
             signature[name] = "*i64"
         elif name == "weight":
@@ -84,7 +89,8 @@ HELD: dict[str, tuple[str | None, ...]] = {"fp32": (None,), "bf16": (None, "fp8e
 def decode_kernels(dtype: str) -> None:
     """Those of ``rwkv7_decode``."""
     constants: dict[str, Any] = {"C": 320, "BLOCK": 512, "EMBEDS": False, "N_PARTS": 2}
-    assert decode_bytes(rwkv7_decode.mix_kernel, dtype, {**constants, "N_MIXES": 6})
+    constants |= {"N_MIXES": 6}
+    assert decode_bytes(rwkv7_decode.mix_kernel, dtype, constants)
     sys.stdout.write("mix_kernel\n")
     constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
     constants |= {"WHAT": 0, "ADDS": True, "EVEN_N": True, "EVEN_B": False, "EVEN_K": False}
@@ -98,7 +104,19 @@ def decode_kernels(dtype: str) -> None:
             num_stages=3,
         )
         sys.stdout.write("product_kernel\n")
-    constants = {"B": 2, "K": 320, "BLOCK_N": 8, "BLOCK_K": 512, "BY_TILE": True, "WHAT": 0}
+    constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
+    constants |= {"WHAT": 0, "X_LEFT": False, "FLAT": True}
+    constants |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    assert decode_bytes(rwkv7_decode.mapped_kernel, dtype, constants, num_stages=3)
+    sys.stdout.write("mapped_kernel\n")
+    constants = {
+        "B": 2,
+        "K": 320,
+        "BLOCK_N": 8,
+        "BLOCK_K": 512,
+        "BY_TILE": True,
+        "WHAT": 0,
+    }
     constants |= {"NORMS": True, "MIXES": True, "EMBEDS": True, "ADDS": False, "MOVES": True}
     for held in HELD[dtype]:
         of_held = {**constants, "HAS_SCALES": held is not None}

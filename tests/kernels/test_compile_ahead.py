@@ -23,8 +23,8 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     )
     assert run.returncode == 0, run.stderr
     of_packed_rows = ["wkv7_kernel"] * 4 + ["token_shift_kernel"] * 4
-    products = ["product_kernel", "gemv_kernel"]
-    of_each = ["product_kernel"] * 3 + ["gemv_kernel"] * 3
+    products = ["product_kernel", "mapped_kernel", "gemv_kernel"]
+    of_each = ["product_kernel"] * 3 + ["mapped_kernel"] + ["gemv_kernel"] * 3
     float32 = ["mix_kernel", *products, *["wkv_kernel"] * 4, "fold_kernel"]
     bfloat16 = ["mix_kernel", *of_each, *["wkv_kernel"] * 4, "fold_kernel"]
     back = ["dequantise_kernel"] * 2

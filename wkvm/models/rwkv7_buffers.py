@@ -30,13 +30,15 @@ class Buffer:
 def buffers_of(model: Rwkv7Decode, n_rows: int, plan: Plan) -> dict[str, Buffer]:
     """By name: those of one step, inputs and outputs with them."""
     C, F, dtype = model.shape.width, model.shape.ffn_width, model.dtype
+    # Few rows cost nothing in float32; more are operands of matrix units, or much to read.
+    first_dtype = torch.float32 if plan.second is None else dtype
     buffers = {
         "token_ids": Buffer((n_rows,), torch.int64),
         "slots": Buffer((n_rows,), torch.int32),
         "logits": Buffer((n_rows, model.shape.vocab_size), torch.float32),
         "residual": Buffer((n_rows, C), torch.float32),
         # The first layer's are kept through the step: its v is the residual of the others.
-        "firsts": Buffer((2, n_rows * (3 * C + sum(model.ranks))), dtype),
+        "firsts": Buffer((2, n_rows * (3 * C + sum(model.ranks))), first_dtype),
         "y": Buffer((n_rows, C), dtype),
         "hidden": Buffer((n_rows, F), dtype),
     }

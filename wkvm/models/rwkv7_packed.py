@@ -105,6 +105,7 @@ class Rwkv7Decode:
         return plan_of(
             n_rows,
             self.dtype.itemsize,
+            width=self.shape.width,
             is_quantised=self.quantization != "none",
             is_deterministic=self.deterministic,
         )

@@ -65,10 +65,16 @@ class Plan:
     looks_ahead: bool = False
 
 
+WIDEST_FUSED = 2048
+"""Channels of which a program can norm and mix a row beside its weights; for more it runs out of
+registers, and with them of weights on their way."""
+
+
 def plan_of(
     n_rows: int,
     item_bytes: int = 2,
     *,
+    width: int = 2048,
     is_quantised: bool = False,
     is_deterministic: bool = False,
 ) -> Plan:
@@ -80,15 +86,16 @@ def plan_of(
     Args:
         n_rows: of the step.
         item_bytes: of the model's dtype.
+        width: channels of the model.
         is_quantised: the large matrices are held in one byte a value.
         is_deterministic: no bit of a row may depend on ``n_rows``.
     """
     if is_deterministic:
         plan = _deterministic(n_rows)
     elif is_quantised:
-        plan = _quantised(_measured_plan(n_rows), n_rows)
+        plan = _quantised(_measured_plan(n_rows, width), n_rows)
     else:
-        plan = _measured_plan(n_rows)
+        plan = _measured_plan(n_rows, width)
     if item_bytes == 2:
         return plan
 
@@ -110,7 +117,10 @@ def plan_of(
     )
 
 
-def _measured_plan(n_rows: int) -> Plan:
+def _measured_plan(n_rows: int, width: int) -> Plan:
+    if n_rows <= 4 and width > WIDEST_FUSED:
+        most = Gemv(64 * 1024, 8)
+        return Plan(most, None, None, most, most, most, most, wkv_warps=8)
     if n_rows <= 4:
         few = Gemv(32 * 1024, 4)
         return Plan(
@@ -139,12 +149,13 @@ def _measured_plan(n_rows: int) -> Plan:
             head=Blocks(128, 64, 64, 1, 4, 6) if b == 64 else Blocks(64, b, 128, 1, 4, 4),
             wkv_warps=4 if b == 16 else 1,
         )
+    key: Cut
     if n_rows <= 128:
         key = Blocks(64, 128, 64, 1, 4, 5)
     elif n_rows <= 512:
         key = Blocks(64, 256, 64, 1, 8, 4)
     else:
-        key = Blocks(256, 128, 64, 1, 8, 3)
+        key = Mapped(128, 256, 64, 1, 8, 3, n_programs=132, x_left=True, flat=True)
     return Plan(
         first=Library(),
         hidden=Blocks(64, 64, 128, 1, 4, 4),

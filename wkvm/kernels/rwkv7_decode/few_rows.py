@@ -130,8 +130,6 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
             if tile == 0:
                 tl.store(normed + row * K + k, value.to(normed.dtype.element_ty), mask=k_inside)
             value += tl.where(slot >= 0, previous.to(tl.float32) - value, 0.0) * mix
-            # As in the products of many rows, operands have the model's dtype.
-            value = value.to(normed.dtype.element_ty).to(tl.float32)
         total = tl.sum(widened(left, tl.float32) * value[None, :], 1)
         if HAS_SCALES:
             total *= scale

@@ -19,25 +19,9 @@ from wkvm.kernels.rwkv7_decode.many_rows import Tiles
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _fetch_rows(weight, first, K, start, N_ROWS: tl.constexpr, N_BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bring the beginnings of rows of weights into the L2 cache."""
-    n = tl.arange(0, N_ROWS)
-    at = (weight + (first + n).to(tl.int64) * K + start).to(tl.int64, bitcast=True)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,n",
-        [at, tl.full([N_ROWS], N_BYTES, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def mapped_kernel(  # type: ignore[no-untyped-def]
     x_map,
     weight_map,
-    weight,
     out,
     tiles,
     B,
@@ -49,12 +33,10 @@ def mapped_kernel(  # type: ignore[no-untyped-def]
     BLOCK_B: tl.constexpr,
     BLOCK_K: tl.constexpr,
     N_SPLITS: tl.constexpr,
-    N_PROGRAMS: tl.constexpr,
     BY_TILE: tl.constexpr,
     WHAT: tl.constexpr,
     X_LEFT: tl.constexpr,
     FLAT: tl.constexpr,
-    N_FETCHED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -64,12 +46,6 @@ def mapped_kernel(  # type: ignore[no-untyped-def]
     part = tl.cdiv(tl.cdiv(K, N_SPLITS), BLOCK_K) * BLOCK_K
     if PDL:
         gdc_launch_dependents()
-    if N_FETCHED > 0:
-        tile = (tl.program_id(0) // n_row_blocks) % n_tiles
-        split = tl.program_id(0) // (n_row_blocks * n_tiles)
-        first = tl.load(tiles + tile * 7 + 2) // K if BY_TILE else tile * BLOCK_N
-        if tl.program_id(0) % n_row_blocks == 0:
-            _fetch_rows(weight, first, K, split * part, BLOCK_N, N_FETCHED)
     if PDL:
         gdc_wait()
     for item in tl.range(tl.program_id(0), n_items, tl.num_programs(0), flatten=FLAT):
@@ -126,8 +102,8 @@ class Mapped:
         n_warps, n_stages: of one program; blocks that are under way at a time.
         n_programs: at most as many, one block of outputs after another. None: one a block.
         x_left: rows are the left operand of the matrix units, else outputs are.
-        fetched: bytes of each row of its first weights that a program brings into the L2 cache
-            before it waits for the launch before it.
+        flat: the loops over blocks and over the sum are made one, so that the next block's operands
+            are under way while the last one's outputs are stored.
     """
 
     n: int
@@ -138,7 +114,6 @@ class Mapped:
     n_stages: int = 4
     n_programs: int | None = None
     x_left: bool = False
-    fetched: int = 0
     flat: bool = False
 
 
@@ -164,12 +139,9 @@ def mapped_product(
     n_tiles = triton.cdiv(N, blocks.n) if tiles is None else len(tiles.table)
     n_items = n_tiles * triton.cdiv(B, blocks.b) * blocks.n_splits
     n_programs = min(n_items, blocks.n_programs or n_items)
-    part = triton.cdiv(triton.cdiv(K, blocks.n_splits), blocks.k) * blocks.k
-    fetched = min(blocks.fetched, part * x.element_size())
     mapped_kernel[(n_programs,)](
         TensorDescriptor.from_tensor(x.view(-1, K), [blocks.b, blocks.k]),
         TensorDescriptor.from_tensor(weight, [blocks.n, blocks.k]),
-        weight,
         out,
         x if tiles is None else tiles.table,
         B,
@@ -181,12 +153,10 @@ def mapped_product(
         BLOCK_B=blocks.b,
         BLOCK_K=blocks.k,
         N_SPLITS=blocks.n_splits,
-        N_PROGRAMS=0,
         BY_TILE=tiles is not None,
         WHAT=what,
         X_LEFT=blocks.x_left,
         FLAT=blocks.flat,
-        N_FETCHED=fetched,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         PDL=pdl,
         num_warps=blocks.n_warps,
