@@ -111,5 +111,5 @@ async def connected(
                 for _ in range(n_connections)
             ]
         except ClientError as error:
-            raise BenchError(f"{address}: {error}") from error
+            raise BenchError(str(error)) from error
         yield BinarySource(clients, temperature=temperature, top_p=top_p, timeout_s=timeout_s)
