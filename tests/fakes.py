@@ -102,6 +102,13 @@ class FakeModel:
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         return 0
 
+    def capture_prompts(self, states: StateViews) -> None:
+        """Nothing is captured."""
+
+    def prompt_graph_bytes(self) -> int:
+        """Zero."""
+        return 0
+
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         self.n_forwards += 1
         if self.before_forward is not None:

@@ -44,6 +44,13 @@ class CountingModel:
         """Nobody counts it."""
         return 0
 
+    def capture_prompts(self, states: StateViews) -> None:
+        """Nothing is captured."""
+
+    def prompt_graph_bytes(self) -> int:
+        """Zero."""
+        return 0
+
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         """The logits that make the next number the likeliest by far."""
         del states

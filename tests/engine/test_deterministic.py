@@ -59,6 +59,12 @@ class Watched(Model):
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         return self._model.workspace_bytes(n_tokens, n_logit_rows)
 
+    def capture_prompts(self, states: StateViews) -> None:
+        self._model.capture_prompts(states)
+
+    def prompt_graph_bytes(self) -> int:
+        return self._model.prompt_graph_bytes()
+
 
 @dataclass
 class Notes:

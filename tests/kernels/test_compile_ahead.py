@@ -29,3 +29,17 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     bfloat16 = ["mix_kernel", *of_each, *["wkv_kernel"] * 4, "fold_kernel"]
     back = ["dequantise_kernel"] * 2
     assert run.stdout.split() == of_packed_rows + float32 + bfloat16 + back
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_every_kernel_of_prompts_compiles_for_sm_90() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_ahead_prefill.py"))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["mix", "move", "within", "pass", "outputs"]

@@ -45,7 +45,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return shape, dict(load_parameters(checkpoint, shape))
 
 
-def model_of(loaded: Loaded, device: str) -> tuple["Rwkv7Gpu", dict[str, Tensor]]:
+def model_of(
+    loaded: Loaded, device: str, chunk: int | None = None
+) -> tuple["Rwkv7Gpu", dict[str, Tensor]]:
     from wkvm.models.rwkv7_gpu import Rwkv7Gpu
     from wkvm.models.rwkv7_packed import Rwkv7Decode
 
@@ -65,7 +67,7 @@ def model_of(loaded: Loaded, device: str) -> tuple["Rwkv7Gpu", dict[str, Tensor]
         digest="0" * 64,
         eos_ids=(),
     )
-    return Rwkv7Gpu(info, Rwkv7Decode(shape, parameters)), parameters
+    return Rwkv7Gpu(info, Rwkv7Decode(shape, parameters), chunk=chunk), parameters
 
 
 def random_ids(n: int, vocab_size: int, seed: int = 0) -> list[int]:
@@ -94,11 +96,12 @@ LENGTHS = [(1,), (5, 1, 17)] if INTERPRETED else [(1,), (64,), (5, 1, 130, 64, 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("chunk", [16, 64] if INTERPRETED else [16])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_rows_meet_float64_and_touch_only_their_slots(
-    loaded: Loaded, lengths: tuple[int, ...], device: str
+    loaded: Loaded, lengths: tuple[int, ...], chunk: int, device: str
 ) -> None:
-    model, parameters = model_of(loaded, device)
+    model, parameters = model_of(loaded, device, chunk)
     shape = loaded[0]
     slots = [3 + 2 * row for row in range(len(lengths))]
     rows: list[Row] = [
@@ -123,6 +126,48 @@ def test_packed_rows_meet_float64_and_touch_only_their_slots(
             assert relative(view[slot], states[name][0]) < TOLERANCE
     others = [slot for slot in range(arena.n_slots) if slot not in slots]
     assert torch.equal(arena.records[others], before[others])
+
+
+@pytest.mark.gpu
+def test_a_prompt_cut_at_multiples_of_64_gets_the_same_bits(loaded: Loaded) -> None:
+    device, n = "cuda", 300
+    model, _ = model_of(loaded, device)
+    vocab_size = loaded[0].vocab_size
+    ids = random_ids(n, vocab_size)
+    strangers = random_ids(n + 3, vocab_size, 5)
+    whole, cut = filled(model, 4, [1, 3]), filled(model, 4, [1, 3])
+    # As many tokens in each launch: what the library's products sum in which order depends on it.
+    model.forward(batch_of([(1, ids), (3, strangers[:3])], device), whole.views)
+    for start, stop in ((0, 64), (64, n)):
+        part, rest = ids[start:stop], strangers[: n + 3 - (stop - start)]
+        model.forward(batch_of([(3, rest), (1, part)], device), cut.views)
+    assert torch.equal(cut.records[1], whole.records[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(1,), (64, 3), (200,), (1,) * 16, (100, 100, 1, 300)])
+def test_a_captured_step_does_what_launches_one_by_one_do(
+    loaded: Loaded, lengths: tuple[int, ...]
+) -> None:
+    model, _ = model_of(loaded, "cuda")
+    slots = [2 * row + 1 for row in range(len(lengths))]
+    rows: list[Row] = [
+        (slot, random_ids(n, loaded[0].vocab_size, slot))
+        for slot, n in zip(slots, lengths, strict=True)
+    ]
+    eager, captured = (filled(model, 2 * len(rows) + 2, slots) for _ in range(2))
+    expected = model.forward(batch_of(rows, "cuda"), eager.views)
+    before = captured.records.clone()
+    model.capture_prompts(captured.views)
+    assert torch.equal(captured.records, before)
+    # The second time buffers hold what the first left.
+    model.forward(batch_of([(-1, random_ids(400, 50))], "cuda"), captured.views)
+    logits = model.forward(batch_of(rows, "cuda"), captured.views)
+    assert relative(logits, expected.double()) < TOLERANCE
+    for name, view in eager.views.items():
+        assert relative(captured.views[name][slots], view[slots].double()) < TOLERANCE
+    others = [slot for slot in range(captured.n_slots) if slot not in slots]
+    assert torch.equal(captured.records[others], before[others])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is that process")

@@ -138,3 +138,16 @@ class Model(Protocol):
         The logits it returns are part of it. Zero on a CPU, where nobody counts it.
         """
         ...
+
+    def capture_prompts(self, states: StateViews) -> None:
+        """Have small pieces of prompts over ``states`` replayed from graphs by ``forward``.
+
+        Takes seconds where kernels are not compiled yet. States are neither read nor written. From
+        then on logits that ``forward`` returned may be overwritten by the next call. Does nothing
+        on a CPU.
+        """
+        ...
+
+    def prompt_graph_bytes(self) -> int:
+        """Device memory that ``capture_prompts`` keeps, the graphs themselves aside."""
+        ...

@@ -139,6 +139,13 @@ class Rwkv7:
         """Zero: it is not counted."""
         return 0
 
+    def capture_prompts(self, states: StateViews) -> None:
+        """Nothing is captured."""
+
+    def prompt_graph_bytes(self) -> int:
+        """Zero."""
+        return 0
+
     def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
 

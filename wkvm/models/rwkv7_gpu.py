@@ -11,18 +11,27 @@ from wkvm.models.rwkv7_buffers import step_bytes
 from wkvm.models.rwkv7_decode import DecodeStep
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_prefill import Prefill
+from wkvm.models.rwkv7_prefill_step import PrefillGraphs
+from wkvm.models.rwkv7_prefill_step import step_bytes as prefill_step_bytes
 
 
 class Rwkv7Gpu:
     """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
 
     def __init__(
-        self, info: ModelInfo, weights: Rwkv7Decode, *, state: StateOptions = DEFAULT_STATE
+        self,
+        info: ModelInfo,
+        weights: Rwkv7Decode,
+        *,
+        state: StateOptions = DEFAULT_STATE,
+        chunk: int | None = None,
     ) -> None:
+        """``chunk``: tokens of a chunk of prompts, 16 or 64; None: what the dtype asks for."""
         self._info = info
         self._layout = layout_of(weights.shape, info.dtype, state)
         self._weights = weights
-        self._prefill = Prefill(self._weights)
+        self._prefill = Prefill(weights, chunk=chunk)
+        self._graphs: PrefillGraphs | None = None
         self._memory = torch.empty(0, dtype=torch.uint8, device=self._weights.device)
 
     @property
@@ -53,7 +62,20 @@ class Rwkv7Gpu:
                 self._weights.vectors,
                 batch.slots,
             )
+        if self._graphs is not None and states is self._graphs.states:
+            logits = self._graphs.forward(batch)
+            if logits is not None:
+                return logits
         return self._prefill(batch, states)
+
+    @torch.inference_mode()
+    def capture_prompts(self, states: StateViews) -> None:
+        """See ``Model.capture_prompts``."""
+        self._graphs = PrefillGraphs(self._weights, self._prefill, states)
+
+    def prompt_graph_bytes(self) -> int:
+        """See ``Model.prompt_graph_bytes``."""
+        return prefill_step_bytes(self._weights, self._prefill)
 
     def decode_step(self, n_rows: int, *, apart: bool = False) -> DecodeStep:
         """See ``Model.decode_step``.

@@ -1,104 +1,352 @@
 """RWKV-7 on a GPU, packed rows of any lengths: how prompts are absorbed."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm
+from torch.nn.functional import layer_norm
 
-from wkvm.kernels import wkv7
+from wkvm.kernels import rwkv7_decode as decode
+from wkvm.kernels import rwkv7_prefill as kernels
 from wkvm.kernels.dequantise import plain
-from wkvm.kernels.rows import Rows
+from wkvm.kernels.rwkv7_decode import Blocks, tiles_of
+from wkvm.kernels.rwkv7_prefill import CHUNK, EXACT_CHUNK, Effects, Move, Tables
 from wkvm.kernels.weight import Weight
 from wkvm.models.base import Batch, StateViews
-from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, LOG_DECAY, WKV
-from wkvm.models.rwkv7_packed import PackedLayer, Rwkv7Decode
+from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
+from wkvm.models.rwkv7_packed import Rwkv7Decode
+from wkvm.models.rwkv7_params import Rwkv7Shape
+
+MAX_CHUNKS = 512
+"""Chunks that are under way at a time. More tokens are absorbed piece by piece, so that the
+workspace has a bound."""
+
+ALIGNMENT = 256
+"""Bytes; of each buffer in the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive tokens of a batch that are absorbed together.
+
+    Attributes:
+        start: of them, the first.
+        slots, lengths: the rows that they belong to, and how many tokens of each.
+    """
+
+    start: int
+    slots: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def pieces_of(
+    slots: Sequence[int], lengths: Sequence[int], chunk: int, max_chunks: int = MAX_CHUNKS
+) -> Iterator[Piece]:
+    """Packed rows in order, cut at multiples of a chunk so that no piece has too many chunks."""
+    start, room = 0, max_chunks
+    piece_slots, piece_lengths = list[int](), list[int]()
+    for slot, length in zip(slots, lengths, strict=True):
+        left = length
+        while left > 0:
+            if room == 0:
+                yield Piece(start, tuple(piece_slots), tuple(piece_lengths))
+                start += sum(piece_lengths)
+                piece_slots, piece_lengths, room = [], [], max_chunks
+            n = min(left, room * chunk)
+            piece_slots.append(slot)
+            piece_lengths.append(n)
+            room -= -(-n // chunk)
+            left -= n
+    yield Piece(start, tuple(piece_slots), tuple(piece_lengths))
+
+
+HIDDEN_N, SECOND_N = 64, 128
+"""Outputs of a block of the first and of the second stages of the low-rank maps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How the products that are not the library's are cut up."""
+
+    hidden: Blocks
+    second: Blocks
+    key: Blocks
+
+
+@cache
+def cuts_of(n_tokens: int, item_bytes: int) -> Cuts:
+    """What measured best on an H200; see ``bench/NOTES.md``. Wider weights take shorter blocks."""
+    k = 64 * 2 // item_bytes
+    second = Blocks(SECOND_N, 128, k, 1, 8, 3)
+    if n_tokens <= 64:
+        return Cuts(Blocks(HIDDEN_N, 64, k, 1, 4, 6), second, Blocks(64, 64, k, 1, 4, 8))
+    if n_tokens <= 512:
+        return Cuts(Blocks(HIDDEN_N, 64, k, 1, 4, 6), second, Blocks(64, 256, k, 1, 8, 4))
+    return Cuts(Blocks(HIDDEN_N, 128, k, 1, 4, 4), second, Blocks(256, 128, k, 1, 8, 3))
+
+
+class Buffers:
+    """Everything that a layer's launches write and later ones read, in one allocation.
+
+    Attributes:
+        x: ``[T, C]`` float32, the residual.
+        mixed: ``[6, T, C]``; before it is written, ``effects.reads``, ``effects.own`` and ``y`` lie
+            there, and after it was read they do again. ``ffn_mixed`` is its first part.
+        rkv: ``[2, 3, T, C]``: of the first layer, whose v is the residual of the others; of others.
+        hidden: ``[T, ranks]``.
+        second: ``[T, 4, C]``; ``ffn_hidden`` ``[T, F]`` lies there too.
+        entering: ``[n_chunks, H, K, K]``.
+        lasts: ``[2, n_chunks, C]``: of each row, what its token shifts become.
+    """
+
+    def __init__(
+        self, model: Rwkv7Decode, n_tokens: int, n_chunks: int, memory: Tensor | None = None
+    ) -> None:
+        plan = dict(_plan(model, n_tokens, n_chunks))
+        sizes = [_nbytes(shape, dtype) for shape, dtype in plan.values()]
+        if memory is None:
+            memory = torch.empty(sum(sizes), dtype=torch.uint8, device=model.device)
+        tensors = dict[str, Tensor]()
+        at = 0
+        for (name, (shape, dtype)), size in zip(plan.items(), sizes, strict=True):
+            n_bytes = prod(shape) * dtype.itemsize
+            tensors[name] = memory[at : at + n_bytes].view(dtype).view(shape)
+            at += size
+        T, C, F = n_tokens, model.shape.width, model.shape.ffn_width
+        self.x = tensors["x"]
+        self.mixed = tensors["mixed"]
+        self.rkv = tensors["rkv"]
+        self.hidden = tensors["hidden"]
+        scratch = tensors["scratch"]
+        self.second = scratch[: T * 4 * C].view(T, 4, C)
+        self.ffn_hidden = scratch[: T * F].view(T, F)
+        self.ffn_mixed = self.mixed[0]
+        self.entering = tensors["entering"]
+        self.lasts = tensors["lasts"]
+        narrow = _narrow(model.dtype)
+        memory = self.mixed.view(torch.uint8).flatten()
+        n_own, n_reads = T * C * 4, T * C * narrow.itemsize
+        self.y = self.mixed[5]
+        self.effects = Effects(
+            memory[n_own : n_own + n_reads].view(narrow).view(T, C),
+            memory[:n_own].view(torch.float32).view(T, C),
+            tensors["moves"],
+            tensors["adds"],
+            tensors["decays"],
+            tensors["bonuses"],
+        )
+
+
+_Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+def _plan(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> Iterator[tuple[str, _Spec]]:
+    shape, dtype = model.shape, model.dtype
+    T, C, H, K = n_tokens, shape.width, shape.n_heads, shape.head_size
+    narrow = _narrow(dtype)
+    yield "x", ((T, C), torch.float32)
+    yield "mixed", ((6, T, C), dtype)
+    yield "rkv", ((2, 3, T, C), dtype)
+    yield "hidden", ((T, sum(model.ranks)), dtype)
+    yield "scratch", ((T * max(4 * C, shape.ffn_width),), dtype)
+    yield "moves", ((n_chunks, H, K, K), narrow)
+    yield "adds", ((n_chunks, H, K, K), torch.float32)
+    yield "entering", ((n_chunks, H, K, K), narrow)
+    yield "decays", ((n_chunks, H, K), torch.float32)
+    yield "bonuses", ((T, H), torch.float32)
+    yield "lasts", ((2, n_chunks, C), dtype)
+
+
+def _narrow(dtype: torch.dtype) -> torch.dtype:
+    """Of what is multiplied once more: with the digits of float16, as tf32 units have them."""
+    return torch.float32 if dtype == torch.float32 else torch.float16
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def buffer_bytes(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> int:
+    """What ``Buffers`` take."""
+    return sum(_nbytes(*spec) for _, spec in _plan(model, n_tokens, n_chunks))
 
 
 class Prefill:
     """The forward pass over packed rows, with the weights of ``model``."""
 
-    def __init__(self, model: Rwkv7Decode) -> None:
+    def __init__(self, model: Rwkv7Decode, *, chunk: int | None = None) -> None:
+        """``chunk``: tokens of a chunk, 16 or 64; None: what the dtype asks for."""
         self._model = model
-        self._shape = model.shape
+        is_exact = model.dtype == torch.float32
+        self.chunk = chunk or (EXACT_CHUNK if is_exact else CHUNK)
+        device = model.device
+        self._hidden_tiles = tiles_of(model.hidden_groups(), HIDDEN_N, device)
+        self._second_tiles = tiles_of(model.second_groups(), SECOND_N, device)
+
+    @property
+    def shape(self) -> Rwkv7Shape:
+        """The sizes of the model."""
+        return self._model.shape
 
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         """See ``Model.workspace_bytes``."""
-        shape = self._shape
-        width, item_bytes = shape.width, self._model.dtype.itemsize
-        per_token = width * (20 * item_bytes + 16 * 4) + 2 * shape.ffn_width * item_bytes
-        per_logit_row = shape.vocab_size * (4 + item_bytes) + 2 * width * item_bytes
-        return n_tokens * per_token + n_logit_rows * per_logit_row
+        model, shape = self._model, self.shape
+        n_tokens = min(n_tokens, MAX_CHUNKS * self.chunk)
+        n_chunks = min(n_tokens, MAX_CHUNKS)
+        buffers = buffer_bytes(model, n_tokens, n_chunks)
+        # Residual and its choice among pieces, normed and rounded; logits, and as they are made.
+        per_row = shape.width * (4 * 4 + model.dtype.itemsize) + shape.vocab_size * 4
+        return buffers + n_logit_rows * per_row + (1 << 21)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, states: StateViews) -> Tensor:
         """See ``Model.forward``."""
-        rows = Rows(batch.slots, batch.slot_list, batch.lengths)
+        pieces = list(pieces_of(batch.slot_list, batch.lengths, self.chunk))
+        rows: Tensor | None = None
+        for piece in pieces:
+            n_tokens = sum(piece.lengths)
+            ids = batch.token_ids[piece.start : piece.start + n_tokens]
+            tables = self.tables(piece.slots, piece.lengths)
+            x = self.absorb(ids, tables, states)
+            if len(pieces) == 1:
+                rows = x.index_select(0, batch.logit_rows)
+                continue
+            at = batch.logit_rows - piece.start
+            found = x.index_select(0, at.clamp(0, n_tokens - 1))
+            rows = found if rows is None else torch.where((at >= 0)[:, None], found, rows)
+        if rows is None:
+            raise AssertionError("there is always a piece")
+        return self.logits(rows)
+
+    def tables(self, slots: Sequence[int], lengths: Sequence[int]) -> Tables:
+        """The tables of packed rows that are one piece."""
+        return kernels.tables_of(slots, lengths, self.chunk, self._model.device)
+
+    def absorb(
+        self,
+        token_ids: Tensor,
+        tables: Tables,
+        states: StateViews,
+        buffers: Buffers | None = None,
+    ) -> Tensor:
+        """Absorb the tokens of ``tables`` in place; the residual after the last layer, float32.
+
+        Args:
+            token_ids: ``[T]`` int64; those that no chunk names are not absorbed.
+            tables: of the packed rows.
+            states: where their slots are.
+            buffers: of T tokens and as many chunks; without them, new ones.
+        """
+        model, shape = self._model, self.shape
+        if buffers is None:
+            buffers = Buffers(model, len(token_ids), len(tables.chunks))
         wkv, att, ffn = (states[name].unbind(1) for name in (WKV, ATT_SHIFT, FFN_SHIFT))
-        x = embedding(batch.token_ids, self._model.table)
-        v_first: Tensor | None = None
-        for index, layer in enumerate(self._model.layers):
-            x, v_first = self._time_mix(layer, x, v_first, att[index], wkv[index], rows)
-            x = self._channel_mix(layer, x, ffn[index], rows)
-        x = self._norm(x.index_select(0, batch.logit_rows), self._model.ln_out)
-        return (x @ self._plain(self._model.head).t()).float()
+        eps, x = shape.layer_norm_eps, buffers.x
+        att_last, ffn_last = buffers.lasts.unbind(0)
+        for index, layer in enumerate(model.layers):
+            kernels.mix(
+                x,
+                layer.ln1,
+                eps,
+                layer.mixes,
+                buffers.mixed,
+                att[index],
+                att_last,
+                tables,
+                embedding=(model.table, token_ids) if index == 0 else None,
+                move=Move(ffn[index - 1], ffn_last) if index else None,
+            )
+            self._time_mix(index, buffers, wkv[index], tables)
+            kernels.mix(
+                x,
+                layer.ln2,
+                eps,
+                layer.ffn_mix,
+                buffers.ffn_mixed.unsqueeze(0),
+                ffn[index],
+                ffn_last,
+                tables,
+                move=Move(att[index], att_last),
+            )
+            decode.product(
+                buffers.ffn_mixed,
+                layer.ffn_key.values,
+                buffers.ffn_hidden.unsqueeze(0),
+                cuts_of(len(x), model.dtype.itemsize).key,
+                scales=layer.ffn_key.scales,
+                what=decode.SQUARED_RELU,
+            )
+            _add_product(x, buffers.ffn_hidden, self._plain(layer.ffn_value))
+        kernels.move_last(Move(ffn[-1], ffn_last), tables)
+        return x
 
     def _plain(self, weight: Weight) -> Tensor:
         return plain(weight, self._model.scratch)
 
-    def _norm(self, x: Tensor, affine: tuple[Tensor, Tensor]) -> Tensor:
-        return layer_norm(x, (self._shape.width,), *affine, self._shape.layer_norm_eps)
-
-    def _low_rank(self, layer: PackedLayer, mixed: Tensor) -> list[Tensor]:
-        """Outputs of the maps v, w, a, g in float32."""
-        C = self._shape.width
-        at_first, at_second, outs = 3 * C, 0, list[Tensor]()
-        activations = (None, torch.tanh_, None, torch.sigmoid_)
-        for x, rank, activation in zip(mixed[2:], self._model.ranks, activations, strict=True):
-            hidden = x @ self._plain(layer.first.rows(at_first, at_first + rank)).t()
-            if activation is not None:
-                hidden = activation(hidden)
-            second = layer.second[at_second : at_second + rank * C].view(C, rank)
-            outs.append((hidden @ second.t()).float())
-            at_first += rank
-            at_second += rank * C
-        return outs
-
-    def _time_mix(
-        self,
-        layer: PackedLayer,
-        x: Tensor,
-        v_first: Tensor | None,
-        shift: Tensor,
-        wkv: Tensor,
-        rows: Rows,
-    ) -> tuple[Tensor, Tensor]:
-        C = self._shape.width
-        by_head = (-1, self._shape.n_heads, self._shape.head_size)
-        w0, a0, v0, k_k, k_a, r_k, norm_weight, norm_bias = layer.vectors
-        u = self._norm(x, layer.ln1)
-        delta = wkv7.token_shift(u, shift, rows)
-        mixed = torch.addcmul(u, delta, layer.mixes.unsqueeze(1))
+    def _time_mix(self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables) -> None:
+        """From the mixes to the residual."""
+        shape, layer = self.shape, self._model.layers[index]
+        C = shape.width
+        cuts = cuts_of(len(buffers.x), self._model.dtype.itemsize)
+        rkv, effects = buffers.rkv[min(index, 1)], buffers.effects
         weights = self._plain(layer.first.rows(0, 3 * C)).view(3, C, C)
-        r, k, v = torch.bmm(mixed[:3], weights.transpose(1, 2)).float()
-        lerp, w, a, g = self._low_rank(layer, mixed)
-        w = (w + w0).sigmoid_().mul_(LOG_DECAY).exp_()
-        a = (a + a0).sigmoid_()
-        if v_first is None:
-            v_first = v
-        else:
-            v = torch.lerp(v, v_first, (lerp + v0).sigmoid_())
-        kap = (k * k_k).view(by_head)
-        kap /= torch.linalg.vector_norm(kap, dim=-1, keepdim=True).add_(1e-12)
-        k = k * (1 + (a - 1) * k_a)
-        r, w, k, v_heads, a = (t.view(by_head) for t in (r, w, k, v, a))
-        y = wkv7.wkv7(r, w, k, v_heads, kap, a, wkv, rows)
-        y = layer_norm(y, (self._shape.head_size,), None, None, self._shape.group_norm_eps)
-        y = torch.addcmul(norm_bias.view(by_head), y, norm_weight.view(by_head))
-        y = torch.addcmul(y, (r * k * r_k.view(by_head)).sum(2, keepdim=True), v_heads)
-        y = (y.view(x.shape) * g).to(x.dtype)
-        return (y @ self._plain(layer.output).t()).add_(x), v_first
+        torch.bmm(buffers.mixed[:3], weights.transpose(1, 2), out=rkv)
+        lows = layer.first.rows(3 * C)
+        decode.product(
+            buffers.mixed,
+            lows.values,
+            buffers.hidden,
+            cuts.hidden,
+            scales=lows.scales,
+            tiles=self._hidden_tiles,
+        )
+        decode.product(
+            buffers.hidden,
+            layer.second,
+            buffers.second,
+            cuts.second,
+            tiles=self._second_tiles,
+        )
+        kernels.within(
+            rkv,
+            buffers.rkv[0, 2],
+            buffers.second,
+            layer.vectors,
+            effects,
+            tables,
+            is_first=index == 0,
+        )
+        kernels.pass_states(effects, buffers.entering, wkv, tables)
+        kernels.outputs(
+            effects,
+            buffers.entering,
+            rkv[2],
+            buffers.second[:, 3],
+            layer.vectors,
+            buffers.y,
+            shape.group_norm_eps,
+            tables,
+        )
+        _add_product(buffers.x, buffers.y, self._plain(layer.output))
 
-    def _channel_mix(self, layer: PackedLayer, x: Tensor, shift: Tensor, rows: Rows) -> Tensor:
-        u = self._norm(x, layer.ln2)
-        delta = wkv7.token_shift(u, shift, rows)
-        hidden = (torch.addcmul(u, delta, layer.ffn_mix) @ self._plain(layer.ffn_key).t()).relu_()
-        return (hidden.mul_(hidden) @ self._plain(layer.ffn_value).t()).add_(x)
+    def logits(self, x: Tensor) -> Tensor:
+        """``[R, V]`` float32 of residuals ``[R, C]``."""
+        model, shape = self._model, self.shape
+        weight, bias = model.ln_out
+        x = layer_norm(x, (shape.width,), weight.float(), bias.float(), shape.layer_norm_eps)
+        x, head = x.to(model.dtype), self._plain(model.head)
+        if model.dtype == torch.float32:
+            return x @ head.t()
+        logits = torch.empty(len(x), shape.vocab_size, dtype=torch.float32, device=x.device)
+        return torch.mm(x, head.t(), out_dtype=torch.float32, out=logits)
+
+
+def _add_product(x: Tensor, y: Tensor, weight: Tensor) -> None:
+    """``x += y @ weight.T``: summed and added in float32, in the epilogue of the product."""
+    if y.dtype == torch.float32:
+        torch.addmm(x, y, weight.t(), out=x)
+    else:
+        torch.addmm(x, y, weight.t(), out_dtype=torch.float32, out=x)
