@@ -19,6 +19,9 @@ MEMINFO = Path("/proc/meminfo")
 GRAPH_BYTES = 24 * 2**20
 """More than one captured step takes of a GPU's memory, beside what all of them share."""
 
+N_PROMPT_GRAPHS = 8
+"""More than there are captured steps of prompts."""
+
 N_RULED_SLOTS = 1024
 """How many slots' requests may have penalties, bias or allowed ids at once, for certain."""
 
@@ -91,9 +94,10 @@ def reserve_bytes(model: Model, config: EngineConfig) -> int:
     of_rules = min(config.n_slots, N_RULED_SLOTS) * RULE_BYTES
     return (
         model.workspace_bytes(n_tokens, n_tokens)
+        + model.prompt_graph_bytes()
         + vocab_size * (of_logits + of_rules)
         + of_masks
-        + len(buckets) * GRAPH_BYTES
+        + (len(buckets) + N_PROMPT_GRAPHS) * GRAPH_BYTES
         + SPARE_BYTES
     )
 

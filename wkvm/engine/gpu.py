@@ -46,6 +46,7 @@ def make_gpu_runner(model: Model, arena: Arena, config: EngineConfig) -> GpuRunn
 
     with torch.inference_mode():
         graphs.capture(progress, beside=_prompts(model, arena, config))
+        model.capture_prompts(arena.views)
     runner = GpuRunner(model, arena, sampler, graphs, poison_freed=config.poison_freed_slots)
     captured_s = time.monotonic() - began
     warm_up(runner, n_slots=config.n_slots, n_tokens=config.max_prompt_tokens)
