@@ -11,14 +11,13 @@ from torch.nn.functional import layer_norm
 
 from wkvm.kernels import rwkv7_decode as decode
 from wkvm.kernels import rwkv7_prefill as kernels
-from wkvm.kernels.dequantise import plain
 from wkvm.kernels.rwkv7_decode import Blocks, tiles_of
 from wkvm.kernels.rwkv7_prefill import CHUNK, EXACT_CHUNK, Effects, Move, Tables
-from wkvm.kernels.weight import Weight
 from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_params import Rwkv7Shape
+from wkvm.models.rwkv7_products import Products
 
 MAX_CHUNKS = 512
 """Chunks that are under way at a time. More tokens are absorbed piece by piece, so that the
@@ -182,6 +181,7 @@ class Prefill:
         self._model = model
         is_exact = model.dtype == torch.float32
         self.chunk = chunk or (EXACT_CHUNK if is_exact else CHUNK)
+        self._products = Products(model)
         device = model.device
         self._hidden_tiles = tiles_of(model.hidden_groups(), HIDDEN_N, device)
         self._second_tiles = tiles_of(model.second_groups(), SECOND_N, device)
@@ -279,12 +279,9 @@ class Prefill:
                 scales=layer.ffn_key.scales,
                 what=decode.SQUARED_RELU,
             )
-            _add_product(x, buffers.ffn_hidden, self._plain(layer.ffn_value))
+            self._products.add(x, buffers.ffn_hidden, layer.ffn_value)
         kernels.move_last(Move(ffn[-1], ffn_last), tables)
         return x
-
-    def _plain(self, weight: Weight) -> Tensor:
-        return plain(weight, self._model.scratch)
 
     def _time_mix(self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables) -> None:
         """From the mixes to the residual."""
@@ -292,8 +289,7 @@ class Prefill:
         C = shape.width
         cuts = cuts_of(len(buffers.x), self._model.dtype.itemsize)
         rkv, effects = buffers.rkv[min(index, 1)], buffers.effects
-        weights = self._plain(layer.first.rows(0, 3 * C)).view(3, C, C)
-        torch.bmm(buffers.mixed[:3], weights.transpose(1, 2), out=rkv)
+        self._products.rkv(buffers.mixed[:3], layer.first, rkv)
         lows = layer.first.rows(3 * C)
         decode.product(
             buffers.mixed,
@@ -330,23 +326,13 @@ class Prefill:
             shape.group_norm_eps,
             tables,
         )
-        _add_product(buffers.x, buffers.y, self._plain(layer.output))
+        self._products.add(buffers.x, buffers.y, layer.output)
 
     def logits(self, x: Tensor) -> Tensor:
         """``[R, V]`` float32 of residuals ``[R, C]``."""
         model, shape = self._model, self.shape
         weight, bias = model.ln_out
         x = layer_norm(x, (shape.width,), weight.float(), bias.float(), shape.layer_norm_eps)
-        x, head = x.to(model.dtype), self._plain(model.head)
-        if model.dtype == torch.float32:
-            return x @ head.t()
         logits = torch.empty(len(x), shape.vocab_size, dtype=torch.float32, device=x.device)
-        return torch.mm(x, head.t(), out_dtype=torch.float32, out=logits)
-
-
-def _add_product(x: Tensor, y: Tensor, weight: Tensor) -> None:
-    """``x += y @ weight.T``: summed and added in float32, in the epilogue of the product."""
-    if y.dtype == torch.float32:
-        torch.addmm(x, y, weight.t(), out=x)
-    else:
-        torch.addmm(x, y, weight.t(), out_dtype=torch.float32, out=x)
+        self._products.logits(x.to(model.dtype), logits)
+        return logits
