@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine.fake_gpu import SteppingModel
-from wkvm.assembly.memory import SAMPLER_SLOT_BYTES, reserve_bytes, slots_beside
+from wkvm.assembly.memory import SAMPLER_SLOT_BYTES, reserve_bytes, room_beside
 from wkvm.core.config import MAX_SLOTS, EngineConfig
 from wkvm.engine.graphs import BUCKETS
 
@@ -44,16 +44,16 @@ def test_states_take_all_that_is_left_and_no_byte_of_the_reserve(free_bytes: lis
     slot_bytes = model.layout.record_bytes + SAMPLER_SLOT_BYTES
     reserve = reserve_bytes(model, CONFIG)
     free_bytes[0] = reserve + 7 * slot_bytes
-    assert slots_beside(model, CONFIG) == 7
+    assert room_beside(model, CONFIG).n_slots == 7
     free_bytes[0] -= 1
-    assert slots_beside(model, CONFIG) == 6
+    assert room_beside(model, CONFIG).n_slots == 6
     free_bytes[0] = reserve - 1
-    assert slots_beside(model, CONFIG) == 0
+    assert room_beside(model, CONFIG).n_slots == 0
 
 
 def test_no_more_slots_than_are_asked_for(free_bytes: list[int]) -> None:
     free_bytes[0] = 10**11
-    assert slots_beside(Sized(), replace(CONFIG, n_slots=64)) == 64
+    assert room_beside(Sized(), replace(CONFIG, n_slots=64)).n_slots == 64
 
 
 def test_decode_steps_have_their_memory_before_the_rest_is_counted(
@@ -66,7 +66,7 @@ def test_decode_steps_have_their_memory_before_the_rest_is_counted(
         return 0, 0
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", count)
-    slots_beside(model, CONFIG)
+    room_beside(model, CONFIG)
 
 
 def test_a_large_gpu_keeps_less_than_a_twentieth_back() -> None:

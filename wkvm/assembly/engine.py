@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from wkvm.assembly.memory import Fitting, slots_beside, slots_that_fit
+from wkvm.assembly.memory import Fitting, room_beside, slots_that_fit
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
 from wkvm.core.layout import DEFAULT_STATE, StateOptions
@@ -132,7 +132,15 @@ def _on_gpu(model: Model, config: EngineConfig, *, fits_slots: bool) -> EngineCo
     Raises:
         ConfigError: fewer fit than are asked for, or none.
     """
-    n_slots = slots_beside(model, config)
+    room = room_beside(model, config)
+    n_slots = room.n_slots
+    logger.info(
+        "%.2f GiB are free beside the weights, %.2f GiB of them are kept for steps, and %.2f GiB "
+        "are for states",
+        room.free_bytes / 2**30,
+        room.reserve_bytes / 2**30,
+        n_slots * model.layout.record_bytes / 2**30,
+    )
     if n_slots < 1 or (n_slots < config.n_slots and not fits_slots):
         raise ConfigError(
             "slots",

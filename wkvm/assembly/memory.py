@@ -67,7 +67,22 @@ def slots_that_fit(description: ModelDescription, *, device: str, dtype: str) ->
     return Fitting(resolved, free_bytes, weight_bytes, rest // description.layout.record_bytes)
 
 
-def slots_beside(model: Model, config: EngineConfig) -> int:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a GPU has for states, beside a model that is loaded and its decode steps.
+
+    Attributes:
+        free_bytes: free memory of the device.
+        reserve_bytes: what of it must stay free: see ``reserve_bytes``.
+        n_slots: how many states fit in the rest, at most as many as are asked for.
+    """
+
+    free_bytes: int
+    reserve_bytes: int
+    n_slots: int
+
+
+def room_beside(model: Model, config: EngineConfig) -> Room:
     """How many of ``config.n_slots`` states fit on a GPU beside a model that is loaded.
 
     All that comes up in service is counted: see ``reserve_bytes``. The memory of decode steps is
@@ -76,8 +91,10 @@ def slots_beside(model: Model, config: EngineConfig) -> int:
     model.decode_step(buckets_for(config.n_slots)[-1])
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    rest = max(torch.cuda.mem_get_info()[0] - reserve_bytes(model, config), 0)
-    return min(rest // (model.layout.record_bytes + SAMPLER_SLOT_BYTES), config.n_slots)
+    free_bytes, reserve = torch.cuda.mem_get_info()[0], reserve_bytes(model, config)
+    rest = max(free_bytes - reserve, 0)
+    n_slots = rest // (model.layout.record_bytes + SAMPLER_SLOT_BYTES)
+    return Room(free_bytes, reserve, min(n_slots, config.n_slots))
 
 
 def reserve_bytes(model: Model, config: EngineConfig) -> int:
