@@ -175,13 +175,17 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
 
     No library takes them; programs of few rows hold half the bytes, which are as many weights.
     """
-    if plan.fuses_norms:
+    if isinstance(plan.first, Gemv):
+
+        def half(cut: Cut) -> Cut:
+            return replace(cut, n_bytes=cut.n_bytes // 2) if isinstance(cut, Gemv) else cut
+
         return replace(
             plan,
-            first=Gemv(8 * 1024, 4),
-            output=Gemv(8 * 1024, 2),
-            key=Gemv(32 * 1024, 16),
-            value=Gemv(16 * 1024, 4),
+            first=half(plan.first),
+            output=half(plan.output),
+            key=half(plan.key),
+            value=half(plan.value),
         )
     if n_rows <= 64:
         # Blocks of 32 outputs go through matrix instructions that take weights from registers,
