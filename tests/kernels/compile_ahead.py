@@ -35,7 +35,7 @@ def compiled_bytes(kernel: Any, dtype: str, constants: dict[str, Any]) -> int:
 
 DECODE_FLOATS = {"eps", "group_eps"}
 DECODE_FLOAT32 = {"state", "vectors", "residual", "scales"}
-DECODE_INT32 = {"slots", "tiles", "fill"}
+DECODE_INT32 = {"slots", "tiles", "fill", "order"}
 DECODE_TENSORS = {
     *("x", "table", "branch", "out", "shift", "norm_weight", "norm_bias", "mixes", "ahead"),
     *("weight", "normed", "rkv", "v_first", "hidden", "second", "second_weight", "y", "ring"),
@@ -134,6 +134,8 @@ def decode_kernels(dtype: str) -> None:
         rwkv7_decode.fold_kernel, dtype, {"L": 2, "H": 5, "K": 64, "BLOCK": 64, "R": 8}
     )
     sys.stdout.write("fold_kernel\n")
+    assert decode_bytes(rwkv7_decode.ring_order_kernel, dtype, {"BLOCK": 256, "R": 8})
+    sys.stdout.write("ring_order_kernel\n")
 
 
 def dequantise_bytes(held: str) -> int:

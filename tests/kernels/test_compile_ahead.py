@@ -25,8 +25,9 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     of_packed_rows = ["wkv7_kernel"] * 4 + ["token_shift_kernel"] * 4
     products = ["product_kernel", "mapped_kernel", "gemv_kernel"]
     of_each = ["product_kernel"] * 3 + ["mapped_kernel"] + ["gemv_kernel"] * 3
-    float32 = ["mix_kernel", *products, *["wkv_kernel"] * 4, "fold_kernel"]
-    bfloat16 = ["mix_kernel", *of_each, *["wkv_kernel"] * 4, "fold_kernel"]
+    recurrence = [*["wkv_kernel"] * 4, "fold_kernel", "ring_order_kernel"]
+    float32 = ["mix_kernel", *products, *recurrence]
+    bfloat16 = ["mix_kernel", *of_each, *recurrence]
     back = ["dequantise_kernel"] * 2
     assert run.stdout.split() == of_packed_rows + float32 + bfloat16 + back
 

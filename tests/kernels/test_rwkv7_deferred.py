@@ -33,24 +33,29 @@ class Kept:
     """One layer of states, as a kernel finds it: in records that are wider."""
 
     def __init__(self, device: str, *, deferred: bool, state: torch.dtype = torch.float32) -> None:
-        from wkvm.kernels.rwkv7_decode import Ring
-
         self.device = device
         self.state = torch.zeros(N_SLOTS, 2, H, K, K, dtype=state, device=device)[:, 1]
         # What is not in use is never read.
         entries = torch.full((N_SLOTS, 2, H, R - 1, 4, K), float("nan"), device=device)
         fill = torch.zeros(N_SLOTS, 2, H, dtype=torch.int32, device=device)
-        self.ring = Ring(entries[:, 1], fill[:, 1]) if deferred else None
+        self.entries, self.fill = entries[:, 1], fill[:, 1]
+        self.deferred = deferred
         self.vectors = random(8, H * K, seed=1).to(device) * 0.5
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Absorb one token of each row; the inputs are a function of the token."""
-        from wkvm.kernels.rwkv7_decode import wkv
+        from wkvm.kernels.rwkv7_decode import Ring, ring_order, wkv
 
         C = H * K
         drawn = torch.stack([random(10, C, seed=token) for token in tokens]).to(self.device)
         rkv, first = (drawn[:, i : i + 3].transpose(0, 1).contiguous() for i in (0, 3))
         second = drawn[:, 6:].contiguous()
+        named = torch.tensor(slots, dtype=torch.int32, device=self.device)
+        ring = None
+        if self.deferred:
+            order = torch.empty(2, len(slots), dtype=torch.int32, device=self.device)
+            ring_order(named, self.fill[:, None], order, R)
+            ring = Ring(self.entries, self.fill, order)
         y = torch.full((len(slots), C), float("nan"), device=self.device)
         wkv(
             rkv,
@@ -60,11 +65,11 @@ class Kept:
             (32, 32, 32, 32),
             y,
             self.state,
-            torch.tensor(slots, dtype=torch.int32, device=self.device),
+            named,
             64e-5,
             second=second,
             is_first=False,
-            ring=self.ring,
+            ring=ring,
             n_warps=1,
         )
         return y
@@ -72,17 +77,16 @@ class Kept:
     def fold(self, slots: Sequence[int]) -> None:
         from wkvm.kernels.rwkv7_decode import fold
 
-        assert self.ring is not None
         named = torch.tensor(slots, dtype=torch.int32, device=self.device)
-        entries, fill = self.ring.entries[:, None], self.ring.fill[:, None]
+        entries, fill = self.entries[:, None], self.fill[:, None]
         fold(self.state[:, None], entries, fill, self.vectors[None], named)
 
     def bits(self, slot: int) -> list[Tensor]:
         """Everything that is kept of a slot and in use."""
-        if self.ring is None:
+        if not self.deferred:
             return [self.state[slot].clone()]
-        fill = self.ring.fill[slot]
-        used = self.ring.entries[slot, :, : int(fill[0])]
+        fill = self.fill[slot]
+        used = self.entries[slot, :, : int(fill[0])]
         return [self.state[slot].clone(), fill.clone(), used.clone()]
 
 
@@ -106,14 +110,24 @@ def test_outputs_and_states_are_those_of_writes_at_once_in_any_phase(device: str
         y, expected = (kept.step(slots, tokens) for kept in (deferred, at_once))
         assert relative(y, expected) < TOLERANCE
         assert not y[1].any()
-    assert deferred.ring is not None
-    assert (deferred.ring.fill[5] == N_STEPS % R).all()
+    assert (deferred.fill[5] == N_STEPS % R).all()
     deferred.fold([5, -1, 4])
-    assert not deferred.ring.fill.any()
+    assert not deferred.fill.any()
     for slot in (4, 5):
         assert relative(deferred.state[slot], at_once.state[slot]) < TOLERANCE
     assert deferred.state[0].isnan().all()
     assert not deferred.state[1:4].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_will_write_their_states_come_first(device: str) -> None:
+    from wkvm.kernels.rwkv7_decode import ring_order
+
+    fill = torch.tensor([7, 0, 3, 7, 7, 1], dtype=torch.int32, device=device)
+    slots = torch.tensor([5, 4, -1, 2, 0], dtype=torch.int32, device=device)
+    order = torch.full((2, 5), -9, dtype=torch.int32, device=device)
+    ring_order(slots, fill.view(6, 1, 1).expand(6, 2, 3), order, R)
+    assert order.tolist() == [[1, 4, 0, 2, 3], [4, 0, 5, -1, 2]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -145,10 +159,9 @@ def test_bits_are_a_function_of_the_tokens_and_the_folds(device: str) -> None:
 @pytest.mark.parametrize("n_before", [3, R, R + 7])
 def test_a_copy_in_the_middle_of_a_ring_changes_no_later_bit(device: str, n_before: int) -> None:
     kept = Kept(device, deferred=True)
-    assert kept.ring is not None
     for token in range(n_before):
         kept.step([1], [token])
-    for tensor in (kept.state, kept.ring.entries, kept.ring.fill):
+    for tensor in (kept.state, kept.entries, kept.fill):
         tensor[4] = tensor[1]
     for token in range(n_before, n_before + R + 1):
         y = kept.step([1], [token])

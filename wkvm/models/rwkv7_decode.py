@@ -71,6 +71,7 @@ class DecodeStep:
             item_bytes = model.layers[0].first.values.itemsize
             n = plan.first.n(C, item_bytes) if isinstance(plan.first, Gemv) else plan.first.n
             self._tiles = tiles_of(model.first_groups(n_rows), n, device)
+        self._order = torch.empty(2, n_rows, dtype=torch.int32, device=device)
         if plan.fuses_norms:
             self._normed = views["normed"]
         else:
@@ -108,10 +109,13 @@ class DecodeStep:
             self._product(self._y, model.head, self.logits.unsqueeze(0), self.plan.head)
 
     def _rings(self, states: StateViews) -> list[Ring | None]:
-        """Of each layer, where writes are deferred."""
+        """Of each layer, where writes are deferred; launches what puts the rows in order."""
         if RING not in states:
             return [None] * len(self.model.layers)
-        return list(map(Ring, states[RING].unbind(1), states[RING_FILL].unbind(1)))
+        entries, fill = states[RING], states[RING_FILL]
+        kernels.ring_order(self.slots, fill, self._order, entries.shape[3] + 1)
+        layers = zip(entries.unbind(1), fill.unbind(1), strict=True)
+        return [Ring(*of_layer, self._order) for of_layer in layers]
 
     def _fused_layer(self, index: int, wkv: _State, att: Tensor, ffn: Tensor) -> None:
         model, layer, plan = self.model, self.model.layers[index], self.plan

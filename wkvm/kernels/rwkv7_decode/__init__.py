@@ -16,7 +16,13 @@ No kernel here is ever autotuned: each trial run would apply its update to the s
 """
 
 from wkvm.kernels.rwkv7_decode.common import NONE, SIGMOID, SQUARED_RELU, TANH, Move
-from wkvm.kernels.rwkv7_decode.deferred import Ring, fold, fold_kernel
+from wkvm.kernels.rwkv7_decode.deferred import (
+    Ring,
+    fold,
+    fold_kernel,
+    ring_order,
+    ring_order_kernel,
+)
 from wkvm.kernels.rwkv7_decode.few_rows import Before, gemv, gemv_kernel
 from wkvm.kernels.rwkv7_decode.many_rows import (
     Blocks,
@@ -52,6 +58,8 @@ __all__ = [
     "mix_kernel",
     "product",
     "product_kernel",
+    "ring_order",
+    "ring_order_kernel",
     "tiles_of",
     "wkv",
     "wkv_kernel",

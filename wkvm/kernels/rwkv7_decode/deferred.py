@@ -40,33 +40,26 @@ class Ring:
     Attributes:
         entries: ``[N, H, R - 1, 4, K]``, any first stride.
         fill: ``[N, H]`` int32: entries in use, below R.
+        order: ``[2, B]`` int32: the rows in the order in which programs take them, and their slots.
     """
 
     entries: Tensor
     fill: Tensor
+    order: Tensor
 
     @property
     def length(self) -> int:
         """R."""
         return self.entries.shape[2] + 1
 
-    def check(self, state: Tensor) -> None:
-        """Raise a ValueError unless these are the rings of ``state``, ``[N, H, K, K]``."""
-        N, H, K, _ = state.shape
-        if (
-            self.entries.shape != (N, H, self.length - 1, 4, K)
-            or not self.entries[0].is_contiguous()
-        ):
-            raise ValueError(f"a ring {tuple(self.entries.shape)} of a state {(N, H, K, K)}")
-        if self.fill.shape != (N, H) or self.fill.dtype != torch.int32 or self.fill.stride(1) != 1:
-            raise ValueError(f"fill is {tuple(self.fill.shape)}, {self.fill.dtype}")
 
-
-@triton.jit
-def absorbed(S, w, kap, away, k, v):  # type: ignore[no-untyped-def]
-    """The state after one more token."""
-    removed = tl.sum(kap[:, None] * S, 0)
-    return w[:, None] * S - away[:, None] * removed[None, :] + k[:, None] * v[None, :]
+def check_ring(entries: Tensor, fill: Tensor, state: Tensor) -> None:
+    """Raise a ValueError unless these are the rings of ``state``, ``[N, H, K, K]``."""
+    N, H, K, _ = state.shape
+    if entries.shape != (N, H, entries.shape[2], 4, K) or not entries[0].is_contiguous():
+        raise ValueError(f"a ring {tuple(entries.shape)} of a state {(N, H, K, K)}")
+    if fill.shape != (N, H) or fill.dtype != torch.int32 or fill.stride(1) != 1:
+        raise ValueError(f"fill is {tuple(fill.shape)}, {fill.dtype}")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -90,39 +83,54 @@ def ring_loaded(at_ring, n, keys, values, K: tl.constexpr, R: tl.constexpr):  # 
     return entries
 
 
+@triton.jit
+def _prepared(k, w, a, w0, a0, k_k, k_a):  # type: ignore[no-untyped-def]
+    """Of an entry: key, decay, kap before it is normalised, and kap times the rate of removal."""
+    k = k.to(tl.float32)
+    w = tl.exp(tl.sigmoid(w0 + w.to(tl.float32)) * LOG_DECAY)
+    a = tl.sigmoid(a0 + a.to(tl.float32))
+    kap = k * k_k
+    return k * (1.0 + (a - 1.0) * k_a), w, kap, kap * a
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def output_of_ring(u, out, entries, n, w0, a0, k_k, k_a, R: tl.constexpr):  # type: ignore[no-untyped-def]
     """``u`` taken back through the ring, and ``out`` with what the entries add to it."""
     for i in tl.static_range(R - 1):
         if R - 2 - i < n:
             k, w, a, v = entries[R - 2 - i]
-            k = k.to(tl.float32)
-            w = tl.exp(tl.sigmoid(w0 + w.to(tl.float32)) * LOG_DECAY)
-            a = tl.sigmoid(a0 + a.to(tl.float32))
-            kap = k * k_k
-            k *= 1.0 + (a - 1.0) * k_a
+            k, w, kap, away = _prepared(k, w, a, w0, a0, k_k, k_a)
             # The three sums do not wait for one another.
-            length = tl.sqrt(tl.sum(kap * kap, 0)) + 1e-12
-            of_removal = tl.sum(kap * a * u, 0)
+            square = tl.sum(kap * kap, 0)
+            of_removal = tl.sum(away * u, 0)
             of_key = tl.sum(k * u, 0)
-            u = w * u - kap * (of_removal / (length * length))
+            inverse = tl.rsqrt(tl.maximum(square, 1e-24))
+            u = w * u - kap * (of_removal * inverse * inverse)
             out += of_key * v.to(tl.float32)
     return u, out
 
 
+@triton.jit
+def absorbed(S, decay, w, kap, away, k, v):  # type: ignore[no-untyped-def]
+    """``S`` and ``decay`` after one more token, where the state is the product of the two.
+
+    A decay of eight tokens is above 0.007: it can be divided by.
+    """
+    removed = tl.sum((kap * decay)[:, None] * S, 0)
+    decay *= w
+    S -= (away / decay)[:, None] * removed[None, :]
+    return S + (k / decay)[:, None] * v[None, :], decay
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The state after the first ``n`` entries, in order."""
+def ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``S`` and ``decay`` after the first ``n`` entries, in order."""
     for j in range(n):
         k, w, a, v = _vectors(at_ring, j, n, keys, values, K)
-        k = k.to(tl.float32)
-        w = tl.exp(tl.sigmoid(w0 + w.to(tl.float32)) * LOG_DECAY)
-        a = tl.sigmoid(a0 + a.to(tl.float32))
-        kap = k * k_k
-        k *= 1.0 + (a - 1.0) * k_a
-        kap /= tl.sqrt(tl.sum(kap * kap, 0)) + 1e-12
-        S = absorbed(S, w, kap, kap * a, k, v.to(tl.float32))
-    return S
+        k, w, kap, away = _prepared(k, w, a, w0, a0, k_k, k_a)
+        inverse = tl.rsqrt(tl.maximum(tl.sum(kap * kap, 0), 1e-24))
+        S, decay = absorbed(S, decay, w, kap * inverse, away * inverse, k, v.to(tl.float32))
+    return S, decay
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -173,7 +181,9 @@ def fold_kernel(  # type: ignore[no-untyped-def]
             at_state = at_state + keys[:, None] * K + values[None, :]
             at_ring = ring + slot * ring_stride + place.to(tl.int64) * ((R - 1) * 4 * K)
             S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
-            S = ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
+            decay = tl.full([BLOCK], 1.0, tl.float32)
+            S, decay = ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
+            S *= decay[:, None]
             tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
             tl.store(at_fill, 0)
 
@@ -193,7 +203,7 @@ def fold(state: Tensor, ring: Tensor, fill: Tensor, vectors: Tensor, slots: Tens
     _, L, H, K, _ = state.shape
     if vectors.shape != (L, 8, H * K) or not vectors.is_contiguous():
         raise ValueError(f"vectors are {tuple(vectors.shape)}, strides {vectors.stride()}")
-    Ring(ring.flatten(1, 2), fill.flatten(1)).check(state.flatten(1, 2))
+    check_ring(ring.flatten(1, 2), fill.flatten(1), state.flatten(1, 2))
     fold_kernel[(slots.shape[0] * L * H,)](
         state,
         ring,
@@ -209,4 +219,45 @@ def fold(state: Tensor, ring: Tensor, fill: Tensor, vectors: Tensor, slots: Tens
         BLOCK=triton.next_power_of_2(K),
         R=ring.shape[3] + 1,
         num_warps=1,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ring_order_kernel(  # type: ignore[no-untyped-def]
+    slots,
+    fill,
+    order,
+    fill_stride,
+    B,
+    BLOCK: tl.constexpr,
+    R: tl.constexpr,
+):
+    """One program; see ``ring_order``."""
+    rows = tl.arange(0, BLOCK)
+    inside = rows < B
+    slot = tl.load(slots + rows, mask=inside, other=-1)
+    n = tl.load(fill + slot.to(tl.int64) * fill_stride, mask=slot >= 0, other=0)
+    is_full = (n == R - 1).to(tl.int32)
+    n_before = tl.cumsum(is_full, 0) - is_full
+    place = tl.where(is_full > 0, n_before, tl.sum(is_full, 0) + rows - n_before)
+    tl.store(order + place, rows, mask=inside)
+    tl.store(order + B + place, slot, mask=inside)
+
+
+def ring_order(slots: Tensor, fill: Tensor, order: Tensor, length: int) -> None:
+    """The rows of a step, those first that will write their states: they take longest.
+
+    Args:
+        slots: ``[B]`` int32, distinct where not negative.
+        fill: ``[N, L, H]`` int32; of a slot they are all the same between two steps.
+        order: ``[2, B]`` int32, overwritten: rows, and their slots.
+        length: R.
+    """
+    B = slots.shape[0]
+    if order.shape != (2, B) or order.dtype != torch.int32 or not order.is_contiguous():
+        raise ValueError(f"order is {tuple(order.shape)}, {order.dtype}")
+    block = triton.next_power_of_2(B)
+    n_warps = max(1, min(block // 128, 8))
+    ring_order_kernel[(1,)](
+        slots, fill, order, fill.stride(0), B, BLOCK=block, R=length, num_warps=n_warps
     )

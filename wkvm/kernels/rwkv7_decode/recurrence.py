@@ -17,6 +17,7 @@ from wkvm.kernels.rwkv7_decode.deferred import (
     LOG_DECAY,
     Ring,
     absorbed,
+    check_ring,
     output_of_ring,
     put_entry,
     ring_absorbed,
@@ -57,6 +58,7 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     ahead,
     ring,
     fill,
+    order,
     slots,
     state_stride,
     shift_stride,
@@ -86,6 +88,11 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     """One program per row and head, with the head's state in registers; see ``wkv``."""
     row = tl.program_id(0) // H
     head = tl.program_id(0) % H
+    if R > 0:
+        slot = tl.load(order + B + row).to(tl.int64)
+        row = tl.load(order + row)
+    else:
+        slot = tl.load(slots + row).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
     C: tl.constexpr = H * K
@@ -93,7 +100,6 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     values = tl.arange(0, BLOCK)
     key_inside = keys < K
     value_inside = values < K
-    slot = tl.load(slots + row).to(tl.int64)
     at_key = head * K + keys
     at_value = head * K + values
     row = row.to(tl.int64)
@@ -181,8 +187,10 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
             else:
                 tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
         elif n == R - 1:
-            S = ring_absorbed(S, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
-            S = absorbed(S, w, kap, away, k, v)
+            decay = tl.full([BLOCK], 1.0, tl.float32)
+            S, decay = ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
+            S, decay = absorbed(S, decay, w, kap, away, k, v)
+            S *= decay[:, None]
             out = tl.sum(r[:, None] * S, 0)
             if BLOCK == K:
                 tl.store(at_state, S.to(state.dtype.element_ty))
@@ -246,7 +254,7 @@ def wkv(
         y: ``[B, C]``, overwritten; zeros for pad rows.
         state: ``[N, H, K, K]`` float32, float16 or bfloat16, any first stride; the arithmetic is
             float32. Slots in ``slots`` are overwritten, no other is read or written.
-        slots: ``[B]`` int32, distinct where not negative.
+        slots: ``[B]`` int32, distinct where not negative. With a ring, its order is used instead.
         second: ``[B, 4, C]``: outputs of the four maps. If it is None they are computed here from
         second_weight: flat, the second matrices ``[C, rank]`` of the four maps one after another.
         is_first: of the layers: v is its own residual.
@@ -261,7 +269,9 @@ def wkv(
     if K != V or state.stride()[1:] != (K * V, V, 1) or state.dtype not in STATE_DTYPES:
         raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
     if ring is not None:
-        ring.check(state)
+        check_ring(ring.entries, ring.fill, state)
+        if ring.order.shape != (2, B) or ring.order.dtype != torch.int32:
+            raise ValueError(f"order is {tuple(ring.order.shape)}, {ring.order.dtype}")
     if (second is None) == (second_weight is None):
         raise ValueError("exactly one of second and second_weight is needed")
     rank_v, rank_w, rank_a, rank_g = ranks
@@ -279,6 +289,7 @@ def wkv(
         vectors if ahead is None else ahead,
         y if ring is None else ring.entries,
         slots if ring is None else ring.fill,
+        slots if ring is None else ring.order,
         slots,
         state.stride(0),
         0 if move is None else move.shift.stride(0),
