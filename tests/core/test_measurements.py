@@ -107,3 +107,31 @@ def test_as_many_are_measured_as_were_asked_for() -> None:
     assert stats["output_length_sum"] == stats["output_tokens_total"] == 55
     assert stats["inter_token_us_count"] == 55 - 10
     assert stats["step_us_count"] == stats["steps_total"]
+
+
+def test_with_two_in_flight_a_step_is_timed_from_the_end_of_the_one_before() -> None:
+    scheduler = make_scheduler(depth=2)
+    submit(scheduler, 0, 3, LONG)
+    plans = [scheduler.plan(0.0), scheduler.plan(0.25)]
+    for landed_at in (1.0, 2.5, 4.5):
+        plan = plans.pop(0)
+        assert plan is not None
+        scheduler.commit(plan, StepResult((500,)), landed_at)
+        plans.append(scheduler.plan(landed_at))
+    assert measured(scheduler, "step_us") == (3, (1_000 + 1_500 + 2_000) * 1000)
+    assert measured(scheduler, "first_token_us") == (1, 1_000_000)
+    assert measured(scheduler, "inter_token_us") == (2, (1_500 + 2_000) * 1000)
+
+
+def test_a_step_that_is_in_flight_is_not_idleness() -> None:
+    scheduler = make_scheduler(depth=2)
+    submit(scheduler, 0, 3, SamplingParams(max_tokens=2), credit=1)
+    first = scheduler.plan(0.0)
+    assert first is not None
+    assert scheduler.plan(0.5) is None
+    scheduler.grant(0, 5, 0.75)
+    scheduler.commit(first, StepResult((500,)), 1.0)
+    second = scheduler.plan(1.25)
+    assert second is not None
+    scheduler.commit(second, StepResult((500,)), 3.0)
+    assert measured(scheduler, "inter_token_us") == (1, 2_000_000)
