@@ -1,17 +1,19 @@
-"""Quantised weights on a GPU: what they cost in accuracy, and what they save in time.
+"""Quantised weights on a GPU, and deterministic steps: what they cost in accuracy and time.
 
-    python tools/gpu_quantization.py check time --output bench/results/FILE.jsonl
+    python tools/gpu_quantization.py check time prompts --output bench/results/FILE.jsonl
 
 One JSON line per finding. Random weights, but for the bundled model's goldens. Exit status 1 if a
 kernel is wrong; what quantization itself costs is measured, not judged.
 """
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.models.test_rwkv7_decode import unquantised  # noqa: E402
+from tests.models.tiny_rwkv7 import batch_of  # noqa: E402
 from tools.gpu_decode import (  # noqa: E402
     BUNDLED,
     Timed,
@@ -31,10 +34,12 @@ from tools.gpu_decode import (  # noqa: E402
     shape_of,
 )
 from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_prefill import milliseconds, random_rows  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
-from wkvm.models.rwkv7_params import load_parameters, read_shape  # noqa: E402
+from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape  # noqa: E402
+from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
 from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
@@ -134,24 +139,59 @@ def check_goldens() -> Iterator[Finding]:
         }
 
 
+def models(shape: Rwkv7Shape) -> dict[str, Rwkv7Decode]:
+    """One as it is, quantised ones, and a deterministic one, which has the weights of the first."""
+    parameters = random_parameters(shape, torch.bfloat16)
+    found = {q: Rwkv7Decode(shape, parameters, quantization=q) for q in QUANTIZATIONS}
+    found["deterministic"] = copy.copy(found["none"])
+    found["deterministic"].deterministic = True
+    return found
+
+
 def times(name: str, rows: list[int]) -> Iterator[Finding]:
-    """Decode steps; each ratio is to the same step without quantization, timed next to it."""
+    """Decode steps; each ratio is to the same step of the model as it is, timed next to it."""
     bandwidth = copy_bandwidth()
-    timed = {q: Timed(name, max(rows), quantization=q) for q in QUANTIZATIONS}
+    timed = Timed(name, max(rows))
+    found = models(timed.shape)
     for n_rows in rows:
         plain_ms = 0.0
-        for quantization, model in timed.items():
-            finding = model.time(n_rows, bandwidth)
-            if quantization == "none":
+        for mode, model in found.items():
+            timed.model = model
+            finding = timed.time(n_rows, bandwidth)
+            if mode == "none":
                 plain_ms = finding["median_ms"]
             ratio = round(plain_ms / finding["median_ms"], 3)
-            yield {**finding, "quantization": quantization, "times_as_fast": ratio}
+            yield {**finding, "mode": mode, "times_as_fast": ratio}
+
+
+def prompt_times(name: str) -> Iterator[Finding]:
+    """Prompts, as ``times``."""
+    shape = shape_of(name)
+    arena = Arena(layout_of(shape, "bfloat16"), 64, "cuda")
+    found = models(shape)
+    for n_rows, n_tokens in ((1, 64), (1, 320), (1, 1024), (1, 4096), (32, 1024)):
+        rows = random_rows(range(n_rows), [n_tokens] * n_rows, shape.vocab_size, 5)
+        batch = batch_of(rows, "cuda")
+        plain_ms = 0.0
+        for mode, model in found.items():
+            forward = partial(Prefill(model), batch, arena.views)
+            ms = median(milliseconds(forward, 5))
+            if mode == "none":
+                plain_ms = ms
+            yield {
+                "timing": f"prefill, eager, {name}, {n_rows} prompts of {n_tokens} tokens",
+                "mode": mode,
+                "median_ms": round(ms, 3),
+                "tokens_per_s": round(n_rows * n_tokens / ms * 1e3),
+                "times_as_fast": round(plain_ms / ms, 3),
+                "finite": bool(forward().isfinite().all()),
+            }
 
 
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("check", "time"))
+    parser.add_argument("what", nargs="+", choices=("check", "time", "prompts"))
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 32, 64, 128, 256, 512, 1024])
@@ -166,6 +206,9 @@ def main() -> int:
                 findings.add(finding)
         if "time" in args.what:
             for finding in times(args.model, args.rows):
+                findings.add(finding)
+        if "prompts" in args.what:
+            for finding in prompt_times(args.model):
                 findings.add(finding)
     return 1 if findings.n_failed else 0
 
