@@ -7,21 +7,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wkvm.kernels.device_sampling import choose, scan, search
+from wkvm.kernels.device_sampling import bracket, choose, scan, search
 
 TYPES = {
-    **dict.fromkeys(("logits", "maxima"), "*fp32"),
-    **dict.fromkeys(("slots", "slots_in", "masks", "winners", "broken", "n_on"), "*i32"),
-    **dict.fromkeys(("records", "totals", "levels", "token_ids", "out_ids", "ids"), "*i64"),
-    **dict.fromkeys(("addresses",), "*i64"),
+    **dict.fromkeys(("logits", "maxima", "samples", "brackets"), "*fp32"),
+    **dict.fromkeys(("slots", "slots_in", "masks", "winners", "broken", "n_above"), "*i32"),
+    **dict.fromkeys(("records", "totals", "above", "heavy", "listed"), "*i64"),
+    **dict.fromkeys(("token_ids", "out_ids", "ids", "found", "addresses"), "*i64"),
     **dict.fromkeys(("has_mask",), "*i1"),
     **dict.fromkeys(("out_flags",), "*u8"),
+    **dict.fromkeys(("n_listed",), "*i32"),
 }
 ALIGNED = {"V", "row_stride", "mask_stride"}
 """Multiples of 16 in every model."""
 
 
-def compiled(kernel: Any, constants: dict[str, int | bool]) -> Any:
+def compiled(kernel: Any, constants: dict[str, int], n_warps: int) -> Any:
     """The compiled kernel, with the options of its launch."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {
@@ -38,26 +39,27 @@ def compiled(kernel: Any, constants: dict[str, int | bool]) -> Any:
             if name in ALIGNED or signature[name].startswith("*")
         },
     )
-    options = {"num_warps": 8, "enable_fp_fusion": False}
+    options = {"num_warps": n_warps, "enable_fp_fusion": False}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def main() -> None:
-    """All kernels, for the usual vocabulary and for the largest."""
-    for n_chunks in (16, 64):
-        sizes = {"CHUNK": 4096, "CHUNKS": n_chunks, "BLOCK": 256}
-        for kernel in (
-            choose.begin_kernel,
-            choose.mark_kernel,
-            scan.scan_kernel,
-            search.search_kernel,
-            choose.select_kernel,
+    """All kernels, for the usual vocabulary and for the largest, for few rows and for many."""
+    for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
+        sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group, "PART": 2048 * group}
+        sizes |= {"PARTS": n_chunks // group, "LIST": 8192, "STRIDE": n_chunks // 4}
+        sizes |= {"BLOCK": 256, "ALIGNED": True}
+        for kernel, n_warps in (
+            (choose.begin_kernel, 4),
+            (choose.mark_kernel, 4),
+            (scan.scan_kernel, 8),
+            (bracket.bracket_kernel, 8),
+            (scan.weigh_kernel, 8),
+            (search.resolve_kernel, 16),
+            (choose.select_kernel, 8),
         ):
-            assert compiled(kernel, sizes).asm["cubin"]
+            assert compiled(kernel, sizes, n_warps).asm["cubin"]
             sys.stdout.write(f"{kernel.__name__}\n")
-        for is_filtered in (False, True):
-            assert compiled(scan.weigh_kernel, {**sizes, "FILTERED": is_filtered}).asm["cubin"]
-            sys.stdout.write("weigh_kernel\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def naive_choice(
     """One row of ``choose``, over Python integers, from the same powers of two."""
     row = torch.tensor(logits)
     scaled = (row - row.max()) * sampling.scale_of(temperature)
-    mass = [int(p * 2.0**35) for p in torch.exp2(scaled).tolist()]
+    mass = [int(p * 2.0**31) for p in torch.exp2(scaled).tolist()]
     n = len(mass)
     order = list(range(n))
     if top_k < n or top_p < 1 or min_p > 0:

@@ -47,7 +47,8 @@ class SlotTable:
         records: ``[N, WORDS]`` int64 on the device, see ``wkvm.kernels.device_sampling.records``.
 
     ``max_rows`` bounds the rows of one ``end``. Memory: 256 bytes a slot, and for slots whose
-    requests have them, 4 V bytes for bias or allowed ids and 5 V for penalties.
+    requests have them, 4 V bytes for bias or allowed ids, 5 V for penalties, and 4 V if they have
+    any of these, ``min_tokens`` or a grammar.
     """
 
     def __init__(
@@ -166,6 +167,14 @@ class SlotTable:
         words[fields.N_STOPS] = len(row.stops)
         words[fields.STOPS] = self._stops(row, words)
         words[fields.BIAS] = self._bias(row.slot, params)
+        if (
+            words[fields.BIAS]
+            or params.has_penalties
+            or params.min_tokens
+            or row.constraint is not None
+        ):
+            ruled = torch.empty(self._vocab_size, dtype=torch.float32, device=self._device)
+            words[fields.RULED] = self._keep(row.slot, ruled)
         if params.has_penalties:
             words[fields.COUNTS] = self._counts(row.slot, params)
             reals[fields.REPETITION] = max(float(np.float32(params.repetition_penalty)), SMALLEST)

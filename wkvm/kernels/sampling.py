@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-MASS = 2.0**35
-"""The mass of the most likely id; others' are integers in proportion, rounded down. Those of 2^18
+MASS = 2.0**31
+"""The mass of the most likely id; others' are integers in proportion, rounded down. Those of 2^22
 ids add up to 2^53 at most: exact in float64."""
 
 LOG2_E = math.log2(math.e)

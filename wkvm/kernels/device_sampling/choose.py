@@ -11,7 +11,9 @@ import triton.language as tl
 from wkvm.kernels.device_sampling.common import (
     ENDED,
     IN_SEQUENCE,
+    INFINITY,
     IS_DONE,
+    LOWEST,
     MAX_TOKENS,
     N_OUTPUT,
     N_STOPS,
@@ -23,14 +25,14 @@ from wkvm.kernels.device_sampling.common import (
     STOPS,
     WORDS,
     is_filtered,
-    mass_of_key,
     masses,
     ordered,
     point_of,
     real,
-    ruled,
+    start_of,
     uniform,
 )
+from wkvm.kernels.device_sampling.search import FOUND
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,22 +80,21 @@ def select_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,
     records,
-    masks,
-    has_mask,
     maxima,
     winners,
     broken,
-    levels,
     totals,
-    n_on,
+    found,
     out_ids,
     out_flags,
     V,
     row_stride,
-    mask_stride,
+    n_parts,
     n_chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Choose one id of each row from what the other kernels found, and carry its slot on."""
     row = tl.program_id(0)
@@ -102,50 +103,48 @@ def select_kernel(  # type: ignore[no-untyped-def]
     flags = slot * 0
     if slot >= 0:
         record = records + slot.to(tl.int64) * WORDS
-        every = tl.arange(0, CHUNKS)
-        is_chunk = every < n_chunks
-        at = row * n_chunks + every
-        of_chunks = tl.load(maxima + at, mask=is_chunk, other=-float("inf"))
-        largest, best = tl.max(of_chunks, 0, return_indices=True)
-        chosen = tl.load(winners + row * n_chunks + best).to(tl.int64)
-        chosen = tl.minimum(tl.maximum(chosen, 0), V - 1)
-        is_broken = tl.max(tl.load(broken + at, mask=is_chunk, other=0), 0)
+        parts = tl.arange(0, PARTS)
+        is_part = parts < n_parts
+        tops = tl.load(maxima + row * n_parts + parts, mask=is_part, other=-INFINITY)
+        best = tl.load(winners + row * n_parts + parts, mask=is_part, other=0)
+        is_broken = tl.max(tl.load(broken + row * n_parts + parts, mask=is_part, other=0), 0)
         scale = real(record, SCALE).to(tl.float32)
-        if (scale != 0) & (is_broken == 0) & (largest > -float("inf")):
-            logits += row.to(tl.int64) * row_stride
-            mask = masks + row.to(tl.int64) * mask_stride
-            is_masked = tl.load(has_mask + row) != 0
-            of_chunk = tl.load(totals + at, mask=is_chunk, other=0)
-            n_before = every * 0
-            level = slot.to(tl.int64) * 0
-            n_level = level
-            floor = level
-            has_filters = is_filtered(record, V)
-            if has_filters:
-                level = tl.load(levels + row * 3)
-                n_level = tl.load(levels + row * 3 + 1)
-                floor = tl.load(levels + row * 3 + 2)
-                of_level = tl.load(n_on + at, mask=is_chunk, other=0)
-                n_before = tl.cumsum(of_level, 0) - of_level
-                n_taken = tl.minimum(tl.maximum(n_level - n_before, 0), of_level)
-                of_chunk += n_taken * mass_of_key(level, largest, scale)
-            upto = tl.cumsum(of_chunk, 0)
-            point = point_of(tl.sum(of_chunk, 0), uniform(record))
-            chunk = tl.minimum(tl.sum((is_chunk & (upto <= point)).to(tl.int32), 0), n_chunks - 1)
-            is_it = every == chunk
-            point -= tl.sum(tl.where(is_it, upto - of_chunk, 0), 0)
+        largest = tl.max(tops, 0)
+        chosen = tl.min(tl.where((tops == largest) & is_part, best, V - 1), 0).to(tl.int64)
+        if (scale != 0) & (is_broken == 0) & (largest > -INFINITY):
+            level = slot.to(tl.int64) * 0 + LOWEST
+            n_level = slot.to(tl.int64) * 0
+            floor = slot.to(tl.int64) * 0
+            n_before = slot.to(tl.int64) * 0
+            if is_filtered(record, V):
+                at = found + row * FOUND
+                level = tl.load(at)
+                n_level = tl.load(at + 1)
+                floor = tl.load(at + 2)
+                chunk = tl.load(at + 3).to(tl.int32)
+                point = tl.load(at + 4)
+                n_before = tl.load(at + 5)
+            else:
+                every = tl.arange(0, CHUNKS)
+                is_chunk = every < n_chunks
+                of_chunk = tl.load(totals + row * n_chunks + every, mask=is_chunk, other=0)
+                upto = tl.cumsum(of_chunk, 0)
+                point = point_of(tl.sum(of_chunk, 0), uniform(record))
+                chunk = tl.sum((is_chunk & (upto <= point)).to(tl.int32), 0)
+                point -= tl.sum(tl.where(every < chunk, of_chunk, 0), 0)
+            chunk = tl.minimum(tl.maximum(chunk, 0), n_chunks - 1)
             ids = chunk * CHUNK + tl.arange(0, CHUNK)
             inside = ids < V
-            x = tl.load(logits + ids, mask=inside, other=0.0)
-            x = ruled(x, ids, inside, record, mask, is_masked, V, False, CHUNK)
-            mass = masses(x, largest, scale)
-            if has_filters:
-                key = ordered(x).to(tl.int64)
+            from_row = start_of(logits, record, row, row_stride, ALIGNED)
+            x = tl.load(from_row + ids, mask=inside, other=-INFINITY)
+            key = ordered(x).to(tl.int64)
+            mass = masses(x, largest, scale).to(tl.int64)
+            is_kept = (key > level) & (mass >= floor)
+            if n_level > 0:
                 is_on = (key == level) & inside
-                rank = tl.cumsum(is_on.to(tl.int32), 0)
-                rank += tl.sum(tl.where(is_it, n_before, 0), 0)
-                is_kept = (key > level) & (mass >= floor) | is_on & (rank <= n_level)
-                mass = tl.where(is_kept, mass, 0)
+                rank = n_before + tl.cumsum(is_on.to(tl.int32), 0)
+                is_kept = is_kept | is_on & (rank <= n_level)
+            mass = tl.where(is_kept, mass, 0)
             passed = tl.sum((inside & (tl.cumsum(mass, 0) <= point)).to(tl.int32), 0)
             chosen = tl.minimum(chunk * CHUNK + passed, V - 1).to(tl.int64)
         n_output = tl.load(record + N_OUTPUT) + 1

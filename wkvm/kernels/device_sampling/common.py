@@ -31,6 +31,7 @@ REPETITION = tl.constexpr(fields.REPETITION)
 PRESENCE = tl.constexpr(fields.PRESENCE)
 FREQUENCY = tl.constexpr(fields.FREQUENCY)
 DECAY = tl.constexpr(fields.DECAY)
+RULED = tl.constexpr(fields.RULED)
 WORDS = tl.constexpr(fields.WORDS)
 IN_SEQUENCE = tl.constexpr(fields.IN_SEQUENCE)
 IN_OUTPUT = tl.constexpr(fields.IN_OUTPUT)
@@ -38,8 +39,9 @@ NOT_FINITE = tl.constexpr(fields.NOT_FINITE)
 ENDED = tl.constexpr(fields.ENDED)
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-MASS = tl.constexpr(float(2**35))
-"""The mass of the likeliest id: of 2^18 ids like it, the sum is exact in float64."""
+INFINITY = tl.constexpr(float("inf"))
+MASS = tl.constexpr(float(2**31))
+"""The mass of the likeliest id: ``wkvm.kernels.sampling.MASS``."""
 
 LOWEST = tl.constexpr(-(2**31))
 """Below the number of each logit, -inf included."""
@@ -52,62 +54,21 @@ def real(record, field: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ruled(  # type: ignore[no-untyped-def]
-    x,
-    ids,
-    inside,
-    record,
-    mask,
-    is_masked,
-    V,
-    FEEDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The logits ``x`` of ``ids`` after bias, allowed and banned ids, grammar and penalties.
-
-    ``FEEDS`` is for the first kernel that sees a row in a step: it takes the id that was fed into
-    the counts. What lies outside of the row is -inf.
-    """
-    x = tl.where(inside, x, -float("inf"))
-    bias = tl.load(record + BIAS)
-    if bias != 0:
-        x += tl.load(bias.to(tl.pointer_type(tl.float32)) + ids, mask=inside, other=0.0)
-    if tl.load(record + N_OUTPUT) < tl.load(record + MIN_TOKENS):
-        stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
-        for at in range(tl.load(record + N_STOPS)):
-            x = tl.where(ids == tl.load(stops + at), -float("inf"), x)
-    if is_masked:
-        words = tl.load(mask + ids // 32, mask=inside, other=0)
-        x = tl.where((words >> (ids % 32)) & 1 != 0, x, -float("inf"))
-    address = tl.load(record + COUNTS)
-    if address != 0:
-        counts = address.to(tl.pointer_type(tl.float32)) + ids
-        marks = (address + 4 * V).to(tl.pointer_type(tl.uint8)) + ids
-        count = tl.load(counts, mask=inside, other=0.0)
-        mark = tl.load(marks, mask=inside, other=0).to(tl.int32)
-        if FEEDS:
-            pending = tl.load(record + PENDING)
-            if pending >= 0:
-                is_fed = ids == pending
-                count = count * real(record, DECAY).to(tl.float32)
-                count += tl.where(is_fed, 1.0, 0.0)
-                mark = tl.where(is_fed, 3, mark)
-                tl.store(counts, count, mask=inside)
-                tl.store(marks, mark.to(tl.uint8), mask=inside & is_fed)
-        repetition = tl.zeros([BLOCK], tl.float32) + real(record, REPETITION).to(tl.float32)
-        divided = tl.minimum(tl.div_rn(x, repetition), LARGEST)
-        penalized = tl.where(x > 0, divided, x * repetition)
-        penalized -= tl.where(mark >= 2, real(record, PRESENCE).to(tl.float32), 0.0)
-        penalized -= count * real(record, FREQUENCY).to(tl.float32)
-        x = tl.where(mark != 0, penalized, x)
-    return x
+def start_of(logits, record, row, row_stride, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the logits of a row are that are chosen from: the model's, or those after rules."""
+    ruled = tl.load(record + RULED)
+    from_logits = (ruled - logits.to(tl.int64)) // 4
+    offset = tl.where(ruled != 0, from_logits, row.to(tl.int64) * row_stride)
+    if ALIGNED:
+        offset = tl.multiple_of(offset, 4)
+    return logits + offset
 
 
 @triton.jit
 def masses(x, largest, scale):  # type: ignore[no-untyped-def]
-    """What ``x`` weighs: an integer, ``MASS`` for the largest logit. 0 for NaN."""
+    """What ``x`` weighs: uint32, ``MASS`` for the largest logit. 0 for NaN."""
     mass = tl.exp2((x - largest) * scale) * MASS
-    return tl.where(mass >= 1.0, mass, 0.0).to(tl.int64)
+    return tl.where(mass >= 1.0, mass, 0.0).to(tl.uint32)
 
 
 @triton.jit
@@ -157,7 +118,7 @@ def is_filtered(record, V):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mass_of_key(key, largest, scale):  # type: ignore[no-untyped-def]
-    """The mass of the logit that ``ordered`` numbers ``key``."""
+    """The masses of logits that ``ordered`` numbers ``key``, uint32."""
     bits = key.to(tl.int32)
     x = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return masses(x, largest, scale)

@@ -4,38 +4,62 @@ import torch
 import triton
 from torch import Tensor
 
+from wkvm.kernels.device_sampling.bracket import bracket_kernel
 from wkvm.kernels.device_sampling.choose import begin_kernel, mark_kernel, select_kernel
 from wkvm.kernels.device_sampling.records import WORDS
 from wkvm.kernels.device_sampling.scan import scan_kernel, weigh_kernel
-from wkvm.kernels.device_sampling.search import search_kernel
+from wkvm.kernels.device_sampling.search import FOUND, resolve_kernel
 
-CHUNK = 4096
-"""Ids that one program looks at."""
+CHUNK = 2048
+"""Ids whose mass is known apart from that of others, and that a program looks at at a time."""
+
+GROUP = 8
+"""Chunks of one program where rows are many."""
+
+MANY_ROWS = 48
+"""From here on: what programs cost beside their chunks is then more than what few of them leave
+of the device."""
+
+LIST = 8192
+"""Ids around the cut of a filter that can be listed for a row."""
+
+SAMPLES = 8192
+"""Logits from which the cut of a row is guessed, at most, and at most one in 8."""
 
 
 class Scratch:
-    """What the kernels of a step tell one another: 24 bytes a row and chunk."""
+    """What the kernels of a step tell one another: 64 KiB a row, and 40 bytes a chunk."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         self.max_rows = max_rows
         self.vocab_size = vocab_size
         self.chunk = CHUNK
-        self.n_chunks = triton.cdiv(vocab_size, self.chunk)
+        self.n_chunks = triton.cdiv(vocab_size, CHUNK)
+        self.list = LIST
+        self.stride = max(8, triton.next_power_of_2(self.n_chunks) * CHUNK // SAMPLES)
 
         def empty(n: int, dtype: torch.dtype) -> Tensor:
             return torch.empty((max_rows, n), dtype=dtype, device=device)
 
+        # The three of parts have room for parts of one chunk.
         self.maxima = empty(self.n_chunks, torch.float32)
         self.winners = empty(self.n_chunks, torch.int32)
         self.broken = empty(self.n_chunks, torch.int32)
         self.totals = empty(self.n_chunks, torch.int64)
-        self.n_on = empty(self.n_chunks, torch.int32)
-        self.levels = empty(3, torch.int64)
+        self.above = empty(self.n_chunks, torch.int64)
+        self.heavy = empty(self.n_chunks, torch.int64)
+        self.n_above = empty(self.n_chunks, torch.int32)
+        self.brackets = empty(2, torch.float32)
+        self.n_listed = empty(1, torch.int32)
+        self.found = empty(FOUND.value, torch.int64)
+        # The samples are read before the list is written.
+        self.listed = empty(LIST, torch.int64)
+        self.samples = self.listed.view(torch.float32)
 
     @staticmethod
     def nbytes(max_rows: int, vocab_size: int) -> int:
         """Bytes of such a scratch."""
-        return max_rows * (24 * -(-vocab_size // CHUNK) + 24)
+        return max_rows * (8 * LIST + 40 * -(-vocab_size // CHUNK) + 12 + 8 * int(FOUND.value))
 
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
@@ -103,21 +127,63 @@ def sample(
     _check(out_ids, (n_rows,), torch.int64)
     _check(out_flags, (n_rows,), torch.uint8)
     s = scratch
-    rows = (logits, slots, records, masks, has_mask)
-    sizes = (vocab_size, logits.stride(0), masks.stride(0))
-    by_chunk = (s.n_chunks, n_rows)
-    blocks = {"CHUNK": s.chunk, "CHUNKS": triton.next_power_of_2(s.n_chunks)}
+    rows = (logits, slots, records)
+    sizes = (vocab_size, logits.stride(0))
+    aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0
+    group = GROUP if n_rows >= MANY_ROWS else 1
+    n_parts = triton.cdiv(s.n_chunks, group)
+    parts, chunks = triton.next_power_of_2(n_parts), triton.next_power_of_2(s.n_chunks)
     # One more rounding or one less in a penalty, and the CPU would choose otherwise.
     options = {"num_warps": 8, "enable_fp_fusion": False}
-    scan_kernel[by_chunk](*rows, s.maxima, s.winners, s.broken, *sizes, CHUNK=s.chunk, **options)
-    weighed = (s.maxima, s.levels, s.totals, s.n_on)
-    weigh_kernel[by_chunk](*rows, *weighed, *sizes, FILTERED=False, **blocks, **options)
-    searched = (s.maxima, s.totals, s.levels)
-    blocks_of_row = {**blocks, "CHUNK": 4096}
-    search_kernel[n_rows,](*rows, *searched, *sizes, s.n_chunks, **blocks_of_row, **options)
-    weigh_kernel[by_chunk](*rows, *weighed, *sizes, FILTERED=True, **blocks, **options)
-    found = (s.maxima, s.winners, s.broken, s.levels, s.totals, s.n_on, out_ids, out_flags)
-    select_kernel[n_rows,](*rows, *found, *sizes, s.n_chunks, **blocks, **options)
+    reads = {"CHUNK": s.chunk, "ALIGNED": aligned, **options}
+    scanned = (s.maxima, s.winners, s.broken)
+    scan_kernel[n_parts, n_rows](
+        *rows,
+        *(masks, has_mask, *scanned, s.samples, s.n_listed),
+        *(*sizes, masks.stride(0)),
+        GROUP=group,
+        LIST=s.list,
+        STRIDE=s.stride,
+        maxnreg=64,
+        **reads,
+    )
+    bracket_kernel[n_rows,](
+        *(slots, records, s.maxima, s.samples, s.brackets),
+        *(vocab_size, n_parts),
+        PART=s.chunk * group,
+        PARTS=parts,
+        LIST=s.list,
+        STRIDE=s.stride,
+        maxnreg=128,
+        **options,
+    )
+    weighed = (s.totals, s.above, s.heavy, s.n_above, s.listed, s.n_listed)
+    weigh_kernel[n_parts, n_rows](
+        *rows,
+        *(s.maxima, s.brackets, *weighed),
+        *(*sizes, s.n_chunks),
+        GROUP=group,
+        PARTS=parts,
+        LIST=s.list,
+        maxnreg=80,
+        **reads,
+    )
+    blocks = {"CHUNKS": chunks, "PARTS": parts}
+    resolve_kernel[n_rows,](
+        *rows,
+        *(s.maxima, *weighed, s.found),
+        *(*sizes, n_parts, s.n_chunks),
+        LIST=s.list,
+        **blocks,
+        **{**reads, "num_warps": 16},
+    )
+    select_kernel[n_rows,](
+        *rows,
+        *(*scanned, s.totals, s.found, out_ids, out_flags),
+        *(*sizes, n_parts, s.n_chunks),
+        **blocks,
+        **reads,
+    )
 
 
 def _check(tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:

@@ -41,6 +41,9 @@ REPETITION = 17
 PRESENCE = 18
 FREQUENCY = 19
 DECAY = 20
+RULED = 21
+"""Address of ``[V]`` float32, where the row's logits are put after its rules; needed by requests
+with a bias, allowed ids, penalties, ``min_tokens`` or a grammar."""
 
 FIRST_STOP = 22
 """Where the stop ids are if they are at most ``MAX_INLINE_STOPS``."""

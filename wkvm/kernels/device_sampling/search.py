@@ -1,4 +1,4 @@
-"""The kernel that finds how far down the filters of a row keep ids."""
+"""The kernel that finds how far down the filters of a row keep ids, and where the draw lands."""
 
 # Inside a kernel Python is Triton's language, which type checkers do not know.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from wkvm.kernels.device_sampling.common import (
+    INFINITY,
     LOWEST,
     MIN_P,
     SCALE,
@@ -19,138 +20,240 @@ from wkvm.kernels.device_sampling.common import (
     mass_of_key,
     masses,
     ordered,
+    point_of,
     real,
-    ruled,
     share_of,
+    start_of,
+    uniform,
 )
+
+FOUND = tl.constexpr(6)
+"""Numbers that are found out of a row; see ``resolve_kernel``."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def held_above(  # type: ignore[no-untyped-def]
-    level,
-    logits,
-    record,
-    mask,
-    is_masked,
-    largest,
-    scale,
-    V,
-    COUNTS_IDS: tl.constexpr,
-    CHUNK: tl.constexpr,
+def n_missing(level, missing, largest, scale):  # type: ignore[no-untyped-def]
+    """How many ids on a level have the mass that is missing, at least one."""
+    each = tl.maximum(mass_of_key(level, largest, scale).to(tl.int64), 1)
+    return (missing + each - 1) // each
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def level_in_list(goal, above, keys, weights, low, high):  # type: ignore[no-untyped-def]
+    """The highest level so that what is above the list and its ids from there up hold ``goal``.
+
+    Returns:
+        The level, and what ids above it hold. ``low`` holds enough, ``high`` does not.
+    """
+    held_above = above
+    while high - low > 1:
+        middle = (low + high) >> 1
+        is_in = keys.to(tl.int64) >= middle
+        held = above + tl.sum(tl.where(is_in, weights.to(tl.int64), 0), 0)
+        if held >= goal:
+            low = middle
+        else:
+            high = middle
+            held_above = held
+    return low, held_above
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def held_from(  # type: ignore[no-untyped-def]
+    level, logits, largest, scale, V, BY_COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
     """What the ids of a row from ``level`` up hold: how many they are, or their mass."""
     held = tl.zeros([CHUNK], tl.int64)
     for start in range(0, V, CHUNK):
         ids = start + tl.arange(0, CHUNK)
         inside = ids < V
-        x = tl.load(logits + ids, mask=inside, other=0.0)
-        x = ruled(x, ids, inside, record, mask, is_masked, V, False, CHUNK)
-        if COUNTS_IDS:  # noqa: SIM108
+        x = tl.load(logits + ids, mask=inside, other=-INFINITY)
+        if BY_COUNT:  # noqa: SIM108
             weight = inside.to(tl.int64)
         else:
-            weight = masses(x, largest, scale)
+            weight = masses(x, largest, scale).to(tl.int64)
         held += tl.where(ordered(x).to(tl.int64) >= level, weight, 0)
     return tl.sum(held, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def level_of(  # type: ignore[no-untyped-def]
-    goal,
-    logits,
-    record,
-    mask,
-    is_masked,
-    largest,
-    scale,
-    V,
-    COUNTS_IDS: tl.constexpr,
-    CHUNK: tl.constexpr,
+def level_in_row(  # type: ignore[no-untyped-def]
+    goal, logits, largest, scale, V, BY_COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """The highest level from which up ids hold ``goal``, and how many on it are needed for that."""
+    """Like ``level_in_list``, over a whole row: slow, for the rows whose guess was wrong."""
     low = goal * 0 + LOWEST
     high = tl.max(ordered(tl.zeros([1], tl.float32) + largest).to(tl.int64), 0) + 1
-    above = goal * 0
+    held_above = goal * 0
     while high - low > 1:
         middle = (low + high) >> 1
-        held = held_above(
-            middle, logits, record, mask, is_masked, largest, scale, V, COUNTS_IDS, CHUNK
-        )
+        held = held_from(middle, logits, largest, scale, V, BY_COUNT, CHUNK)
         if held >= goal:
             low = middle
         else:
             high = middle
-            above = held
-    missing = goal - above
-    if not COUNTS_IDS:
-        each = tl.maximum(mass_of_key(low, largest, scale), 1)
-        missing = (missing + each - 1) // each
-    return low, missing
+            held_above = held
+    return low, held_above
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def search_kernel(  # type: ignore[no-untyped-def]
+def resolve_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,
     records,
-    masks,
-    has_mask,
     maxima,
     totals,
-    levels,
+    above,
+    heavy,
+    n_above,
+    listed,
+    n_listed,
+    found,
     V,
     row_stride,
-    mask_stride,
+    n_parts,
     n_chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    LIST: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
-    """What top-k, top-p and min-p leave of each row, one program a row.
+    """What the filters leave of each row that has any, and where in it the draw lands.
+
+    One program a row. The list holds the ids around the cut, unless the guess was wrong.
 
     Args:
-        maxima, totals: as ``scan_kernel`` and ``weigh_kernel`` left them.
-        levels: ``[B, 3]`` int64; written for rows with filters: a level, as ``ordered`` numbers
-            logits; how many ids on it are kept, the lowest ones, beside all above it; and the
-            least mass of an id that is kept.
+        maxima: as ``scan_kernel`` left them; the others as ``weigh_kernel`` left them.
+        found: ``[B, FOUND]`` int64; written for rows with filters: a level, as ``ordered``
+            numbers logits; how many ids on it are kept, the lowest ones, beside all above it;
+            the least mass of an id that is kept; the chunk where the draw lands, how far into
+            its mass, and how many ids on the level are before it.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot >= 0:
         record = records + slot.to(tl.int64) * WORDS
         scale = real(record, SCALE).to(tl.float32)
-        every = tl.arange(0, CHUNKS)
-        at = row * n_chunks + every
-        is_chunk = every < n_chunks
-        largest = tl.max(tl.load(maxima + at, mask=is_chunk, other=-float("inf")), 0)
-        if (scale != 0) & is_filtered(record, V) & (largest > -float("inf")):
-            logits += row.to(tl.int64) * row_stride
-            mask = masks + row.to(tl.int64) * mask_stride
-            is_masked = tl.load(has_mask + row) != 0
+        parts = tl.arange(0, PARTS)
+        tops = tl.load(maxima + row * n_parts + parts, mask=parts < n_parts, other=-INFINITY)
+        largest = tl.max(tops, 0)
+        if (scale != 0) & is_filtered(record, V) & (largest > -INFINITY):
+            logits = start_of(logits, record, row, row_stride, ALIGNED)
+            every = tl.arange(0, CHUNKS)
+            at = row * n_chunks + every
+            is_chunk = every < n_chunks
             total = tl.sum(tl.load(totals + at, mask=is_chunk, other=0), 0)
+            base = tl.load(above + at, mask=is_chunk, other=0)
+            mass_above = tl.sum(base, 0)
+            count_above = tl.sum(tl.load(n_above + at, mask=is_chunk, other=0), 0).to(tl.int64)
+            n = tl.load(n_listed + row).to(tl.int64)
             top_k = tl.load(record + TOP_K)
             top_p = real(record, TOP_P)
+            min_p = real(record, MIN_P)
+
+            places = tl.arange(0, LIST)
+            is_listed = places < n
+            packed = tl.load(
+                listed + row.to(tl.int64) * LIST + places, mask=is_listed, other=LOWEST << 32
+            )
+            keys = (packed >> 32).to(tl.int32)
+            chunks = (packed & 0xFFFFFFFF).to(tl.int32) // CHUNK
+            weights = tl.where(is_listed, mass_of_key(keys, largest, scale), 0).to(tl.uint32)
+            low = tl.min(tl.where(is_listed, keys, 2147483647), 0).to(tl.int64)
+            high = tl.max(keys, 0).to(tl.int64) + 1
+
             level = total * 0 + LOWEST
             n_level = total * 0
-            floor = total * 0
+            is_solved = n <= LIST
             if top_k < V:
-                level, n_level = level_of(
-                    top_k, logits, record, mask, is_masked, largest, scale, V, True, CHUNK
-                )
-                if top_p < 1:
-                    total = held_above(
-                        level + 1, logits, record, mask, is_masked, largest, scale, V, False, CHUNK
+                is_solved = is_solved & (count_above < top_k) & (count_above + n >= top_k)
+                if is_solved:
+                    level, held = level_in_list(
+                        top_k, count_above, keys, is_listed.to(tl.uint32), low, high
                     )
-                    total += n_level * mass_of_key(level, largest, scale)
+                    n_level = top_k - held
+                    is_over = keys.to(tl.int64) > level
+                    total = mass_above + tl.sum(tl.where(is_over, weights.to(tl.int64), 0), 0)
+                    total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
             if top_p < 1:
                 goal = share_of(total, top_p)
-                level, n_level = level_of(
-                    goal, logits, record, mask, is_masked, largest, scale, V, False, CHUNK
-                )
-            min_p = real(record, MIN_P)
+                mass_listed = tl.sum(weights.to(tl.int64), 0)
+                is_solved = is_solved & (mass_above < goal) & (mass_above + mass_listed >= goal)
+                if is_solved:
+                    level, held = level_in_list(goal, mass_above, keys, weights, low, high)
+                    n_level = n_missing(level, goal - held, largest, scale)
+            if not is_solved:
+                if top_k < V:
+                    level, held = level_in_row(top_k, logits, largest, scale, V, True, CHUNK)
+                    n_level = top_k - held
+                    total = held_from(level + 1, logits, largest, scale, V, False, CHUNK)
+                    total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
+                if top_p < 1:
+                    goal = share_of(total, top_p)
+                    level, held = level_in_row(goal, logits, largest, scale, V, False, CHUNK)
+                    n_level = n_missing(level, goal - held, largest, scale)
+
+            floor = total * 0
             if min_p > 0:
-                heaviest = tl.max(masses(tl.zeros([1], tl.float32), 0.0, scale), 0)
-                floor = share_of(heaviest, min_p)
-                if mass_of_key(level, largest, scale) < floor:
-                    n_level = n_level * 0
-            tl.store(levels + row * 3, level)
-            tl.store(levels + row * 3 + 1, n_level)
-            tl.store(levels + row * 3 + 2, floor)
+                floor = share_of(total * 0 + (1 << 31), min_p)
+            each = mass_of_key(level, largest, scale).to(tl.int64)
+            out = found + row * FOUND
+            if each < floor:
+                # Min-p cuts higher than the others.
+                level = level * 0 + LOWEST
+                n_level = n_level * 0
+                each = each * 0
+                base = tl.load(heavy + at, mask=is_chunk, other=0)
+                is_solved = n >= 0
+                keys = keys * 0 + LOWEST
+            if is_solved:
+                over = tl.where(keys.to(tl.int64) > level, weights, 0).to(tl.int64)
+                is_on = (keys.to(tl.int64) == level) & is_listed
+                whole = tl.sum(base, 0) + tl.sum(over, 0) + n_level * each
+                point = point_of(whole, uniform(record))
+                # The first chunk with which the mass exceeds the point.
+                lower = n_chunks * 0
+                upper = n_chunks - 1
+                before = total * 0
+                n_before = total * 0
+                while lower < upper:
+                    middle = (lower + upper) >> 1
+                    n_on = tl.sum((is_on & (chunks <= middle)).to(tl.int32), 0).to(tl.int64)
+                    mass = tl.sum(tl.where(chunks <= middle, over, 0), 0)
+                    mass += tl.sum(tl.where(every <= middle, base, 0), 0)
+                    mass += tl.minimum(n_on, n_level) * each
+                    if mass > point:
+                        upper = middle
+                    else:
+                        lower = middle + 1
+                        before = mass
+                        n_before = n_on
+                tl.store(out + 3, lower.to(tl.int64))
+                tl.store(out + 4, point - before)
+                tl.store(out + 5, n_before)
+            else:
+                whole = held_from(level + 1, logits, largest, scale, V, False, CHUNK)
+                point = point_of(whole + n_level * each, uniform(record))
+                n_before = total * 0
+                is_found = total * 0
+                for start in range(0, V, CHUNK):
+                    if is_found == 0:
+                        ids = start + tl.arange(0, CHUNK)
+                        inside = ids < V
+                        x = tl.load(logits + ids, mask=inside, other=-INFINITY)
+                        key = ordered(x).to(tl.int64)
+                        mass = masses(x, largest, scale).to(tl.int64)
+                        mass = tl.sum(tl.where(key > level, mass, 0), 0)
+                        n_on = tl.sum(((key == level) & inside).to(tl.int32), 0).to(tl.int64)
+                        taken = tl.minimum(tl.maximum(n_level - n_before, 0), n_on)
+                        mass += taken * each
+                        if mass > point:
+                            is_found += 1
+                            tl.store(out + 3, total * 0 + start // CHUNK)
+                            tl.store(out + 4, point)
+                            tl.store(out + 5, n_before)
+                        point -= mass
+                        n_before += n_on
+            tl.store(out, level)
+            tl.store(out + 1, n_level)
+            tl.store(out + 2, floor)
