@@ -28,10 +28,11 @@ from tests.models.tiny_rwkv7 import Row, batch_of  # noqa: E402
 from tools.gpu_decode import random_parameters, relative, shape_of  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
 from wkvm.kernels import rwkv7_decode as decode  # noqa: E402
+from wkvm.kernels import rwkv7_prefill as kernels  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks, Mapped, tiles_of  # noqa: E402
-from wkvm.models.rwkv7 import layout_of  # noqa: E402
+from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
-from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
+from wkvm.models.rwkv7_prefill import Buffers, Prefill  # noqa: E402
 from wkvm.models.rwkv7_prefill_step import STEP_TOKENS, PrefillGraphs  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
@@ -330,19 +331,33 @@ def products(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
 
     calls["hidden cuBLAS"] = by_library
     calls["second cuBLAS"] = second_by_library
-    for cut in ((256, 128, 64, 1, 8, 3), (128, 256, 64, 1, 8, 3), (128, 128, 64, 1, 4, 4)):
+    small = T <= 512
+    keys: tuple[tuple[int, ...], ...] = (
+        ((64, 256, 64, 1, 8, 4), (128, 64, 64, 1, 4, 6), (64, 64, 128, 1, 4, 4))
+        if small
+        else ((256, 128, 64, 1, 8, 3), (128, 256, 64, 1, 8, 3))
+    )
+    if small:
+        keys += ((64, 128, 64, 1, 4, 5), (128, 128, 64, 1, 8, 4), (256, 64, 64, 1, 8, 4))
+    for cut in keys:
         calls[f"key {cut}"] = partial(
             decode.product, mixed[0], key, ffn, Blocks(*cut), what=decode.SQUARED_RELU
         )
-    for n_block, b, n_warps, n_stages, n_programs, left, flat in (
+    maps: tuple[tuple[int, int, int, int, int | None, bool, bool], ...] = (
         (256, 128, 8, 3, None, False, False),
         (128, 256, 8, 3, None, True, False),
-        (256, 128, 8, 3, None, True, False),
-        (128, 256, 8, 4, None, False, False),
+        (128, 256, 8, 4, None, True, False),
         (256, 128, 8, 4, 132, False, False),
         (256, 128, 8, 3, 132, True, True),
-        (128, 128, 4, 4, 264, False, True),
-    ):
+        (128, 256, 8, 3, 132, True, False),
+    )
+    if small:
+        maps = (
+            (128, 64, 4, 6, None, False, False),
+            (128, 128, 8, 4, None, False, False),
+            (64, 160, 4, 5, None, False, False),
+        )
+    for n_block, b, n_warps, n_stages, n_programs, left, flat in maps:
         mapped = Mapped(
             n_block,
             b,
@@ -356,7 +371,10 @@ def products(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
         calls[f"key {mapped}"] = partial(
             decode.mapped_product, mixed[0], key, ffn, mapped, what=decode.SQUARED_RELU
         )
-    for cut in ((64, 128, 64, 1, 4, 4), (64, 256, 64, 1, 8, 3), (128, 128, 64, 1, 8, 3)):
+    hiddens = ((64, 128, 64, 1, 4, 4), (64, 256, 64, 1, 8, 3), (128, 128, 64, 1, 8, 3))
+    if small:
+        hiddens = ((64, 64, 64, 1, 4, 6), (64, 64, 128, 1, 4, 4), (32, 64, 128, 1, 4, 4))
+    for cut in hiddens:
         tiles = tiles_of(model.hidden_groups(), cut[0], "cuda")
         calls[f"hidden {cut}"] = partial(
             decode.product, mixed, first[3 * C :], hidden, Blocks(*cut), tiles=tiles
@@ -386,11 +404,75 @@ def products(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
         }
 
 
+def within(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
+    """What chunks do to states: registers against programs on a multiprocessor."""
+    shape = shape_of(name, 1)
+    model = Rwkv7Decode(shape, random_parameters(shape, torch.bfloat16))
+    prefill = Prefill(model)
+    tables = prefill.tables([0], [n_tokens])
+    buffers = Buffers(model, n_tokens, len(tables.chunks))
+    buffers.rkv.normal_()
+    buffers.second.normal_()
+    arena = Arena(layout_of(shape, "bfloat16"), 1, "cuda")
+    state = arena.views[WKV][:, 0]
+    for label, options in (
+        ("as it is", {}),
+        ("168 registers", {"maxnreg": 168}),
+        ("128 registers", {"maxnreg": 128}),
+        ("8 warps", {"num_warps": 8}),
+        ("8 warps, 128 registers", {"num_warps": 8, "maxnreg": 128}),
+    ):
+        call = partial(
+            kernels.within,
+            buffers.rkv[1],
+            buffers.rkv[0, 2],
+            buffers.second,
+            model.layers[0].vectors,
+            buffers.effects,
+            tables,
+            is_first=False,
+            options=options,
+        )
+        times = milliseconds(call, n)
+        yield {"within": label, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
+    for block_v, n_warps, n_stages in ((16, 4, 3), (32, 4, 3), (16, 4, 2), (64, 4, 2), (16, 4, 4)):
+        call = partial(
+            kernels.pass_states,
+            buffers.effects,
+            buffers.entering,
+            state,
+            tables,
+            block_v=block_v,
+            n_warps=n_warps,
+            n_stages=n_stages,
+        )
+        times = milliseconds(call, n)
+        cut = f"{block_v} {n_warps} {n_stages}"
+        yield {"pass": cut, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
+    for n_warps in (4, 8):
+        call = partial(
+            kernels.outputs,
+            buffers.effects,
+            buffers.entering,
+            buffers.rkv[1, 2],
+            buffers.second[:, 3],
+            model.layers[0].vectors,
+            buffers.y,
+            1e-5,
+            tables,
+            n_warps=n_warps,
+        )
+        times = milliseconds(call, n)
+        yield {"outputs": n_warps, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
+
+
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "what", nargs="+", choices=["check", "branches", "time", "steps", "profile", "products"]
+        "what",
+        nargs="+",
+        choices=["check", "branches", "time", "steps", "profile", "products", "within"],
     )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
@@ -429,6 +511,10 @@ def main() -> int:
                 except Exception:  # noqa: BLE001
                     # One shape must not end the others.
                     traceback.print_exc()
+        if "within" in args.what:
+            for n_tokens in args.tokens:
+                for finding in within(args.model, n_tokens, args.repeat):
+                    note(finding)
         if "products" in args.what:
             for n_tokens in args.tokens:
                 for finding in products(args.model, n_tokens, args.repeat):

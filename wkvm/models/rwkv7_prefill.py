@@ -66,6 +66,10 @@ HIDDEN_N, SECOND_N = 64, 128
 """Outputs of a block of the first and of the second stages of the low-rank maps."""
 
 
+MOST_TOKENS = MAX_CHUNKS * CHUNK
+"""That are absorbed together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How the products that are not the library's are cut up."""
@@ -179,9 +183,9 @@ class Prefill:
     def __init__(self, model: Rwkv7Decode, *, chunk: int | None = None) -> None:
         """``chunk``: tokens of a chunk, 16 or 64; None: what the dtype asks for."""
         self._model = model
+        self._products = Products(model)
         is_exact = model.dtype == torch.float32
         self.chunk = chunk or (EXACT_CHUNK if is_exact else CHUNK)
-        self._products = Products(model)
         device = model.device
         self._hidden_tiles = tiles_of(model.hidden_groups(), HIDDEN_N, device)
         self._second_tiles = tiles_of(model.second_groups(), SECOND_N, device)
@@ -275,7 +279,7 @@ class Prefill:
                 buffers.ffn_mixed,
                 layer.ffn_key.values,
                 buffers.ffn_hidden.unsqueeze(0),
-                cuts_of(len(x), model.dtype.itemsize).key,
+                self._cuts(len(x)).key,
                 scales=layer.ffn_key.scales,
                 what=decode.SQUARED_RELU,
             )
@@ -283,11 +287,16 @@ class Prefill:
         kernels.move_last(Move(ffn[-1], ffn_last), tables)
         return x
 
+    def _cuts(self, n_tokens: int) -> Cuts:
+        """By the number of tokens, unless no bit may depend on it."""
+        model = self._model
+        return cuts_of(MOST_TOKENS if model.deterministic else n_tokens, model.dtype.itemsize)
+
     def _time_mix(self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables) -> None:
         """From the mixes to the residual."""
         shape, layer = self.shape, self._model.layers[index]
         C = shape.width
-        cuts = cuts_of(len(buffers.x), self._model.dtype.itemsize)
+        cuts = self._cuts(len(buffers.x))
         rkv, effects = buffers.rkv[min(index, 1)], buffers.effects
         self._products.rkv(buffers.mixed[:3], layer.first, rkv)
         lows = layer.first.rows(3 * C)

@@ -25,7 +25,9 @@ arXiv:2406.06484, with a decay for each key; Peng et al., arXiv:2503.14456.
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOptionalMemberAccess=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import triton
@@ -33,6 +35,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.rwkv7_prefill.tables import Tables
+
+DEFAULT_OPTIONS: Mapping[str, int] = MappingProxyType({"num_warps": 4})
 
 LOG2_DECAY = tl.constexpr(-0.6065306597126334 * 1.4426950408889634)
 """The lowest decay of a token, as a logarithm to base 2."""
@@ -211,6 +215,7 @@ def within(
     tables: Tables,
     *,
     is_first: bool,
+    options: Mapping[str, int] = DEFAULT_OPTIONS,
 ) -> None:
     """What each chunk does to the state that enters it.
 
@@ -222,6 +227,7 @@ def within(
         vectors: ``[8, C]`` float32: w0, a0, v0, k_k, k_a, r_k; the group norm's are not used.
         effects: overwritten.
         is_first: of the layers: v is its own residual, and is left as it is.
+        options: of the compiler, beside the default ones.
 
     In a float32 model all operands are float32. Else those are of which the rounding would be seen
     beside what the products before have rounded; the others are bfloat16, which has the range.
@@ -248,5 +254,5 @@ def within(
         IS_FIRST=is_first,
         OPERAND=tl.float32 if exact else tl.bfloat16,
         PRECISION="ieee" if exact else "tf32",
-        num_warps=4,
+        **{**DEFAULT_OPTIONS, **options},
     )
