@@ -21,6 +21,7 @@ from wkvm.core.sampling import SamplingParams
 from wkvm.server.errors import failed
 from wkvm.server.interface import Loop
 from wkvm.server.lanes import Choice, CreditPool, Lane, Outbox
+from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
 
 REASONS = {
@@ -51,6 +52,7 @@ class Dispatcher:
         self._loop = loop
         self._choices: dict[int, Choice] = {}
         self._clients: dict[Outbox, Client] = {}
+        self._routes: Routes | None = None
 
     @property
     def n_requests(self) -> int:
@@ -159,7 +161,8 @@ class Dispatcher:
     def deliver(self, events: Sequence[Event]) -> None:
         """Send a step's events: for each connection one write, and in it one Tokens.
 
-        Cost: about 0.2 us for each id without log probabilities.
+        Cost: about 0.02 us for each id without log probabilities, while the same requests produce
+        in every step; 0.3 us more in the first step of others.
         """
         touched = list[Outbox]()
         for event in events:
@@ -180,29 +183,20 @@ class Dispatcher:
             self._clients[box].send(box.take())
 
     def _tokens(self, event: TokensEvent, touched: list[Outbox]) -> None:
-        choices = self._choices
-        specials = list[tuple[int, Choice]]()
-        for place, request_id in enumerate(event.request_ids):
-            choice = choices.get(request_id)
-            if choice is None:
-                continue
-            box = choice.box
-            if box.is_fresh:
-                box.touch(touched)
-            if not choice.is_plain:
-                specials.append((place, choice))
-                if choice.lane.n_scored is not None:
-                    continue  # the client knows the ids
-            box.lanes.append(choice.lane_id)
-            box.choices.append(choice.index)
-            box.ids.append(event.token_ids[place])
-        for place, choice in specials:
+        routes = self._routes
+        if routes is None or routes.request_ids != event.request_ids:
+            routes = self._routes = routes_of(event.request_ids, self._choices)
+        for route in routes.to_boxes:
+            route.box.touch(touched)
+            route.box.tokens.append(route.tokens(event.token_ids))
+        for place, choice in routes.specials:
             logprobs = event.logprobs.get(place)
             if logprobs is not None:
                 is_scored = choice.lane.n_scored is not None
                 # of a Score the engine's prompt was the first id alone
                 first = event.indices[place] + is_scored
                 message = _logprobs(choice, (logprobs,), first, of_prompt=is_scored)
+                choice.box.touch(touched)
                 choice.box.logprobs.append(message)
             if choice.lane.pool is not None:
                 self._grant(choice.lane, choice.lane.pool.used(choice.index))
@@ -210,6 +204,7 @@ class Dispatcher:
     def _end(self, choice: Choice, event: EndEvent) -> None:
         client = self._clients[choice.box]
         lane = choice.lane
+        self._routes = None
         del self._choices[event.request_id]
         del lane.choices[event.request_id]
         reason = REASONS.get(event.status)
@@ -239,6 +234,7 @@ class Dispatcher:
 
     def _close(self, client: Client, lane: Lane) -> None:
         """Take a lane off the books first, so that nothing of it is sent; then cancel it."""
+        self._routes = None
         del client.lanes[lane.request_id]
         for engine_id in lane.choices:
             del self._choices[engine_id]

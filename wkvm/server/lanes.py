@@ -3,7 +3,6 @@
 from collections import deque
 from typing import TypeAlias
 
-from wkvm_protocol.connection import packed_tokens
 from wkvm_protocol.messages import ServerMessage
 
 MAX_SHARE = 8
@@ -71,15 +70,13 @@ class CreditPool:
 class Outbox:
     """What a step produced for one connection, until it is sent with one write."""
 
-    __slots__ = ("choices", "ends", "ids", "is_fresh", "lanes", "logprobs")
+    __slots__ = ("ends", "is_fresh", "logprobs", "tokens")
 
     def __init__(self) -> None:
         self.is_fresh = True
         """Whether the step at hand has produced nothing yet."""
-        self.lanes = list[int]()
-        self.choices = list[int]()
-        self.ids = list[int]()
         self.logprobs = list[ServerMessage]()
+        self.tokens = list[ServerMessage]()
         self.ends = list[ServerMessage]()
 
     def touch(self, touched: "list[Outbox]") -> None:
@@ -90,13 +87,9 @@ class Outbox:
 
     def take(self) -> list[ServerMessage]:
         """Empty the box: log probabilities first, then ids, then ends and failures."""
-        messages = self.logprobs
-        if self.ids:
-            messages.append(packed_tokens(self.lanes, self.ids, self.choices))
-        messages += self.ends
+        messages = [*self.logprobs, *self.tokens, *self.ends]
         self.is_fresh = True
-        self.lanes, self.choices, self.ids = [], [], []
-        self.logprobs, self.ends = [], []
+        self.logprobs, self.tokens, self.ends = [], [], []
         return messages
 
 
