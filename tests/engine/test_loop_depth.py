@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -156,8 +157,11 @@ class Rig:
                 self.ids.setdefault(event.request_id, []).append(event.token_id)
         self._changed.set()
 
-    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
-        (request_id,) = self.loop.submit(RequestSpec(prompt=prompt, params=params))
+    def submit(
+        self, prompt: tuple[int, ...], params: SamplingParams, credit: int | None = None
+    ) -> int:
+        spec = RequestSpec(prompt=prompt, params=params, credit=credit)
+        (request_id,) = self.loop.submit(spec)
         return request_id
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -353,3 +357,45 @@ async def test_drain_lets_what_is_in_flight_finish() -> None:
         await rig.until(lambda: len(rig.ids) == 4)
         await rig.loop.drain(PATIENCE_S)
         assert [rig.ends[i].status for i in request_ids] == [Status.LENGTH] * 6
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_requests_that_are_disturbed_at_random_get_a_beginning_of_what_they_get_alone(
+    depth: int,
+) -> None:
+    rng = random.Random(depth)
+    rig = Rig(depth, n_slots=5)
+    asked = dict[int, tuple[tuple[int, ...], SamplingParams]]()
+    async with running(rig):
+        for i in range(200):
+            prompt = tuple(rng.choices(range(VOCAB_SIZE), k=rng.choice([1, 3, 64, 150])))
+            params = SamplingParams(
+                max_tokens=rng.randint(1, 12), stop_ids=(rng.randrange(VOCAB_SIZE),)
+            )
+            request_id = rig.submit(prompt, params, credit=rng.choice([None, 1, 3]))
+            asked[request_id] = prompt, params
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            one = rng.choice(list(asked))
+            match rng.randrange(8):
+                case 0:
+                    rig.loop.cancel(one)
+                case 1 | 2:
+                    rig.loop.hold(one)
+                    rig.loop.grant(one, 2)
+                case _:
+                    rig.loop.release(one)
+            if i % 20 == 19:
+                await asyncio.sleep(0.002)
+        for request_id in asked:
+            rig.loop.release(request_id)
+            rig.loop.grant(request_id, 100)
+        await rig.end(*asked)
+        assert rig.loop.stats()["n_free_slots"] == 5
+    for request_id, (prompt, params) in asked.items():
+        ids, stop_id = alone(request_id, prompt, params)
+        came, end = rig.ids.get(request_id, []), rig.ends[request_id]
+        assert came == ids[: len(came)]
+        if end.status is not Status.CANCELLED:
+            assert (came, end.stop_id) == (ids, stop_id)
+    assert sum(end.status is Status.CANCELLED for end in rig.ends.values()) >= 5
