@@ -80,6 +80,7 @@ def test_without_its_constraint_a_request_absorbs_what_leaves_its_last_cut_and_n
     if n_absorbed:
         plan = planned(scheduler)
         assert [(len(row.ids), row.samples) for row in plan.rows] == [(n_absorbed, False)]
+        assert plan.rows[0].awaits_constraint
         scheduler.commit(plan, StepResult((None,)), 0.0)
     assert scheduler.plan(0.0) is None
     constraint = Anything()
@@ -87,6 +88,7 @@ def test_without_its_constraint_a_request_absorbs_what_leaves_its_last_cut_and_n
     (row,) = planned(scheduler).rows
     assert (row.position, len(row.ids), row.samples) == (n_absorbed, n_prompt - n_absorbed, True)
     assert row.constraint is constraint
+    assert not row.awaits_constraint
 
 
 def test_its_constraint_goes_with_every_later_row() -> None:

@@ -333,6 +333,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not r.is_unbound
             assert r.may_follow, "a row that could only be in vain"
         assert row.constraint is r.constraint
+        assert row.awaits_constraint == r.is_unbound
         if row.samples and r.constraint is not None:
             assert r.constraint.n_ids == len(r.outputs), "it does not know the last id"
         wants_next = params.prompt_logprobs is not None and end < row.n_prompt

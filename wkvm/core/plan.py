@@ -35,6 +35,7 @@ class RowPlan(NamedTuple):
         constraint: what may be sampled, by the request's grammar; whoever runs the step
             advances it. None allows all.
         stops: the ids that end the request once it has ``params.min_tokens`` ids of output.
+        awaits_constraint: whether later rows have a constraint, though this one has none yet.
     """
 
     request_id: int
@@ -52,6 +53,7 @@ class RowPlan(NamedTuple):
     banned_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     stops: tuple[int, ...] = ()
+    awaits_constraint: bool = False
 
     @property
     def n_ids(self) -> int:

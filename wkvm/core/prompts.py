@@ -112,4 +112,5 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
         banned_ids=request.stops if samples and request.n_output < params.min_tokens else (),
         constraint=request.constraint,
         stops=request.stops,
+        awaits_constraint=not request.is_ready,
     )

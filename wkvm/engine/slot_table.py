@@ -172,6 +172,7 @@ class SlotTable:
             or params.has_penalties
             or params.min_tokens
             or row.constraint is not None
+            or row.awaits_constraint
         ):
             ruled = torch.empty(self._vocab_size, dtype=torch.float32, device=self._device)
             words[fields.RULED] = self._keep(row.slot, ruled)
