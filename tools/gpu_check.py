@@ -22,12 +22,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.kernels.cases import rows_of, wkv7_case  # noqa: E402
 from tests.models.tiny_rwkv7 import Tiny, batch_of, random_weights, write_folder  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
-from wkvm.core.layout import StateLayout, TensorSpec  # noqa: E402
-from wkvm.kernels import reference, wkv7  # noqa: E402
-from wkvm.kernels.rows import Rows  # noqa: E402
 from wkvm.models.base import Model  # noqa: E402
 from wkvm.models.registry import load_model  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
@@ -52,26 +48,6 @@ def check_tests(reference_dir: Path | None) -> Iterator[Finding]:
     print(run.stdout[-3000:], run.stderr[-1000:])
     last = run.stdout.strip().splitlines()[-1:] or [""]
     yield {"check": "gpu-marked tests", "ok": run.returncode == 0, "summary": last[0]}
-
-
-def check_kernels() -> Iterator[Finding]:
-    """The recurrence against float64, over 300 tokens of mixed rows."""
-    for name in ("decode", "prefill and decode with pad rows"):
-        for n_heads, size in ((5, 64), (3, 128), (4, 48)):
-            rows = rows_of(name, "cuda")
-            case = wkv7_case(rows, n_heads, size)
-            exact_state = case.state.double()
-            exact = reference.wkv7(*case.exact_arguments(), exact_state, rows)
-            y = wkv7.wkv7(*case.tensors, case.state, rows)
-            slots = [slot for slot in rows.slot_list if slot >= 0]
-            error = relative(y.double(), exact)
-            state_error = relative(case.state[slots].double(), exact_state[slots])
-            yield {
-                "check": f"wkv7 against float64, {name}, {n_heads} heads of {size}",
-                "ok": error < 1e-6 and state_error < 1e-6,
-                "relative_error": error,
-                "relative_state_error": state_error,
-            }
 
 
 def check_goldens() -> Iterator[Finding]:
@@ -133,29 +109,8 @@ def golden_prompts() -> list[list[int]]:
     return [entry["prompt_ids"] for entry in entries]
 
 
-def time_kernel() -> Iterator[Finding]:
-    """The recurrence alone, decode, against the bytes of state that it reads and writes."""
-    H, N, n_layers = 32, 64, 8
-    for n_rows in (1, 16, 128, 512):
-        layout = StateLayout((TensorSpec("rwkv7.wkv", (n_layers, H, N, N), "float32"),))
-        layers = Arena(layout, n_rows, "cuda").views["rwkv7.wkv"].unbind(1)
-        slots = tuple(range(n_rows))
-        rows = Rows(torch.arange(n_rows, dtype=torch.int32, device="cuda"), slots, (1,) * n_rows)
-        r, w, k, v, kap, a = torch.rand(6, n_rows, H, N, device="cuda")
-
-        def all_layers() -> None:
-            for layer in layers:  # noqa: B023
-                wkv7.wkv7(r, w, k, v, kap, a, layer, rows)  # noqa: B023
-
-        finding = timing(
-            f"wkv7 decode kernel, {H} heads of {N}, {n_rows} rows, 8 layers", all_layers
-        )
-        moved = 2 * n_rows * H * N * N * 4 * n_layers
-        yield {**finding, "state_gb_per_s": moved / finding["median_ms"] / 1e6}
-
-
 def time_decode(folder: Path) -> Iterator[Finding]:
-    """Eager forward of one token per row; and the recurrence alone, against the bytes it moves."""
+    """Eager forward of one token per row, and of a prompt."""
     wide = Tiny(n_layers=12, width=768, ffn_width=3072, vocab_size=65536, ranks=(64, 64, 32, 128))
     write_folder(folder, wide, random_weights(wide))
     for path, label in ((BUNDLED, "bundled 10M"), (folder, "random 12 x 768")):
@@ -193,11 +148,6 @@ def timing(what: str, call: Callable[[], object], n: int = 30) -> Finding:
     return {"timing": what, **spread, "n": n}
 
 
-def relative(value: torch.Tensor, exact: torch.Tensor) -> float:
-    """Norm of the error over norm of the exact value."""
-    return float((value - exact).norm() / exact.norm())
-
-
 def main() -> int:
     """Run all of it; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -211,10 +161,8 @@ def main() -> int:
     with args.output.open("w") as output:
         findings = Findings(output, commit=args.commit, command="python tools/gpu_check.py")
         for part in (
-            check_kernels(),
             check_goldens(),
             check_tests(args.reference),
-            time_kernel(),
             time_decode(args.scratch),
         ):
             for finding in part:

@@ -47,7 +47,7 @@ def main() -> None:
     sizes = {"H": 5, "K": 64, "BLOCK": 64}
     units: dict[str, Any] = {"L": 64, "PRECISION": "tf32"}
     mixes = {"N_TOKENS": 8, "N_MIXES": 6, "EMBEDS": False, "MOVES": True}
-    within: dict[str, Any] = {"IS_FIRST": False, "OPERAND": tl.bfloat16}
+    within: dict[str, Any] = {"IS_FIRST": False, "BASE": 8, "OPERAND": tl.bfloat16}
     found = {
         "mix": compiled_bytes(kernels.mix_kernel, C=320, BLOCK=512, **mixes),
         "move": compiled_bytes(kernels.move_kernel, C=320, BLOCK=512),

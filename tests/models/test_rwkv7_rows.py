@@ -222,24 +222,3 @@ def test_deferred_writes_keep_a_ring_and_its_fill_in_the_record(tmp_path: Path) 
         "rwkv7.ring_fill": ((shape.n_layers, shape.n_heads), "int32"),
     }
     assert deferred.fingerprint != plain.fingerprint
-
-
-@pytest.mark.gpu
-def test_a_decode_step_can_be_captured_once_and_replayed_on_other_slots(tmp_path: Path) -> None:
-    model = load_model(write_pth(tmp_path / "model.pth", random_weights(Tiny())), device="cuda")
-    arena = Arena(model.layout, 4, "cuda")
-    for slot in range(4):
-        step(model, [(slot, [slot, slot + 1])], arena)
-    expected_arena = Arena(model.layout, 4, "cuda")
-    expected_arena.records.copy_(arena.records)
-    captured = batch_of([(0, [5]), (-1, [0]), (2, [6])], "cuda")
-    step(model, [(-1, [0])] * 3, arena)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = model.forward(captured, arena.views)
-    captured.token_ids.copy_(torch.tensor([7, 0, 8]))
-    captured.slots.copy_(torch.tensor([3, -1, 1]))
-    graph.replay()
-    expected = step(model, [(3, [7]), (-1, [0]), (1, [8])], expected_arena)
-    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
-    assert torch.equal(arena.records, expected_arena.records)

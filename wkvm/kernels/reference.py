@@ -1,7 +1,7 @@
 """What the kernels compute, written to be read and compared with; slow.
 
-Each function has the signature and the contract of the kernels of that name in ``cpu`` and
-``wkv7``. It computes in the dtype of its arguments, so float64 arguments give a float64 answer.
+Each function has the signature and the contract of that name in ``cpu``. It computes in the dtype
+of its arguments, so float64 arguments give a float64 answer.
 """
 
 import torch

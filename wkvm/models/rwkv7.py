@@ -4,11 +4,9 @@ The formulas are those of the RNN form in Peng et al., "RWKV-7 Goose", arXiv:250
 of a step share the matrix products; only token shift and recurrence know where a row begins.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import exp
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,12 +50,6 @@ def layout_of(shape: Rwkv7Shape, dtype: str, state: StateOptions = DEFAULT_STATE
     return StateLayout(tuple(tensors))
 
 
-TokenShift: TypeAlias = Callable[[Tensor, Tensor, Rows], Tensor]
-Recurrence: TypeAlias = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Rows], Tensor
-]
-
-
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """The parameters of one layer, named as in the formulas; matrices are ``[in, out]``."""
@@ -84,7 +76,7 @@ class _Layer:
 
 
 class Rwkv7:
-    """A loaded RWKV-7 model. See ``wkvm.models.base.Model``."""
+    """A loaded RWKV-7 model on a CPU. See ``wkvm.models.base.Model``."""
 
     def __init__(
         self,
@@ -94,11 +86,10 @@ class Rwkv7:
         *,
         state: StateOptions = DEFAULT_STATE,
     ) -> None:
-        """``parameters`` as ``load_parameters`` yields them, in one dtype on the model's device."""
+        """``parameters`` as ``load_parameters`` yields them, in one dtype."""
         self._info = info
         self._layout = layout_of(shape, info.dtype, state)
         self._shape = shape
-        self._token_shift, self._recurrence = _kernels(info.device)
         norm = (parameters["blocks.0.ln0.weight"], parameters["blocks.0.ln0.bias"])
         # The first norm sees one token at a time, so it is done once for the whole vocabulary.
         self._table = layer_norm(
@@ -160,7 +151,7 @@ class Rwkv7:
     ) -> tuple[Tensor, Tensor]:
         by_head = (-1, self._shape.n_heads, self._shape.head_size)
         u = self._norm(x, layer.ln1)
-        delta = self._token_shift(u, shift, rows)
+        delta = cpu.token_shift(u, shift, rows)
         xr, xw, xk, xv, xa, xg = torch.addcmul(u, delta, layer.mixes).unbind(0)
         r = layer.receptance(xr).float()
         k = layer.key(xk).float()
@@ -181,7 +172,7 @@ class Rwkv7:
         kap /= torch.linalg.vector_norm(kap, dim=-1, keepdim=True).add_(1e-12)
         k *= torch.addcmul(layer.one_minus_k_a, a, layer.k_a)
         r, w, k, v_heads, a = (t.view(by_head) for t in (r, w, k, v, a))
-        y = self._recurrence(r, w, k, v_heads, kap, a, wkv, rows)
+        y = cpu.wkv7(r, w, k, v_heads, kap, a, wkv, rows)
         y = layer_norm(y, (self._shape.head_size,), None, None, self._shape.group_norm_eps)
         y = torch.addcmul(layer.ln_x[1], y, layer.ln_x[0])
         y = torch.addcmul(y, (r * k * layer.r_k).sum(2, keepdim=True), v_heads)
@@ -190,7 +181,7 @@ class Rwkv7:
 
     def _channel_mix(self, layer: _Layer, x: Tensor, shift: Tensor, rows: Rows) -> Tensor:
         u = self._norm(x, layer.ln2)
-        delta = self._token_shift(u, shift, rows)
+        delta = cpu.token_shift(u, shift, rows)
         hidden = layer.ffn_key(torch.addcmul(u, delta, layer.ffn_mix)).relu_()
         return layer.ffn_value(hidden.mul_(hidden)).add_(x)
 
@@ -255,15 +246,6 @@ def _info(
         digest=digest,
         eos_ids=eos_ids,
     )
-
-
-def _kernels(device: str) -> tuple[TokenShift, Recurrence]:
-    if device == "cpu":
-        return cpu.token_shift, cpu.wkv7
-    # Only here: importing Triton takes seconds, and a CPU needs none of it.
-    from wkvm.kernels import wkv7
-
-    return wkv7.token_shift, wkv7.wkv7
 
 
 def _layer(parameters: dict[str, Tensor], shape: Rwkv7Shape, index: int) -> _Layer:

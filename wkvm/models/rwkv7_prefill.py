@@ -62,9 +62,8 @@ def pieces_of(
     yield Piece(start, tuple(piece_slots), tuple(piece_lengths))
 
 
-HIDDEN_N, SECOND_N = 64, 128
-"""Outputs of a block of the first and of the second stages of the low-rank maps."""
-
+HIDDEN_NS = (64, 128)
+"""Outputs of a block of the first stages of the low-rank maps."""
 
 MOST_TOKENS = MAX_CHUNKS * CHUNK
 """That are absorbed together."""
@@ -75,7 +74,6 @@ class Cuts:
     """How the products that are not the library's are cut up."""
 
     hidden: Blocks
-    second: Blocks
     key: Blocks
 
 
@@ -83,12 +81,11 @@ class Cuts:
 def cuts_of(n_tokens: int, item_bytes: int) -> Cuts:
     """What measured best on an H200; see ``bench/NOTES.md``. Wider weights take shorter blocks."""
     k = 64 * 2 // item_bytes
-    second = Blocks(SECOND_N, 128, k, 1, 8, 3)
     if n_tokens <= 64:
-        return Cuts(Blocks(HIDDEN_N, 64, k, 1, 4, 6), second, Blocks(64, 64, k, 1, 4, 8))
+        return Cuts(Blocks(64, 64, k, 1, 4, 6), Blocks(64, 64, k, 1, 4, 8))
     if n_tokens <= 512:
-        return Cuts(Blocks(HIDDEN_N, 64, k, 1, 4, 6), second, Blocks(64, 256, k, 1, 8, 4))
-    return Cuts(Blocks(HIDDEN_N, 128, k, 1, 4, 4), second, Blocks(256, 128, k, 1, 8, 3))
+        return Cuts(Blocks(64, 64, k, 1, 4, 6), Blocks(64, 256, k, 1, 8, 4))
+    return Cuts(Blocks(128, 128, k, 1, 8, 3), Blocks(256, 128, k, 1, 8, 3))
 
 
 class Buffers:
@@ -187,8 +184,8 @@ class Prefill:
         is_exact = model.dtype == torch.float32
         self.chunk = chunk or (EXACT_CHUNK if is_exact else CHUNK)
         device = model.device
-        self._hidden_tiles = tiles_of(model.hidden_groups(), HIDDEN_N, device)
-        self._second_tiles = tiles_of(model.second_groups(), SECOND_N, device)
+        groups = model.hidden_groups()
+        self._hidden_tiles = {n: tiles_of(groups, n, device) for n in HIDDEN_NS}
 
     @property
     def shape(self) -> Rwkv7Shape:
@@ -275,13 +272,8 @@ class Prefill:
                 tables,
                 move=Move(att[index], att_last),
             )
-            decode.product(
-                buffers.ffn_mixed,
-                layer.ffn_key.values,
-                buffers.ffn_hidden.unsqueeze(0),
-                self._cuts(len(x)).key,
-                scales=layer.ffn_key.scales,
-                what=decode.SQUARED_RELU,
+            self._products.squared(
+                buffers.ffn_mixed, layer.ffn_key, buffers.ffn_hidden, self._cuts(len(x)).key
             )
             self._products.add(x, buffers.ffn_hidden, layer.ffn_value)
         kernels.move_last(Move(ffn[-1], ffn_last), tables)
@@ -306,15 +298,9 @@ class Prefill:
             buffers.hidden,
             cuts.hidden,
             scales=lows.scales,
-            tiles=self._hidden_tiles,
+            tiles=self._hidden_tiles[cuts.hidden.n],
         )
-        decode.product(
-            buffers.hidden,
-            layer.second,
-            buffers.second,
-            cuts.second,
-            tiles=self._second_tiles,
-        )
+        self._products.second(buffers.hidden, layer.second, buffers.second)
         kernels.within(
             rkv,
             buffers.rkv[0, 2],

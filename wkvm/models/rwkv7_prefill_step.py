@@ -80,6 +80,8 @@ class PrefillGraphs:
         memory = torch.empty(step_bytes(model, prefill), dtype=torch.uint8, device=model.device)
         self._steps = [PrefillStep(model, prefill, n, memory) for n in STEP_TOKENS]
         self._graphs = list[torch.cuda.CUDAGraph]()
+        # The library's workspace belongs to the stream of a capture. With one of their own these
+        # graphs may be replayed beside those of decode steps.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -89,7 +91,7 @@ class PrefillGraphs:
         pool = None
         for step in self._steps:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 step.launch(states)
             pool = graph.pool()
             self._graphs.append(graph)

@@ -5,12 +5,20 @@ from torch import Tensor
 
 from wkvm.kernels import rwkv7_decode as kernels
 from wkvm.kernels.dequantise import plain
-from wkvm.kernels.rwkv7_decode import Blocks
+from wkvm.kernels.rwkv7_decode import Blocks, tiles_of
+from wkvm.kernels.rwkv7_prefill import SquaredCut, squared_product
 from wkvm.kernels.weight import Weight
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 
 LIBRARY_MIN_TOKENS = 1024
 """From here on it is faster to write quantised matrices out and to multiply by the library."""
+
+SQUARED_MIN_TOKENS = 1024
+SQUARED_CUT = SquaredCut(n_parts=2)
+"""Of the first product of the channel mix, and from how many tokens on."""
+
+SECOND_MIN_TOKENS = 4096
+"""From here on the library's four products are faster than one launch of own ones."""
 
 
 class Products:
@@ -24,6 +32,8 @@ class Products:
         self._model = model
         # As much shared memory with a wider dtype.
         self._blocks = Blocks(128, 128, 64 * 2 // model.dtype.itemsize, 1, 8, 3)
+        self._second_blocks = self._blocks
+        self._second_tiles = tiles_of(model.second_groups(), self._second_blocks.n, model.device)
 
     def rkv(self, mixed: Tensor, first: Weight, out: Tensor) -> None:
         """r, k and v: ``out[i] = mixed[i] @ W_i.T``.
@@ -41,6 +51,44 @@ class Products:
             return
         weights = plain(first.rows(0, 3 * C), self._model.scratch).view(3, C, C)
         torch.bmm(mixed, weights.transpose(1, 2), out=out)
+
+    def squared(self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks) -> None:
+        """``out = relu(x @ weight.T) ** 2``, rounded once: ``[T, K]`` and ``[T, N]``.
+
+        The library would round before the square, which doubles the error.
+
+        Args:
+            blocks: where the product for thousands of tokens is not in place.
+        """
+        if len(x) < SQUARED_MIN_TOKENS or self._is_own(len(x), weight) or x.dtype == torch.float32:
+            kernels.product(
+                x,
+                weight.values,
+                out.unsqueeze(0),
+                blocks,
+                scales=weight.scales,
+                what=kernels.SQUARED_RELU,
+            )
+        else:
+            squared_product(x, plain(weight, self._model.scratch), out, SQUARED_CUT)
+
+    def second(self, hidden: Tensor, second: Tensor, out: Tensor) -> None:
+        """The second stages of the low-rank maps.
+
+        Args:
+            hidden: ``[T, ranks]``.
+            second: as in ``PackedLayer``.
+            out: ``[T, 4, C]``, overwritten.
+        """
+        model, C = self._model, self._model.shape.width
+        if model.deterministic or len(hidden) < SECOND_MIN_TOKENS:
+            kernels.product(hidden, second, out, self._second_blocks, tiles=self._second_tiles)
+            return
+        at, column = 0, 0
+        for index, rank in enumerate(model.ranks):
+            weight = second[at : at + rank * C].view(C, rank)
+            torch.mm(hidden[:, column : column + rank], weight.t(), out=out[:, index])
+            at, column = at + rank * C, column + rank
 
     def add(self, x: Tensor, y: Tensor, weight: Weight) -> None:
         """``x += y @ weight.T``, summed and added in float32: ``[T, N]`` and ``[T, K]``."""

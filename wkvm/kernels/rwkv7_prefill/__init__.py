@@ -21,6 +21,7 @@ from wkvm.kernels.rwkv7_prefill.passing import (
     pass_kernel,
     pass_states,
 )
+from wkvm.kernels.rwkv7_prefill.products import SquaredCut, squared_kernel, squared_product
 from wkvm.kernels.rwkv7_prefill.tables import CHUNK, EXACT_CHUNK, Tables, n_chunks_of, tables_of
 from wkvm.kernels.rwkv7_prefill.within import Effects, within, within_kernel
 
@@ -29,6 +30,7 @@ __all__ = [
     "EXACT_CHUNK",
     "Effects",
     "Move",
+    "SquaredCut",
     "Tables",
     "mix",
     "mix_kernel",
@@ -39,6 +41,8 @@ __all__ = [
     "outputs_kernel",
     "pass_kernel",
     "pass_states",
+    "squared_kernel",
+    "squared_product",
     "tables_of",
     "within",
     "within_kernel",

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from wkvm.kernels.rwkv7_prefill.tables import Tables
 
-DEFAULT_OPTIONS: Mapping[str, int] = MappingProxyType({"num_warps": 4})
+DEFAULT_OPTIONS: Mapping[str, int] = MappingProxyType({"num_warps": 4, "BASE": 8})
 
 LOG2_DECAY = tl.constexpr(-0.6065306597126334 * 1.4426950408889634)
 """The lowest decay of a token, as a logarithm to base 2."""
@@ -44,20 +44,20 @@ LOG2_DECAY = tl.constexpr(-0.6065306597126334 * 1.4426950408889634)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def inverse_of_one_minus(  # type: ignore[no-untyped-def]
-    A, L: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
+    A, L: tl.constexpr, BASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
 ):
     """``(1 - A)^-1`` of a strictly lower triangle ``[L, L]``, L a power of two from 16 to 64.
 
-    Blocks of 16 row by row, without powers of A, which would be large where T is not; then pairs
-    of blocks, of which the inverse is exact in one term.
+    Blocks of ``BASE`` row by row, without powers of A, which would be large where T is not; then
+    pairs of blocks, of which the inverse is exact in one term.
     """
-    n: tl.constexpr = L // 16
+    n: tl.constexpr = L // BASE
     block = tl.arange(0, n)
-    in_block = tl.arange(0, 16)
+    in_block = tl.arange(0, BASE)
     same = block[:, None, None, None] == block[None, None, :, None]
-    D = tl.sum(tl.where(same, tl.reshape(A, [n, 16, n, 16]), 0.0), 2)
+    D = tl.sum(tl.where(same, tl.reshape(A, [n, BASE, n, BASE]), 0.0), 2)
     X = D
-    for row in tl.static_range(1, 16):
+    for row in tl.static_range(1, BASE):
         is_row = (in_block == row)[None, :, None]
         of_row = tl.sum(tl.where(is_row, D, 0.0), 1)
         of_row += tl.sum(of_row[:, :, None] * X, 1)
@@ -65,11 +65,10 @@ def inverse_of_one_minus(  # type: ignore[no-untyped-def]
     X += tl.where(in_block[:, None] == in_block[None, :], 1.0, 0.0)[None, :, :]
     T = tl.reshape(tl.where(same, X[:, :, None, :], 0.0), [L, L])
     at = tl.arange(0, L)
-    size: tl.constexpr = 16
-    for level in tl.static_range(2):
-        if (size << level) < L:
-            of_size = at // (size << level)
-            of_pair = at // (size << (level + 1))
+    for level in tl.static_range(4):
+        if (BASE << level) < L:
+            of_size = at // (BASE << level)
+            of_pair = at // (BASE << (level + 1))
             off = (of_size[:, None] != of_size[None, :]) & (of_pair[:, None] == of_pair[None, :])
             of_pairs = tl.where(off, A, 0.0).to(OPERAND)
             right = T.to(OPERAND)
@@ -96,6 +95,7 @@ def within_kernel(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     L: tl.constexpr,
+    BASE: tl.constexpr,
     IS_FIRST: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -135,7 +135,7 @@ def within_kernel(  # type: ignore[no-untyped-def]
         a = tl.load(at_second + 2 * C, mask=live, other=0.0).to(tl.float32)
         a = tl.sigmoid(a + tl.load(at_vector + C, mask=is_key, other=0.0)[None, :])
         kap = k * tl.load(at_vector + 3 * C, mask=is_key, other=0.0)[None, :]
-        kap /= (tl.sqrt(tl.sum(kap * kap, 1)) + 1e-12)[:, None]
+        kap *= (1.0 / (tl.sqrt(tl.sum(kap * kap, 1)) + 1e-12))[:, None]
         k_a = tl.load(at_vector + 4 * C, mask=is_key, other=0.0)
         outof = tl.exp2(-until)
         k *= (1.0 + (a - 1.0) * k_a[None, :]) * outof
@@ -145,7 +145,7 @@ def within_kernel(  # type: ignore[no-untyped-def]
         column = tokens[None, :]
         A = tl.dot(removal, b_t, input_precision=PRECISION)
         A = tl.where(row > column, A, 0.0)
-        T = inverse_of_one_minus(A, L, OPERAND, PRECISION).to(OPERAND)
+        T = inverse_of_one_minus(A, L, BASE, OPERAND, PRECISION).to(OPERAND)
 
         base_square = (chunk.to(tl.int64) * H + head) * (K * K)
         at_square = keys[:, None] * K + keys[None, :]
