@@ -21,7 +21,7 @@ from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices, constrained
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
-from wkvm.engine.transfers import Mark, Transfers
+from wkvm.engine.transfers import Beside, Mark, Transfers
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
@@ -120,6 +120,7 @@ class GpuRunner:
         self._graphs = graphs
         self._poison_freed = poison_freed
         self._transfers = Transfers(model.info.device)
+        self._beside = Beside(model.info.device)
         self._n_mask_words = graphs.masks.shape[1]
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
@@ -154,6 +155,7 @@ class GpuRunner:
                 held.append(at)
         choices = constrained([plan.rows[at] for at in held]) if held else Choices()
         flight = _Flight(plan, held, choices, failed=failed)
+        self._beside.begin()
         try:
             for replay in replays_of(len(decodes), self._graphs.buckets):
                 self._replay(flight, replay, decodes[replay.start : replay.start + replay.n_rows])
@@ -166,6 +168,7 @@ class GpuRunner:
             except Exception:
                 logger.exception("the prompts of %d rows failed", len(prompts))
                 flight.failed |= dict.fromkeys(prompts, StepFailedError())
+                self._beside.join()
         flight.end = self._transfers.mark()
         self._flights.append(flight)
 
@@ -199,19 +202,25 @@ class GpuRunner:
         self._take_ids(flight, places, graphs.logits(bucket))
 
     def _absorb(self, flight: _Flight, places: list[int]) -> None:
-        """Absorb the prompts at ``places``, and sample after those that end."""
+        """Absorb the prompts at ``places``, and sample after those that end.
+
+        The forward pass runs beside the decode rows, which wait for memory while it computes:
+        together they take little longer than the longer of them.
+        """
         rows = [flight.plan.rows[at] for at in places]
         self._sampler.feed(rows)
         wanted = logit_rows(rows)
-        slots = tuple(row.slot for row in rows)
-        batch = Batch(
-            token_ids=self._transfers.up([token_id for row in rows for token_id in row.ids]),
-            slots=self._transfers.up(slots, torch.int32),
-            lengths=tuple(len(row.ids) for row in rows),
-            slot_list=slots,
-            logit_rows=self._transfers.up(wanted.tokens),
-        )
-        logits = self._model.forward(batch, self._arena.views)
+        with self._beside.queue():
+            slots = tuple(row.slot for row in rows)
+            batch = Batch(
+                token_ids=self._transfers.up([token_id for row in rows for token_id in row.ids]),
+                slots=self._transfers.up(slots, torch.int32),
+                lengths=tuple(len(row.ids) for row in rows),
+                slot_list=slots,
+                logit_rows=self._transfers.up(wanted.tokens),
+            )
+            logits = self._model.forward(batch, self._arena.views)
+        self._beside.join()
         self._sample(flight, places, wanted, logits)
         self._score_prompts(flight, places, wanted, logits)
 

@@ -4,7 +4,8 @@ Both ways go through pinned memory, which torch keeps for reuse until the device
 On a CPU, where nothing is to be waited for, these are plain tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -63,3 +64,33 @@ class Transfers:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return Mark(event)
+
+
+class Beside:
+    """A second queue of work for the device, which runs beside what is launched meanwhile.
+
+    On a CPU one thing is done after the other.
+    """
+
+    def __init__(self, device: str) -> None:
+        is_gpu = device != "cpu"
+        self._stream = torch.cuda.Stream() if is_gpu else None  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """What is queued from here on comes after all that was launched before."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        """Within, what is launched is queued here."""
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def join(self) -> None:
+        """What is launched from here on comes after all that was queued."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)

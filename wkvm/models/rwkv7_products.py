@@ -30,6 +30,8 @@ class Products:
 
     def __init__(self, model: Rwkv7Decode) -> None:
         self._model = model
+        # Its own, since prompts are absorbed beside a decode step.
+        self._scratch = None if model.scratch is None else torch.empty_like(model.scratch)
         # As much shared memory with a wider dtype.
         self._blocks = Blocks(128, 128, 64 * 2 // model.dtype.itemsize, 1, 8, 3)
         self._second_blocks = self._blocks
@@ -49,7 +51,7 @@ class Products:
                 part = first.rows(i * C, (i + 1) * C)
                 self._own(mixed[i], part, out[i], adds=False)
             return
-        weights = plain(first.rows(0, 3 * C), self._model.scratch).view(3, C, C)
+        weights = plain(first.rows(0, 3 * C), self._scratch).view(3, C, C)
         torch.bmm(mixed, weights.transpose(1, 2), out=out)
 
     def squared(self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks) -> None:
@@ -70,7 +72,7 @@ class Products:
                 what=kernels.SQUARED_RELU,
             )
         else:
-            squared_product(x, plain(weight, self._model.scratch), out, SQUARED_CUT)
+            squared_product(x, plain(weight, self._scratch), out, SQUARED_CUT)
 
     def second(self, hidden: Tensor, second: Tensor, out: Tensor) -> None:
         """The second stages of the low-rank maps.
@@ -95,7 +97,7 @@ class Products:
         if self._is_own(len(y), weight):
             self._own(y, weight, x, adds=True)
             return
-        matrix = plain(weight, self._model.scratch).t()
+        matrix = plain(weight, self._scratch).t()
         if y.dtype == torch.float32:
             torch.addmm(x, y, matrix, out=x)
         else:
