@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,16 +28,16 @@ from tests.models.float64_step import Float64Step  # noqa: E402
 from tests.models.tiny_rwkv7 import Row, batch_of  # noqa: E402
 from tools.gpu_decode import random_parameters, relative, shape_of  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
-from wkvm.kernels import rwkv7_decode as decode  # noqa: E402
-from wkvm.kernels import rwkv7_prefill as kernels  # noqa: E402
-from wkvm.kernels.rwkv7_decode import Blocks, Mapped, tiles_of  # noqa: E402
-from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
+from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
-from wkvm.models.rwkv7_prefill import Buffers, Prefill  # noqa: E402
+from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
 from wkvm.models.rwkv7_prefill_step import STEP_TOKENS, PrefillGraphs  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
 BARS = {("1.5B", 1, 4096): 55_000, ("1.5B", 32, 1024): 130_000, ("7.2B", 32, 1024): 36_000}
+
+CHECKED_VOCABULARY = 2048
+"""Ids of the models that are held against float64, which takes four times the memory."""
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -64,7 +65,7 @@ def check() -> Iterator[Finding]:
     """One layer of the 1.5B shape against float64, then two, which may add up their errors."""
     for dtype, bar in ((torch.bfloat16, 5e-3), (torch.float16, 5e-3), (torch.float32, 1e-5)):
         for n_layers in (1, 2):
-            shape = shape_of("1.5B", n_layers)
+            shape = replace(shape_of("1.5B", n_layers), vocab_size=CHECKED_VOCABULARY)
             parameters = random_parameters(shape, dtype)
             model = Rwkv7Decode(shape, parameters)
             for lengths in ((1, 5, 64, 65, 130), (1, 1, 1), (300,)):
@@ -259,7 +260,11 @@ class Timed:
 
     def profile(self, n_rows: int, n_tokens: int) -> Finding:
         """Milliseconds of each kernel, summed by name and grid."""
-        call = self.call(n_rows, n_tokens)
+        call: Callable[[], object] = self.call(n_rows, n_tokens)
+        if n_rows * n_tokens <= STEP_TOKENS[-1]:
+            graphs = PrefillGraphs(self.model, self.prefill, self.arena.views)
+            rows = random_rows(range(n_rows), [n_tokens] * n_rows, self.shape.vocab_size, 5)
+            call = partial(graphs.forward, batch_of(rows, "cuda"))
         call()
         torch.cuda.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -282,227 +287,17 @@ class Timed:
         }
 
 
-def products(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
-    """Cuts of the products that are not the library's, and the library beside them."""
-    shape = shape_of(name, 1)
-    model = Rwkv7Decode(shape, random_parameters(shape, torch.bfloat16))
-    layer, C, F = model.layers[0], shape.width, shape.ffn_width
-    T = n_tokens
-    mixed = torch.randn(6, T, C, device="cuda", dtype=torch.bfloat16)
-    hidden = torch.randn(T, sum(model.ranks), device="cuda", dtype=torch.bfloat16)
-    second = torch.empty(T, 4 * C, device="cuda", dtype=torch.bfloat16)
-    ffn = torch.empty(T, F, device="cuda", dtype=torch.bfloat16)
-    wide = torch.empty(T, F, device="cuda", dtype=torch.float32)
-    x = torch.zeros(T, C, device="cuda")
-    rkv = torch.empty(3, T, C, device="cuda", dtype=torch.bfloat16)
-    key, value = layer.ffn_key.values, layer.ffn_value.values
-    first = layer.first.values
-    calls: dict[str, Callable[[], object]] = {
-        "key cuBLAS bf16": lambda: torch.mm(mixed[0], key.t(), out=ffn),
-        "key cuBLAS float32": lambda: torch.mm(
-            mixed[0], key.t(), out_dtype=torch.float32, out=wide
-        ),
-        "value cuBLAS added": lambda: torch.addmm(
-            x, ffn, value.t(), out_dtype=torch.float32, out=x
-        ),
-        "value cuBLAS bf16": lambda: torch.mm(ffn, value.t(), out=rkv[0]),
-        "rkv cuBLAS": lambda: torch.bmm(
-            mixed[:3], first[: 3 * C].view(3, C, C).transpose(1, 2), out=rkv
-        ),
-        "rkv cuBLAS one by one": lambda: [
-            torch.mm(mixed[i], first[i * C : (i + 1) * C].t(), out=rkv[i]) for i in range(3)
-        ],
-    }
-
-    def by_library() -> None:
-        at, column = 3 * C, 0
-        for part, rank in zip(mixed[2:], model.ranks, strict=True):
-            out = hidden[:, column : column + rank]
-            torch.mm(part, first[at : at + rank].t(), out=out)
-            at, column = at + rank, column + rank
-
-    def second_by_library() -> None:
-        at, column = 0, 0
-        for index, rank in enumerate(model.ranks):
-            weight = layer.second[at : at + rank * C].view(C, rank)
-            out = second[:, index * C : (index + 1) * C]
-            torch.mm(hidden[:, column : column + rank], weight.t(), out=out)
-            at, column = at + rank * C, column + rank
-
-    calls["hidden cuBLAS"] = by_library
-    calls["second cuBLAS"] = second_by_library
-    small = T <= 512
-    keys: tuple[tuple[int, ...], ...] = (
-        ((64, 256, 64, 1, 8, 4), (128, 64, 64, 1, 4, 6), (64, 64, 128, 1, 4, 4))
-        if small
-        else ((256, 128, 64, 1, 8, 3), (128, 256, 64, 1, 8, 3))
-    )
-    if small:
-        keys += ((64, 128, 64, 1, 4, 5), (128, 128, 64, 1, 8, 4), (256, 64, 64, 1, 8, 4))
-    for cut in keys:
-        calls[f"key {cut}"] = partial(
-            decode.product, mixed[0], key, ffn, Blocks(*cut), what=decode.SQUARED_RELU
-        )
-    maps: tuple[tuple[int, int, int, int, int | None, bool, bool], ...] = (
-        (256, 128, 8, 3, None, False, False),
-        (128, 256, 8, 3, None, True, False),
-        (128, 256, 8, 4, None, True, False),
-        (256, 128, 8, 4, 132, False, False),
-        (256, 128, 8, 3, 132, True, True),
-        (128, 256, 8, 3, 132, True, True),
-    )
-    if small:
-        maps = (
-            (128, 64, 4, 6, None, False, False),
-            (128, 128, 8, 4, None, False, False),
-            (64, 160, 4, 5, None, False, False),
-        )
-    for n_block, b, n_warps, n_stages, n_programs, left, flat in maps:
-        mapped = Mapped(
-            n_block,
-            b,
-            64,
-            n_warps=n_warps,
-            n_stages=n_stages,
-            n_programs=n_programs,
-            x_left=left,
-            flat=flat,
-        )
-        calls[f"key {mapped}"] = partial(
-            decode.mapped_product, mixed[0], key, ffn, mapped, what=decode.SQUARED_RELU
-        )
-    for squared in (
-        ()
-        if small
-        else (
-            kernels.SquaredCut(),
-            kernels.SquaredCut(n_parts=2),
-            kernels.SquaredCut(n_parts=2, n_stages=4),
-            kernels.SquaredCut(flat=False),
-            kernels.SquaredCut(n_together=8),
-            kernels.SquaredCut(n_together=32),
-            kernels.SquaredCut(t=256, n=128),
-            kernels.SquaredCut(t=128, n=128, n_warps=4, n_stages=4, n_programs=264),
-        )
-    ):
-        calls[f"key {squared}"] = partial(kernels.squared_product, mixed[0], key, ffn, squared)
-    hiddens = ((64, 128, 64, 1, 4, 4), (64, 256, 64, 1, 8, 3), (128, 128, 64, 1, 8, 3))
-    if small:
-        hiddens = ((64, 64, 64, 1, 4, 6), (64, 64, 128, 1, 4, 4), (32, 64, 128, 1, 4, 4))
-    for cut in hiddens:
-        tiles = tiles_of(model.hidden_groups(), cut[0], "cuda")
-        calls[f"hidden {cut}"] = partial(
-            decode.product, mixed, first[3 * C :], hidden, Blocks(*cut), tiles=tiles
-        )
-    for cut in (
-        (128, 128, 64, 1, 8, 3),
-        (128, 128, 64, 1, 4, 2),
-        (256, 128, 32, 1, 8, 3),
-        (64, 128, 64, 1, 4, 2),
-        (128, 64, 64, 1, 4, 2),
-    ):
-        tiles = tiles_of(model.second_groups(), cut[0], "cuda")
-        calls[f"second {cut}"] = partial(
-            decode.product, hidden, layer.second, second, Blocks(*cut), tiles=tiles
-        )
-    torch.mm(mixed[0], key.t(), out_dtype=torch.float32, out=wide)
-    exact = wide[:: max(T // 64, 1)].relu().square().double()
-    for label, call in calls.items():
-        try:
-            times = milliseconds(call, n)
-            error = None
-            if label.startswith("key ") and "cuBLAS" not in label:
-                ffn.fill_(float("nan"))
-                call()
-                error = relative(ffn[:: max(T // 64, 1)], exact)
-        except Exception as error:  # noqa: BLE001
-            print(label, repr(error)[:300])
-            continue
-        yield {
-            "product": label,
-            "tokens": T,
-            "median_us": round(median(times) * 1e3, 1),
-            "min_us": round(min(times) * 1e3, 1),
-            "relative_error": error,
-        }
-
-
-def within(name: str, n_tokens: int, n: int) -> Iterator[Finding]:
-    """What chunks do to states: registers against programs on a multiprocessor."""
-    shape = shape_of(name, 1)
-    model = Rwkv7Decode(shape, random_parameters(shape, torch.bfloat16))
-    prefill = Prefill(model)
-    tables = prefill.tables([0], [n_tokens])
-    buffers = Buffers(model, n_tokens, len(tables.chunks))
-    buffers.rkv.normal_()
-    buffers.second.normal_()
-    arena = Arena(layout_of(shape, "bfloat16"), 1, "cuda")
-    state = arena.views[WKV][:, 0]
-    for label, options in (
-        ("as it is", {}),
-        ("blocks of 16", {"BASE": 16}),
-        ("blocks of 4", {"BASE": 4}),
-        ("168 registers", {"maxnreg": 168}),
-        ("8 warps", {"num_warps": 8}),
-        ("8 warps, 128 registers", {"num_warps": 8, "maxnreg": 128}),
-    ):
-        call = partial(
-            kernels.within,
-            buffers.rkv[1],
-            buffers.rkv[0, 2],
-            buffers.second,
-            model.layers[0].vectors,
-            buffers.effects,
-            tables,
-            is_first=False,
-            options=options,
-        )
-        times = milliseconds(call, n)
-        yield {"within": label, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
-    for block_v, n_warps, n_stages in ((16, 4, 3), (32, 4, 3), (16, 4, 2), (64, 4, 2), (16, 4, 4)):
-        call = partial(
-            kernels.pass_states,
-            buffers.effects,
-            buffers.entering,
-            state,
-            tables,
-            block_v=block_v,
-            n_warps=n_warps,
-            n_stages=n_stages,
-        )
-        times = milliseconds(call, n)
-        cut = f"{block_v} {n_warps} {n_stages}"
-        yield {"pass": cut, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
-    for n_warps in (4, 8):
-        call = partial(
-            kernels.outputs,
-            buffers.effects,
-            buffers.entering,
-            buffers.rkv[1, 2],
-            buffers.second[:, 3],
-            model.layers[0].vectors,
-            buffers.y,
-            1e-5,
-            tables,
-            n_warps=n_warps,
-        )
-        times = milliseconds(call, n)
-        yield {"outputs": n_warps, "tokens": n_tokens, "median_us": round(median(times) * 1e3, 1)}
-
-
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "what",
         nargs="+",
-        choices=["check", "branches", "time", "steps", "profile", "products", "within"],
+        choices=["check", "branches", "time", "steps", "profile"],
     )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 32768])
-    parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--prompts", nargs="+", default=["1x4096", "32x1024", "1x256"])
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
@@ -513,7 +308,7 @@ def main() -> int:
         note = findings.add
         if "branches" in args.what:
             for dtype, bar in ((torch.bfloat16, 5e-3), (torch.float32, 1e-5)):
-                shape = shape_of("1.5B", 1)
+                shape = replace(shape_of("1.5B", 1), vocab_size=CHECKED_VOCABULARY)
                 parameters = random_parameters(shape, dtype)
                 model = Rwkv7Decode(shape, parameters)
                 note(check_branches(model, parameters, [200] * 8, bar))
@@ -535,14 +330,6 @@ def main() -> int:
                 except Exception:  # noqa: BLE001
                     # One shape must not end the others.
                     traceback.print_exc()
-        if "within" in args.what:
-            for n_tokens in args.tokens:
-                for finding in within(args.model, n_tokens, args.repeat):
-                    note(finding)
-        if "products" in args.what:
-            for n_tokens in args.tokens:
-                for finding in products(args.model, n_tokens, args.repeat):
-                    note(finding)
     return 1 if findings.n_failed else 0
 
 
