@@ -65,11 +65,11 @@ class Rows:
         if step is None:
             return lambda ids: self._forward(ids[:, None])
         step.slots.copy_(torch.arange(self.n_rows))
-        replay = captured(lambda: step.launch(self.arena.views), self.arena.views)
+        graph = Captured(lambda: step.launch(self.arena.views), self.arena.views)
 
         def absorb(ids: Tensor) -> Tensor:
             step.token_ids.copy_(ids)
-            replay()
+            graph.replay()
             return step.logits
 
         return absorb
@@ -87,20 +87,30 @@ class Rows:
         return self.model.forward(batch, self.arena.views)
 
 
-def captured(launch: Callable[[], object], states: StateViews) -> Callable[[], object]:
-    """A graph of a launch, made without a trace in the states."""
-    before = {name: view.clone() for name, view in states.items()}
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    for name, view in states.items():
-        view.copy_(before[name])
-    return graph.replay
+class Captured:
+    """A graph of a launch, made without a trace in the states.
+
+    It keeps the launch, and with it all tensors that the graph knows by address alone.
+    """
+
+    def __init__(self, launch: Callable[[], object], states: StateViews) -> None:
+        self._launch = launch
+        self._states = states
+        self._graph = torch.cuda.CUDAGraph()
+        before = {name: view.clone() for name, view in states.items()}
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launch()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            launch()
+        for name, view in states.items():
+            view.copy_(before[name])
+
+    def replay(self) -> None:
+        """Launch it again."""
+        self._graph.replay()
 
 
 def of_next(logits: Tensor, ids: Tensor) -> Tensor:
@@ -150,11 +160,11 @@ def exact(n_rows: int, device: str) -> Step:
         return lambda ids: step(ids)[1]
     token_ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
     logits = torch.zeros(n_rows, shape.vocab_size, dtype=torch.float64, device=device)
-    replay = captured(lambda: logits.copy_(step(token_ids)[1]), step.states)
+    graph = Captured(lambda: logits.copy_(step(token_ids)[1]), step.states)
 
     def absorb(ids: Tensor) -> Tensor:
         token_ids.copy_(ids)
-        replay()
+        graph.replay()
         return logits
 
     return absorb
