@@ -30,7 +30,7 @@ from tools.gpu_decode import (  # noqa: E402
 )
 from tools.gpu_findings import Finding, Findings  # noqa: E402
 from wkvm.core.layout import StateOptions  # noqa: E402
-from wkvm.kernels.rwkv7_decode import Ring, fold, ring_order, wkv  # noqa: E402
+from wkvm.kernels.rwkv7_decode import Ring, begin_ring, fold, wkv  # noqa: E402
 from wkvm.models.rwkv7 import RING, RING_FILL, WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
@@ -65,14 +65,14 @@ class States:
         self.wkv = torch.zeros(N, L, H, K, K, dtype=DTYPES[way.state], device="cuda")
         n = 7 if way.deferred else 1
         self.ring = torch.full((N, L, H, n, 4, K), float("nan"), dtype=dtype, device="cuda")
-        self.fill = torch.zeros(N, L, H, dtype=torch.int32, device="cuda")
+        self.fill = torch.zeros(N, 1, dtype=torch.int32, device="cuda")
 
     def step(self, layer: int, inputs: Inputs, vectors: Tensor, y: Tensor, slots: Tensor) -> None:
         """One token of each row, in one layer."""
         rkv, first, second = inputs
         if self.way.deferred and layer == 0:
-            self.order = torch.empty(2, len(slots), dtype=torch.int32, device="cuda")
-            ring_order(slots, self.fill, self.order, 8)
+            self.rows = torch.empty(3, len(slots), dtype=torch.int32, device="cuda")
+            begin_ring(slots, self.fill, self.rows, 8)
         wkv(
             rkv,
             first,
@@ -85,9 +85,7 @@ class States:
             GROUP_EPS,
             second=second,
             is_first=False,
-            ring=Ring(self.ring[:, layer], self.fill[:, layer], self.order)
-            if self.way.deferred
-            else None,
+            ring=Ring(self.ring[:, layer], self.rows) if self.way.deferred else None,
             n_warps=self.way.n_warps,
         )
 
@@ -290,7 +288,7 @@ def _timed(
     graph = graph_of(launch)
     by_phase = {}
     for name in ("different", "same") if way.deferred else ("none",):
-        phases = torch.randint(8, (B, 1, 1), generator=draw, device="cuda", dtype=torch.int32)
+        phases = torch.randint(8, (B, 1), generator=draw, device="cuda", dtype=torch.int32)
         states.fill.copy_(phases if name == "different" else torch.zeros_like(phases))
         # Groups of eight replays: each has every phase once.
         times = milliseconds(graph.replay, 8, 5)
@@ -325,7 +323,7 @@ def step(rows: list[int], bandwidth: float) -> Iterator[Finding]:
             arena.views[WKV].normal_().mul_(0.3)
             if option[1]:
                 arena.views[RING].normal_()
-                arena.views[RING_FILL].copy_(torch.randint(8, (B, 1, 1), dtype=torch.int32))
+                arena.views[RING_FILL].copy_(torch.randint(8, (B, 1), dtype=torch.int32))
             one = DecodeStep(model, B)
             one.slots.copy_(torch.randperm(B))
             one.token_ids.copy_(torch.randint(model.shape.vocab_size, (B,)))

@@ -111,8 +111,10 @@ def decode_kernels(dtype: str) -> None:
         rwkv7_decode.fold_kernel, dtype, {"L": 2, "H": 5, "K": 64, "BLOCK": 64, "R": 8}
     )
     sys.stdout.write("fold_kernel\n")
-    assert decode_bytes(rwkv7_decode.ring_order_kernel, dtype, {"BLOCK": 256, "R": 8})
-    sys.stdout.write("ring_order_kernel\n")
+    assert decode_bytes(rwkv7_decode.empty_kernel, dtype, {"BLOCK": 256})
+    sys.stdout.write("empty_kernel\n")
+    assert decode_bytes(rwkv7_decode.begin_ring_kernel, dtype, {"BLOCK": 256, "R": 8})
+    sys.stdout.write("begin_ring_kernel\n")
 
 
 def dequantise_bytes(held: str) -> int:

@@ -24,7 +24,7 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     assert run.returncode == 0, run.stderr
     products = ["product_kernel", "mapped_kernel", "gemv_kernel"]
     of_each = ["product_kernel"] * 3 + ["mapped_kernel"] + ["gemv_kernel"] * 3
-    recurrence = [*["wkv_kernel"] * 4, "fold_kernel", "ring_order_kernel"]
+    recurrence = [*["wkv_kernel"] * 4, "fold_kernel", "empty_kernel", "begin_ring_kernel"]
     float32 = ["mix_kernel", *products, *recurrence]
     bfloat16 = ["mix_kernel", *of_each, *recurrence]
     back = ["dequantise_kernel"] * 2

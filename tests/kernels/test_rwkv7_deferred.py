@@ -37,14 +37,14 @@ class Kept:
         self.state = torch.zeros(N_SLOTS, 2, H, K, K, dtype=state, device=device)[:, 1]
         # What is not in use is never read.
         entries = torch.full((N_SLOTS, 2, H, R - 1, 4, K), float("nan"), device=device)
-        fill = torch.zeros(N_SLOTS, 2, H, dtype=torch.int32, device=device)
-        self.entries, self.fill = entries[:, 1], fill[:, 1]
+        self.entries = entries[:, 1]
+        self.fill = torch.zeros(N_SLOTS, 3, dtype=torch.int32, device=device)[:, 1:2]
         self.deferred = deferred
         self.vectors = random(8, H * K, seed=1).to(device) * 0.5
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Absorb one token of each row; the inputs are a function of the token."""
-        from wkvm.kernels.rwkv7_decode import Ring, ring_order, wkv
+        from wkvm.kernels.rwkv7_decode import Ring, begin_ring, wkv
 
         C = H * K
         drawn = torch.stack([random(10, C, seed=token) for token in tokens]).to(self.device)
@@ -53,9 +53,9 @@ class Kept:
         named = torch.tensor(slots, dtype=torch.int32, device=self.device)
         ring = None
         if self.deferred:
-            order = torch.empty(2, len(slots), dtype=torch.int32, device=self.device)
-            ring_order(named, self.fill[:, None], order, R)
-            ring = Ring(self.entries, self.fill, order)
+            rows = torch.empty(3, len(slots), dtype=torch.int32, device=self.device)
+            begin_ring(named, self.fill, rows, R)
+            ring = Ring(self.entries, rows)
         y = torch.full((len(slots), C), float("nan"), device=self.device)
         wkv(
             rkv,
@@ -78,8 +78,8 @@ class Kept:
         from wkvm.kernels.rwkv7_decode import fold
 
         named = torch.tensor(slots, dtype=torch.int32, device=self.device)
-        entries, fill = self.entries[:, None], self.fill[:, None]
-        fold(self.state[:, None], entries, fill, self.vectors[None], named)
+        entries, vectors = self.entries[:, None], self.vectors[None]
+        fold(self.state[:, None], entries, self.fill, vectors, named)
 
     def bits(self, slot: int) -> list[Tensor]:
         """Everything that is kept of a slot and in use."""
@@ -120,14 +120,23 @@ def test_outputs_and_states_are_those_of_writes_at_once_in_any_phase(device: str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_that_will_write_their_states_come_first(device: str) -> None:
-    from wkvm.kernels.rwkv7_decode import ring_order
+@pytest.mark.parametrize("n_full", [0, 1, 3, 5, 9])
+def test_a_step_counts_its_tokens_and_takes_every_row_once(device: str, n_full: int) -> None:
+    from wkvm.kernels.rwkv7_decode import begin_ring
 
-    fill = torch.tensor([7, 0, 3, 7, 7, 1], dtype=torch.int32, device=device)
-    slots = torch.tensor([5, 4, -1, 2, 0], dtype=torch.int32, device=device)
-    order = torch.full((2, 5), -9, dtype=torch.int32, device=device)
-    ring_order(slots, fill.view(6, 1, 1).expand(6, 2, 3), order, R)
-    assert order.tolist() == [[1, 4, 0, 2, 3], [4, 0, 5, -1, 2]]
+    before = torch.tensor([7] * n_full + [0, 6, 1, 2, 3, 4, 5][: 10 - n_full], dtype=torch.int32)
+    before = before[torch.randperm(len(before), generator=torch.Generator().manual_seed(n_full))]
+    fill = before.to(device, copy=True).view(-1, 1)
+    slots = torch.tensor([-1, *range(len(before) - 1)], dtype=torch.int32, device=device)
+    rows = torch.full((3, len(slots)), -9, dtype=torch.int32, device=device)
+    begin_ring(slots, fill, rows, R)
+    taken, their_slots, n = rows.cpu()
+    assert sorted(taken.tolist()) == list(range(len(slots)))
+    assert torch.equal(their_slots, slots.cpu()[taken])
+    assert torch.equal(n, torch.where(their_slots < 0, 0, before[their_slots]))
+    expected = torch.where(before == 7, 0, before + 1)
+    expected[-1] = before[-1]
+    assert torch.equal(fill[:, 0].cpu(), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -46,7 +46,7 @@ def layout_of(shape: Rwkv7Shape, dtype: str, state: StateOptions = DEFAULT_STATE
     ]
     if state.deferred:
         tensors.append(TensorSpec(RING, (L, H, RING_LENGTH - 1, 4, N), dtype))
-        tensors.append(TensorSpec(RING_FILL, (L, H), "int32"))
+        tensors.append(TensorSpec(RING_FILL, (1,), "int32"))
     return StateLayout(tuple(tensors))
 
 

@@ -71,7 +71,7 @@ class DecodeStep:
             item_bytes = model.layers[0].first.values.itemsize
             n = plan.first.n(C, item_bytes) if isinstance(plan.first, Gemv) else plan.first.n
             self._tiles = tiles_of(model.first_groups(n_rows), n, device)
-        self._order = torch.empty(2, n_rows, dtype=torch.int32, device=device)
+        self._ring_rows = torch.empty(3, n_rows, dtype=torch.int32, device=device)
         if plan.fuses_norms:
             self._normed = views["normed"]
         else:
@@ -109,13 +109,12 @@ class DecodeStep:
             self._product(self._y, model.head, self.logits.unsqueeze(0), self.plan.head)
 
     def _rings(self, states: StateViews) -> list[Ring | None]:
-        """Of each layer, where writes are deferred; launches what puts the rows in order."""
+        """Of each layer, where writes are deferred: then it launches what begins a step of them."""
         if RING not in states:
             return [None] * len(self.model.layers)
         entries, fill = states[RING], states[RING_FILL]
-        kernels.ring_order(self.slots, fill, self._order, entries.shape[3] + 1)
-        layers = zip(entries.unbind(1), fill.unbind(1), strict=True)
-        return [Ring(*of_layer, self._order) for of_layer in layers]
+        kernels.begin_ring(self.slots, fill, self._ring_rows, entries.shape[3] + 1)
+        return [Ring(of_layer, self._ring_rows) for of_layer in entries.unbind(1)]
 
     def _fused_layer(self, index: int, wkv: _State, att: Tensor, ffn: Tensor) -> None:
         model, layer, plan = self.model, self.model.layers[index], self.plan

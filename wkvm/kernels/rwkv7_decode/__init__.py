@@ -18,10 +18,11 @@ No kernel here is ever autotuned: each trial run would apply its update to the s
 from wkvm.kernels.rwkv7_decode.common import NONE, SIGMOID, SQUARED_RELU, TANH, Move
 from wkvm.kernels.rwkv7_decode.deferred import (
     Ring,
+    begin_ring,
+    begin_ring_kernel,
+    empty_kernel,
     fold,
     fold_kernel,
-    ring_order,
-    ring_order_kernel,
 )
 from wkvm.kernels.rwkv7_decode.few_rows import Before, gemv, gemv_kernel
 from wkvm.kernels.rwkv7_decode.many_rows import (
@@ -48,6 +49,9 @@ __all__ = [
     "Move",
     "Ring",
     "Tiles",
+    "begin_ring",
+    "begin_ring_kernel",
+    "empty_kernel",
     "fold",
     "fold_kernel",
     "gemv",
@@ -58,8 +62,6 @@ __all__ = [
     "mix_kernel",
     "product",
     "product_kernel",
-    "ring_order",
-    "ring_order_kernel",
     "tiles_of",
     "wkv",
     "wkv_kernel",

@@ -39,27 +39,25 @@ class Ring:
 
     Attributes:
         entries: ``[N, H, R - 1, 4, K]``, any first stride.
-        fill: ``[N, H]`` int32: entries in use, below R.
-        order: ``[2, B]`` int32: the rows in the order in which programs take them, and their slots.
+        rows: ``[3, B]`` int32, as ``begin_ring`` makes it for a step.
     """
 
     entries: Tensor
-    fill: Tensor
-    order: Tensor
+    rows: Tensor
 
     @property
     def length(self) -> int:
         """R."""
         return self.entries.shape[2] + 1
 
-
-def check_ring(entries: Tensor, fill: Tensor, state: Tensor) -> None:
-    """Raise a ValueError unless these are the rings of ``state``, ``[N, H, K, K]``."""
-    N, H, K, _ = state.shape
-    if entries.shape != (N, H, entries.shape[2], 4, K) or not entries[0].is_contiguous():
-        raise ValueError(f"a ring {tuple(entries.shape)} of a state {(N, H, K, K)}")
-    if fill.shape != (N, H) or fill.dtype != torch.int32 or fill.stride(1) != 1:
-        raise ValueError(f"fill is {tuple(fill.shape)}, {fill.dtype}")
+    def check(self, state: Tensor, n_rows: int) -> None:
+        """Raise a ValueError unless these are the rings of ``state``, ``[N, H, K, K]``."""
+        N, H, K, _ = state.shape
+        entries, rows = self.entries, self.rows
+        if entries.shape != (N, H, self.length - 1, 4, K) or not entries[0].is_contiguous():
+            raise ValueError(f"a ring {tuple(entries.shape)} of a state {(N, H, K, K)}")
+        if rows.shape != (3, n_rows) or rows.dtype != torch.int32 or not rows.is_contiguous():
+            raise ValueError(f"rows are {tuple(rows.shape)}, {rows.dtype}")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -164,8 +162,7 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     place = tl.program_id(0) % (L * H)
     slot = tl.load(slots + tl.program_id(0) // (L * H)).to(tl.int64)
     if slot >= 0:
-        at_fill = fill + slot * fill_stride + place
-        n = tl.load(at_fill)
+        n = tl.minimum(tl.load(fill + slot * fill_stride), R - 1)
         if n > 0:
             keys = tl.arange(0, BLOCK)
             values = tl.arange(0, BLOCK)
@@ -185,26 +182,36 @@ def fold_kernel(  # type: ignore[no-untyped-def]
             S, decay = ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K)
             S *= decay[:, None]
             tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
-            tl.store(at_fill, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def empty_kernel(slots, fill, fill_stride, B, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program: the rings of ``slots`` are empty from now on."""
+    rows = tl.arange(0, BLOCK)
+    slot = tl.load(slots + rows, mask=rows < B, other=-1).to(tl.int64)
+    tl.store(fill + slot * fill_stride, tl.zeros([BLOCK], tl.int32), mask=slot >= 0)
 
 
 def fold(state: Tensor, ring: Tensor, fill: Tensor, vectors: Tensor, slots: Tensor) -> None:
     """Take the rings of some slots into their states, of all layers, and leave them empty.
 
-    One launch; a ring that is empty costs a read of four bytes.
+    Two launches; a ring that is empty costs a read of four bytes.
 
     Args:
         state: ``[N, L, H, K, K]`` float32, float16 or bfloat16, any first stride.
         ring: ``[N, L, H, R - 1, 4, K]``, any first stride.
-        fill: ``[N, L, H]`` int32, any first stride.
+        fill: ``[N, 1]`` int32, any first stride: entries in use, of all layers and heads.
         vectors: ``[L, 8, C]`` float32, contiguous: of each layer, as ``wkv`` takes them.
         slots: ``[B]`` int32, distinct where not negative. No other slot is read or written.
     """
-    _, L, H, K, _ = state.shape
+    N, L, H, K, _ = state.shape
+    B = slots.shape[0]
     if vectors.shape != (L, 8, H * K) or not vectors.is_contiguous():
         raise ValueError(f"vectors are {tuple(vectors.shape)}, strides {vectors.stride()}")
-    check_ring(ring.flatten(1, 2), fill.flatten(1), state.flatten(1, 2))
-    fold_kernel[(slots.shape[0] * L * H,)](
+    if ring.shape != (N, L, H, ring.shape[3], 4, K) or not ring[0].is_contiguous():
+        raise ValueError(f"a ring {tuple(ring.shape)} of states {tuple(state.shape)}")
+    _check_fill(fill)
+    fold_kernel[(B * L * H,)](
         state,
         ring,
         fill,
@@ -220,44 +227,65 @@ def fold(state: Tensor, ring: Tensor, fill: Tensor, vectors: Tensor, slots: Tens
         R=ring.shape[3] + 1,
         num_warps=1,
     )
+    empty_kernel[(1,)](slots, fill, fill.stride(0), B, BLOCK=triton.next_power_of_2(B))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ring_order_kernel(  # type: ignore[no-untyped-def]
+def begin_ring_kernel(  # type: ignore[no-untyped-def]
     slots,
     fill,
-    order,
+    out,
     fill_stride,
     B,
     BLOCK: tl.constexpr,
     R: tl.constexpr,
 ):
-    """One program; see ``ring_order``."""
+    """One program; see ``begin_ring``."""
     rows = tl.arange(0, BLOCK)
     inside = rows < B
     slot = tl.load(slots + rows, mask=inside, other=-1)
-    n = tl.load(fill + slot.to(tl.int64) * fill_stride, mask=slot >= 0, other=0)
+    at_fill = fill + slot.to(tl.int64) * fill_stride
+    n = tl.load(at_fill, mask=slot >= 0, other=0)
+    # A number that is none would lead out of the record; what is poisoned shows by its NaN.
+    n = tl.minimum(tl.maximum(n, 0), R - 1)
     is_full = (n == R - 1).to(tl.int32)
+    tl.store(at_fill, tl.where(is_full > 0, 0, n + 1), mask=slot >= 0)
+    n_full = tl.sum(is_full, 0)
     n_before = tl.cumsum(is_full, 0) - is_full
-    place = tl.where(is_full > 0, n_before, tl.sum(is_full, 0) + rows - n_before)
-    tl.store(order + place, rows, mask=inside)
-    tl.store(order + B + place, slot, mask=inside)
+    other = rows - n_before
+    # Full ones take every ``step``-th place of the first three quarters, as long as there are any.
+    step = tl.maximum((B - B // 4) // tl.maximum(n_full, 1), 1)
+    after = tl.where(step > 1, other // tl.maximum(step - 1, 1) + 1, n_full)
+    place = tl.where(is_full > 0, n_before * step, other + tl.minimum(after, n_full))
+    tl.store(out + place, rows, mask=inside)
+    tl.store(out + B + place, slot, mask=inside)
+    tl.store(out + 2 * B + place, n, mask=inside)
 
 
-def ring_order(slots: Tensor, fill: Tensor, order: Tensor, length: int) -> None:
-    """The rows of a step, those first that will write their states: they take longest.
+def begin_ring(slots: Tensor, fill: Tensor, out: Tensor, length: int) -> None:
+    """Begin a step: count its token in the rings of its rows, and say how full they were.
+
+    Programs take the rows in the order of ``out``. Those that write their states take longest: they
+    come early, but not all at once, since in each there is a time in which it moves nothing.
 
     Args:
         slots: ``[B]`` int32, distinct where not negative.
-        fill: ``[N, L, H]`` int32; of a slot they are all the same between two steps.
-        order: ``[2, B]`` int32, overwritten: rows, and their slots.
+        fill: ``[N, 1]`` int32, any first stride: entries in use, of all layers and heads. Of
+            ``slots`` it is overwritten.
+        out: ``[3, B]`` int32, overwritten: rows, their slots, and the entries in use before.
         length: R.
     """
     B = slots.shape[0]
-    if order.shape != (2, B) or order.dtype != torch.int32 or not order.is_contiguous():
-        raise ValueError(f"order is {tuple(order.shape)}, {order.dtype}")
+    if out.shape != (3, B) or out.dtype != torch.int32 or not out.is_contiguous():
+        raise ValueError(f"out is {tuple(out.shape)}, {out.dtype}")
+    _check_fill(fill)
     block = triton.next_power_of_2(B)
     n_warps = max(1, min(block // 128, 8))
-    ring_order_kernel[(1,)](
-        slots, fill, order, fill.stride(0), B, BLOCK=block, R=length, num_warps=n_warps
+    begin_ring_kernel[(1,)](
+        slots, fill, out, fill.stride(0), B, BLOCK=block, R=length, num_warps=n_warps
     )
+
+
+def _check_fill(fill: Tensor) -> None:
+    if fill.shape[1:] != (1,) or fill.dtype != torch.int32:
+        raise ValueError(f"fill is {tuple(fill.shape)}, {fill.dtype}")

@@ -17,7 +17,6 @@ from wkvm.kernels.rwkv7_decode.deferred import (
     LOG_DECAY,
     Ring,
     absorbed,
-    check_ring,
     output_of_ring,
     put_entry,
     ring_absorbed,
@@ -57,13 +56,11 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     normed,
     ahead,
     ring,
-    fill,
     order,
     slots,
     state_stride,
     shift_stride,
     ring_stride,
-    fill_stride,
     B,
     group_eps,
     H: tl.constexpr,
@@ -90,6 +87,7 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     head = tl.program_id(0) % H
     if R > 0:
         slot = tl.load(order + B + row).to(tl.int64)
+        n = tl.load(order + 2 * B + row)
         row = tl.load(order + row)
     else:
         slot = tl.load(slots + row).to(tl.int64)
@@ -107,16 +105,15 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
     at_state = state + slot * state_stride + head * (K * K) + keys[:, None] * K + values[None, :]
     if slot >= 0:
         # Nothing else in a step writes this layer's states, so this need not wait.
+        if R > 0:
+            # Before the state, which takes longest to come.
+            at_ring = ring + slot * ring_stride + head * ((R - 1) * ENTRY * K)
+            entries = ring_loaded(at_ring, n, keys, values, K, R)
         if BLOCK == K:  # noqa: SIM108
             S = tl.load(at_state)
         else:
             S = tl.load(at_state, mask=inside, other=0.0)
         S = S.to(tl.float32)
-        if R > 0:
-            at_fill = fill + slot * fill_stride + head
-            n = tl.load(at_fill)
-            at_ring = ring + slot * ring_stride + head * ((R - 1) * ENTRY * K)
-            entries = ring_loaded(at_ring, n, keys, values, K, R)
         w0 = tl.load(vectors + at_key, mask=key_inside, other=0.0)
         a0 = tl.load(vectors + C + at_key, mask=key_inside, other=0.0)
         k_k = tl.load(vectors + 3 * C + at_key, mask=key_inside, other=0.0)
@@ -196,10 +193,8 @@ def wkv_kernel(  # type: ignore[no-untyped-def]
                 tl.store(at_state, S.to(state.dtype.element_ty))
             else:
                 tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
-            tl.store(at_fill, 0)
         else:
             put_entry(at_ring, n, k_raw, w_low, a_low, v, keys, values, K)
-            tl.store(at_fill, n + 1)
             of_key = tl.sum(k * r, 0)
             of_removal = tl.sum(away * r, 0)
             u = w * r - kap * of_removal
@@ -254,7 +249,7 @@ def wkv(
         y: ``[B, C]``, overwritten; zeros for pad rows.
         state: ``[N, H, K, K]`` float32, float16 or bfloat16, any first stride; the arithmetic is
             float32. Slots in ``slots`` are overwritten, no other is read or written.
-        slots: ``[B]`` int32, distinct where not negative. With a ring, its order is used instead.
+        slots: ``[B]`` int32, distinct where not negative. With a ring, its rows are used instead.
         second: ``[B, 4, C]``: outputs of the four maps. If it is None they are computed here from
         second_weight: flat, the second matrices ``[C, rank]`` of the four maps one after another.
         is_first: of the layers: v is its own residual.
@@ -269,9 +264,7 @@ def wkv(
     if K != V or state.stride()[1:] != (K * V, V, 1) or state.dtype not in STATE_DTYPES:
         raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
     if ring is not None:
-        check_ring(ring.entries, ring.fill, state)
-        if ring.order.shape != (2, B) or ring.order.dtype != torch.int32:
-            raise ValueError(f"order is {tuple(ring.order.shape)}, {ring.order.dtype}")
+        ring.check(state, B)
     if (second is None) == (second_weight is None):
         raise ValueError("exactly one of second and second_weight is needed")
     rank_v, rank_w, rank_a, rank_g = ranks
@@ -288,13 +281,11 @@ def wkv(
         y if move is None else move.normed,
         vectors if ahead is None else ahead,
         y if ring is None else ring.entries,
-        slots if ring is None else ring.fill,
-        slots if ring is None else ring.order,
+        slots if ring is None else ring.rows,
         slots,
         state.stride(0),
         0 if move is None else move.shift.stride(0),
         0 if ring is None else ring.entries.stride(0),
-        0 if ring is None else ring.fill.stride(0),
         B,
         group_eps,
         H=H,
