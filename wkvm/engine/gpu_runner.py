@@ -155,7 +155,8 @@ class GpuRunner:
                 held.append(at)
         choices = constrained([plan.rows[at] for at in held]) if held else Choices()
         flight = _Flight(plan, held, choices, failed=failed)
-        self._beside.begin()
+        if prompts:
+            self._beside.begin()
         try:
             for replay in replays_of(len(decodes), self._graphs.buckets):
                 self._replay(flight, replay, decodes[replay.start : replay.start + replay.n_rows])
