@@ -180,6 +180,9 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
         def half(cut: Cut) -> Cut:
             return replace(cut, n_bytes=cut.n_bytes // 2) if isinstance(cut, Gemv) else cut
 
+        if n_rows == 1:
+            # Twice the weights in a program, since they take the same registers until used.
+            return replace(plan, value=Gemv(16 * 1024, 8)) if plan.fuses_norms else plan
         return replace(
             plan,
             first=half(plan.first),
@@ -188,10 +191,10 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
             value=half(plan.value),
         )
     if n_rows <= 64:
-        # Blocks of 32 outputs go through matrix instructions that take weights from registers,
-        # where they have just been widened, without waiting for all that are under way.
+        # Two warps are too few for the matrix instructions of a warp group, which would wait for
+        # each other where weights come from registers, in which they have just been widened.
         b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
-        wide = Blocks(32, b, 128, 1, 2, 4 if b == 64 else 6)
+        wide = Blocks(64, b, 128, 1, 2, 6) if b < 64 else Blocks(64, 64, 128, 1, 4, 4)
         deep = replace(wide, n_splits=4)
         return replace(plan, first=wide, output=deep, key=wide, value=deep)
     wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(64, 256, 64, 1, 8, 4)

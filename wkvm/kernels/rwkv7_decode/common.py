@@ -39,11 +39,10 @@ _ASSEMBLES = tl.constexpr(not triton.knobs.runtime.interpret)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(values, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Weights in ``dtype``, exactly: a plain cast, but for two that the hardware is slow at.
+    """Weights in ``dtype``, exactly: casts that the hardware is fast at.
 
-    int8: the byte as the low end of a float32's mantissa, and away with what it stands on.
-    float8 to bfloat16: exponent and mantissa put in their places; the exponents' offsets differ
-    by 120.
+    int8 is put in the low end of a mantissa, and away with what it stands on. From float8 there
+    is an instruction to float16, and one from there to float32, but none to bfloat16.
     """
     if _ASSEMBLES and values.dtype == tl.int8 and dtype == tl.float32:
         values = tl.inline_asm_elementwise(
@@ -58,20 +57,19 @@ def widened(values, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
             is_pure=True,
             pack=4,
         )
-    elif _ASSEMBLES and values.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+    elif _ASSEMBLES and values.dtype == tl.int8 and dtype == tl.float16:
         values = tl.inline_asm_elementwise(
-            "{ .reg .b32 a, b, s, t, m; mov.b32 m, 0x7B807B80; "
-            "prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424; "
-            "and.b32 s, a, 0x80008000; and.b32 t, b, 0x80008000; "
-            "and.b32 a, a, 0x7F007F00; and.b32 b, b, 0x7F007F00; "
-            "shr.b32 a, a, 4; shr.b32 b, b, 4; or.b32 a, a, s; or.b32 b, b, t; "
-            "mul.bf16x2 $0, a, m; mul.bf16x2 $1, b, m; }",
+            "{ .reg .b32 u, a, b, m; xor.b32 u, $2, 0x80808080; mov.b32 m, 0xE480E480; "
+            "prmt.b32 a, u, 0x64646464, 0x4140; prmt.b32 b, u, 0x64646464, 0x4342; "
+            "add.f16x2 $0, a, m; add.f16x2 $1, b, m; }",
             "=&r,=r,r",
             [values],
-            dtype=tl.bfloat16,
+            dtype=tl.float16,
             is_pure=True,
             pack=4,
         )
+    elif values.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        values = values.to(tl.float16).to(tl.float32).to(tl.bfloat16)
     else:
         values = values.to(dtype)
     return values
