@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 SMALL_MODEL_BYTES = 64 * 2**20
 """Below this, a second thread slows a CPU's steps down: see ``bench/NOTES.md``."""
 
-GPU_DECODE_PROMPT_TOKENS = 320
-"""Prompt tokens that take about as long on a GPU as a step in which 256 rows decode."""
+GPU_DECODE_PROMPT_TOKENS = 512
+"""Prompt tokens beside rows that decode, on a GPU: a step with both is to take less than twice as
+long as one in which 256 rows decode, and a long prompt less than three times as long as alone."""
 
 FRESH_BRANCH = 2**63
 """Branches from here on belong to requests without a seed; those of a seed are small."""
