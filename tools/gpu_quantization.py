@@ -139,20 +139,21 @@ def check_goldens() -> Iterator[Finding]:
         }
 
 
-def models(shape: Rwkv7Shape) -> dict[str, Rwkv7Decode]:
+def models(shape: Rwkv7Shape, dtype: torch.dtype) -> dict[str, Rwkv7Decode]:
     """One as it is, quantised ones, and a deterministic one, which has the weights of the first."""
-    parameters = random_parameters(shape, torch.bfloat16)
+    parameters = random_parameters(shape, dtype)
     found = {q: Rwkv7Decode(shape, parameters, quantization=q) for q in QUANTIZATIONS}
     found["deterministic"] = copy.copy(found["none"])
     found["deterministic"].deterministic = True
     return found
 
 
-def times(name: str, rows: list[int]) -> Iterator[Finding]:
+def times(name: str, rows: list[int], dtype: torch.dtype) -> Iterator[Finding]:
     """Decode steps; each ratio is to the same step of the model as it is, timed next to it."""
     bandwidth = copy_bandwidth()
-    timed = Timed(name, max(rows))
-    found = models(timed.shape)
+    timed = Timed(name, max(rows), dtype)
+    found = models(timed.shape, dtype)
+    found["none"] = timed.model
     for n_rows in rows:
         plain_ms = 0.0
         for mode, model in found.items():
@@ -161,14 +162,14 @@ def times(name: str, rows: list[int]) -> Iterator[Finding]:
             if mode == "none":
                 plain_ms = finding["median_ms"]
             ratio = round(plain_ms / finding["median_ms"], 3)
-            yield {**finding, "mode": mode, "times_as_fast": ratio}
+            yield {**finding, "dtype": str(dtype), "mode": mode, "times_as_fast": ratio}
 
 
-def prompt_times(name: str) -> Iterator[Finding]:
+def prompt_times(name: str, dtype: torch.dtype) -> Iterator[Finding]:
     """Prompts, as ``times``."""
     shape = shape_of(name)
-    arena = Arena(layout_of(shape, "bfloat16"), 64, "cuda")
-    found = models(shape)
+    arena = Arena(layout_of(shape, str(dtype).removeprefix("torch.")), 64, "cuda")
+    found = models(shape, dtype)
     for n_rows, n_tokens in ((1, 64), (1, 320), (1, 1024), (1, 4096), (32, 1024)):
         rows = random_rows(range(n_rows), [n_tokens] * n_rows, shape.vocab_size, 5)
         batch = batch_of(rows, "cuda")
@@ -180,6 +181,7 @@ def prompt_times(name: str) -> Iterator[Finding]:
                 plain_ms = ms
             yield {
                 "timing": f"prefill, eager, {name}, {n_rows} prompts of {n_tokens} tokens",
+                "dtype": str(dtype),
                 "mode": mode,
                 "median_ms": round(ms, 3),
                 "tokens_per_s": round(n_rows * n_tokens / ms * 1e3),
@@ -194,10 +196,12 @@ def main() -> int:
     parser.add_argument("what", nargs="+", choices=("check", "time", "prompts"))
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 32, 64, 128, 256, 512, 1024])
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    dtype = torch.float16 if args.dtype == "float16" else torch.bfloat16
     command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
     with args.output.open("a") as output, torch.inference_mode():
         findings = Findings(output, commit=args.commit, command=command)
@@ -205,10 +209,10 @@ def main() -> int:
             for finding in (*check_kernels(), *check_goldens(), *check_depth()):
                 findings.add(finding)
         if "time" in args.what:
-            for finding in times(args.model, args.rows):
+            for finding in times(args.model, args.rows, dtype):
                 findings.add(finding)
         if "prompts" in args.what:
-            for finding in prompt_times(args.model):
+            for finding in prompt_times(args.model, dtype):
                 findings.add(finding)
     return 1 if findings.n_failed else 0
 
