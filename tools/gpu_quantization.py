@@ -139,12 +139,13 @@ def check_goldens() -> Iterator[Finding]:
         }
 
 
-def models(shape: Rwkv7Shape, dtype: torch.dtype) -> dict[str, Rwkv7Decode]:
-    """One as it is, quantised ones, and a deterministic one, which has the weights of the first."""
-    parameters = random_parameters(shape, dtype)
-    found = {q: Rwkv7Decode(shape, parameters, quantization=q) for q in QUANTIZATIONS}
-    found["deterministic"] = copy.copy(found["none"])
+def models(plain: Rwkv7Decode) -> dict[str, Rwkv7Decode]:
+    """One as it is, a deterministic one with the same weights, and quantised ones."""
+    parameters = random_parameters(plain.shape, plain.dtype)
+    found = {"none": plain, "deterministic": copy.copy(plain)}
     found["deterministic"].deterministic = True
+    for quantization in QUANTIZATIONS[1:]:
+        found[quantization] = Rwkv7Decode(plain.shape, parameters, quantization=quantization)
     return found
 
 
@@ -152,8 +153,7 @@ def times(name: str, rows: list[int], dtype: torch.dtype) -> Iterator[Finding]:
     """Decode steps; each ratio is to the same step of the model as it is, timed next to it."""
     bandwidth = copy_bandwidth()
     timed = Timed(name, max(rows), dtype)
-    found = models(timed.shape, dtype)
-    found["none"] = timed.model
+    found = models(timed.model)
     for n_rows in rows:
         plain_ms = 0.0
         for mode, model in found.items():
@@ -169,7 +169,7 @@ def prompt_times(name: str, dtype: torch.dtype) -> Iterator[Finding]:
     """Prompts, as ``times``."""
     shape = shape_of(name)
     arena = Arena(layout_of(shape, str(dtype).removeprefix("torch.")), 64, "cuda")
-    found = models(shape, dtype)
+    found = models(Rwkv7Decode(shape, random_parameters(shape, dtype)))
     for n_rows, n_tokens in ((1, 64), (1, 320), (1, 1024), (1, 4096), (32, 1024)):
         rows = random_rows(range(n_rows), [n_tokens] * n_rows, shape.vocab_size, 5)
         batch = batch_of(rows, "cuda")
