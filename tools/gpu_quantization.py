@@ -38,7 +38,7 @@ from tools.gpu_prefill import milliseconds, random_rows  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
-from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape  # noqa: E402
+from wkvm.models.rwkv7_params import load_parameters, read_shape  # noqa: E402
 from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
 from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
