@@ -28,7 +28,7 @@ from tests.models.float64_step import Float64Step  # noqa: E402
 from tests.models.tiny_rwkv7 import Row, batch_of  # noqa: E402
 from tools.gpu_decode import random_parameters, relative, shape_of  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
-from wkvm.models.rwkv7 import layout_of  # noqa: E402
+from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
 from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
 from wkvm.models.rwkv7_prefill_step import STEP_TOKENS, PrefillGraphs  # noqa: E402
@@ -240,23 +240,26 @@ class Timed:
         }
 
     def time_steps(self) -> Iterator[Finding]:
-        """Captured steps of a few hundred tokens, with what the host does for each."""
-        graphs = PrefillGraphs(self.model, self.prefill, self.arena.views)
-        for n_tokens in STEP_TOKENS:
-            rows = random_rows([3], [n_tokens], self.shape.vocab_size, 5)
-            batch = batch_of(rows, "cuda")
-            times = milliseconds(lambda: graphs.forward(batch), 15)  # noqa: B023
-            start = time.perf_counter()
-            logits = graphs.forward(batch)
-            host_ms = (time.perf_counter() - start) * 1e3
-            yield {
-                "timing": f"prefill, captured, {self.name}, {n_tokens} tokens",
-                "median_ms": round(median(times), 3),
-                "max_ms": round(max(times), 3),
-                "n": len(times),
-                "host_ms": round(host_ms, 3),
-                "finite": logits is not None and bool(logits.isfinite().all()),
-            }
+        """Captured steps of a few hundred tokens of a prompt that goes on after them."""
+        for pdl in (True, False):
+            graphs = PrefillGraphs(self.model, self.prefill, self.arena.views, pdl=pdl)
+            for n_tokens in STEP_TOKENS:
+                rows = random_rows([3], [n_tokens], self.shape.vocab_size, 5)
+                batch = batch_of(rows, "cuda")
+                batch = replace(batch, logit_rows=batch.logit_rows[:0])
+                times = milliseconds(lambda: graphs.forward(batch), 15)  # noqa: B023
+                start = time.perf_counter()
+                graphs.forward(batch)
+                host_ms = (time.perf_counter() - start) * 1e3
+                yield {
+                    "timing": f"prefill, captured, {self.name}, {n_tokens} tokens, no logits",
+                    "pdl": pdl,
+                    "median_ms": round(median(times), 3),
+                    "max_ms": round(max(times), 3),
+                    "n": len(times),
+                    "host_ms": round(host_ms, 3),
+                    "finite": bool(self.arena.views[WKV][3].isfinite().all()),
+                }
 
     def profile(self, n_rows: int, n_tokens: int) -> Finding:
         """Milliseconds of each kernel, summed by name and grid."""

@@ -22,7 +22,9 @@ POINTERS = {
 
 
 def compiled_bytes(kernel: Any, **constants: Any) -> int:
-    """Bytes of machine code."""
+    """Bytes of machine code; launched dependently where the kernel can be."""
+    if "PDL" in kernel.arg_names:
+        constants["PDL"] = True
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -38,7 +40,8 @@ def compiled_bytes(kernel: Any, **constants: Any) -> int:
         signature=signature,
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    options = {"num_warps": 4, "launch_pdl": "PDL" in constants}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return len(compiled.asm["cubin"])
 
 

@@ -142,9 +142,8 @@ class Model(Protocol):
     def capture_prompts(self, states: StateViews) -> None:
         """Have small pieces of prompts over ``states`` replayed from graphs by ``forward``.
 
-        Takes seconds where kernels are not compiled yet. States are neither read nor written. From
-        then on logits that ``forward`` returned may be overwritten by the next call. Does nothing
-        on a CPU.
+        Takes seconds where kernels are not compiled yet. States are neither read nor written. Does
+        nothing on a CPU.
         """
         ...
 

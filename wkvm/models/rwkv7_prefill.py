@@ -232,6 +232,8 @@ class Prefill:
         tables: Tables,
         states: StateViews,
         buffers: Buffers | None = None,
+        *,
+        pdl: bool = False,
     ) -> Tensor:
         """Absorb the tokens of ``tables`` in place; the residual after the last layer, float32.
 
@@ -240,6 +242,7 @@ class Prefill:
             tables: of the packed rows.
             states: where their slots are.
             buffers: of T tokens and as many chunks; without them, new ones.
+            pdl: launch kernels while the ones before may still run: for few tokens.
         """
         model, shape = self._model, self.shape
         if buffers is None:
@@ -259,8 +262,9 @@ class Prefill:
                 tables,
                 embedding=(model.table, token_ids) if index == 0 else None,
                 move=Move(ffn[index - 1], ffn_last) if index else None,
+                pdl=pdl and index > 0,
             )
-            self._time_mix(index, buffers, wkv[index], tables)
+            self._time_mix(index, buffers, wkv[index], tables, pdl=pdl)
             kernels.mix(
                 x,
                 layer.ln2,
@@ -271,9 +275,14 @@ class Prefill:
                 ffn_last,
                 tables,
                 move=Move(att[index], att_last),
+                pdl=pdl,
             )
             self._products.squared(
-                buffers.ffn_mixed, layer.ffn_key, buffers.ffn_hidden, self._cuts(len(x)).key
+                buffers.ffn_mixed,
+                layer.ffn_key,
+                buffers.ffn_hidden,
+                self._cuts(len(x)).key,
+                pdl=pdl,
             )
             self._products.add(x, buffers.ffn_hidden, layer.ffn_value)
         kernels.move_last(Move(ffn[-1], ffn_last), tables)
@@ -284,7 +293,9 @@ class Prefill:
         model = self._model
         return cuts_of(MOST_TOKENS if model.deterministic else n_tokens, model.dtype.itemsize)
 
-    def _time_mix(self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables) -> None:
+    def _time_mix(
+        self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables, *, pdl: bool
+    ) -> None:
         """From the mixes to the residual."""
         shape, layer = self.shape, self._model.layers[index]
         C = shape.width
@@ -299,8 +310,9 @@ class Prefill:
             cuts.hidden,
             scales=lows.scales,
             tiles=self._hidden_tiles[cuts.hidden.n],
+            pdl=pdl,
         )
-        self._products.second(buffers.hidden, layer.second, buffers.second)
+        self._products.second(buffers.hidden, layer.second, buffers.second, pdl=pdl)
         kernels.within(
             rkv,
             buffers.rkv[0, 2],
@@ -309,8 +321,9 @@ class Prefill:
             effects,
             tables,
             is_first=index == 0,
+            pdl=pdl,
         )
-        kernels.pass_states(effects, buffers.entering, wkv, tables)
+        kernels.pass_states(effects, buffers.entering, wkv, tables, pdl=pdl)
         kernels.outputs(
             effects,
             buffers.entering,
@@ -320,12 +333,15 @@ class Prefill:
             buffers.y,
             shape.group_norm_eps,
             tables,
+            pdl=pdl,
         )
         self._products.add(buffers.x, buffers.y, layer.output)
 
     def logits(self, x: Tensor) -> Tensor:
         """``[R, V]`` float32 of residuals ``[R, C]``."""
         model, shape = self._model, self.shape
+        if len(x) == 0:
+            return torch.empty(0, shape.vocab_size, dtype=torch.float32, device=x.device)
         weight, bias = model.ln_out
         x = layer_norm(x, (shape.width,), weight.float(), bias.float(), shape.layer_norm_eps)
         logits = torch.empty(len(x), shape.vocab_size, dtype=torch.float32, device=x.device)

@@ -15,7 +15,7 @@ STEP_TOKENS = (64, 128, 192, 256, 320, 512)
 """Tokens of the captured steps. A batch of prompts is absorbed by the smallest that it fits."""
 
 STEP_ROWS = 16
-"""Rows of a captured step, and rows of logits."""
+"""Rows of a captured step."""
 
 
 class PrefillStep:
@@ -25,41 +25,48 @@ class PrefillStep:
         prefill: of the model.
         n_tokens: a multiple of 64.
         memory: of ``step_bytes``, which other steps may share.
+        pdl: launch kernels while the ones before may still run.
 
     Attributes:
-        logits: ``[STEP_ROWS, V]`` float32, output.
+        residual: ``[n_tokens, C]`` float32, after the last layer.
     """
 
-    def __init__(self, model: Rwkv7Decode, prefill: Prefill, n_tokens: int, memory: Tensor) -> None:
+    def __init__(
+        self,
+        model: Rwkv7Decode,
+        prefill: Prefill,
+        n_tokens: int,
+        memory: Tensor,
+        *,
+        pdl: bool = False,
+    ) -> None:
         self.n_tokens = n_tokens
+        self._pdl = pdl
         self._prefill = prefill
         n_chunks = n_tokens // prefill.chunk + STEP_ROWS
         self._buffers = Buffers(model, n_tokens, n_chunks, memory)
         device = model.device
         self._token_ids = torch.zeros(n_tokens, dtype=torch.int64, device=device)
-        self._logit_rows = torch.zeros(STEP_ROWS, dtype=torch.int64, device=device)
         self._tables = Tables.empty(STEP_ROWS, n_chunks, prefill.chunk, device)
-        self.logits = torch.empty(0, device=device)
+        self.residual = self._buffers.x
 
     def fits(self, batch: Batch) -> bool:
         """Whether it can absorb ``batch``."""
         return (
             sum(batch.lengths) <= self.n_tokens
             and len(batch.lengths) <= STEP_ROWS
-            and len(batch.logit_rows) <= STEP_ROWS
             and n_chunks_of(batch.lengths, self._prefill.chunk) <= len(self._tables.chunks)
         )
 
     def fill(self, batch: Batch) -> None:
         """Copy ``batch`` to where the launches look for it, without waiting for the device."""
         self._token_ids[: len(batch.token_ids)].copy_(batch.token_ids)
-        self._logit_rows[: len(batch.logit_rows)].copy_(batch.logit_rows)
         self._tables.fill(batch.slot_list, batch.lengths)
 
     def launch(self, states: StateViews) -> None:
-        """Absorb what ``fill`` was given, and make ``logits``."""
-        x = self._prefill.absorb(self._token_ids, self._tables, states, self._buffers)
-        self.logits = self._prefill.logits(x.index_select(0, self._logit_rows))
+        """Absorb what ``fill`` was given, and make ``residual``."""
+        buffers = self._buffers
+        self._prefill.absorb(self._token_ids, self._tables, states, buffers, pdl=self._pdl)
 
 
 def step_bytes(model: Rwkv7Decode, prefill: Prefill) -> int:
@@ -71,14 +78,17 @@ def step_bytes(model: Rwkv7Decode, prefill: Prefill) -> int:
 class PrefillGraphs:
     """Captured steps over one arena."""
 
-    def __init__(self, model: Rwkv7Decode, prefill: Prefill, states: StateViews) -> None:
+    def __init__(
+        self, model: Rwkv7Decode, prefill: Prefill, states: StateViews, *, pdl: bool = False
+    ) -> None:
         """Capture all of them; takes seconds where the kernels are not compiled yet.
 
-        States are neither read nor written.
+        States are neither read nor written. ``pdl`` as in ``PrefillStep``.
         """
         self.states = states
+        self._prefill = prefill
         memory = torch.empty(step_bytes(model, prefill), dtype=torch.uint8, device=model.device)
-        self._steps = [PrefillStep(model, prefill, n, memory) for n in STEP_TOKENS]
+        self._steps = [PrefillStep(model, prefill, n, memory, pdl=pdl) for n in STEP_TOKENS]
         self._graphs = list[torch.cuda.CUDAGraph]()
         # The library's workspace belongs to the stream of a capture. With one of their own these
         # graphs may be replayed beside those of decode steps.
@@ -97,10 +107,10 @@ class PrefillGraphs:
             self._graphs.append(graph)
 
     def forward(self, batch: Batch) -> Tensor | None:
-        """See ``Model.forward``; None if ``batch`` fits no step. The next one overwrites it."""
+        """See ``Model.forward``; None if ``batch`` fits no step."""
         for step, graph in zip(self._steps, self._graphs, strict=True):
             if step.fits(batch):
                 step.fill(batch)
                 graph.replay()
-                return step.logits[: len(batch.logit_rows)]
+                return self._prefill.logits(step.residual.index_select(0, batch.logit_rows))
         return None

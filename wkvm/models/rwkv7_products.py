@@ -54,13 +54,16 @@ class Products:
         weights = plain(first.rows(0, 3 * C), self._scratch).view(3, C, C)
         torch.bmm(mixed, weights.transpose(1, 2), out=out)
 
-    def squared(self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks) -> None:
+    def squared(
+        self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks, *, pdl: bool = False
+    ) -> None:
         """``out = relu(x @ weight.T) ** 2``, rounded once: ``[T, K]`` and ``[T, N]``.
 
         The library would round before the square, which doubles the error.
 
         Args:
             blocks: where the product for thousands of tokens is not in place.
+            pdl: launch while the kernel before this one may still run.
         """
         if len(x) < SQUARED_MIN_TOKENS or self._is_own(len(x), weight) or x.dtype == torch.float32:
             kernels.product(
@@ -70,21 +73,30 @@ class Products:
                 blocks,
                 scales=weight.scales,
                 what=kernels.SQUARED_RELU,
+                pdl=pdl,
             )
         else:
             squared_product(x, plain(weight, self._scratch), out, SQUARED_CUT)
 
-    def second(self, hidden: Tensor, second: Tensor, out: Tensor) -> None:
+    def second(self, hidden: Tensor, second: Tensor, out: Tensor, *, pdl: bool = False) -> None:
         """The second stages of the low-rank maps.
 
         Args:
             hidden: ``[T, ranks]``.
             second: as in ``PackedLayer``.
             out: ``[T, 4, C]``, overwritten.
+            pdl: as in ``squared``.
         """
         model, C = self._model, self._model.shape.width
         if model.deterministic or len(hidden) < SECOND_MIN_TOKENS:
-            kernels.product(hidden, second, out, self._second_blocks, tiles=self._second_tiles)
+            kernels.product(
+                hidden,
+                second,
+                out,
+                self._second_blocks,
+                tiles=self._second_tiles,
+                pdl=pdl,
+            )
             return
         at, column = 0, 0
         for index, rank in enumerate(model.ranks):

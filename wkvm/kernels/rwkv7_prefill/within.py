@@ -33,7 +33,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from wkvm.kernels.rwkv7_decode.common import launch_options
 from wkvm.kernels.rwkv7_prefill.tables import Tables
 
 DEFAULT_OPTIONS: Mapping[str, int] = MappingProxyType({"num_warps": 4, "BASE": 8})
@@ -99,8 +101,11 @@ def within_kernel(  # type: ignore[no-untyped-def]
     IS_FIRST: tl.constexpr,
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program per chunk and head; see ``within``."""
+    if PDL:
+        gdc_launch_dependents()
     chunk = tl.program_id(0) // H
     head = tl.program_id(0) % H
     length = tl.load(chunks + chunk * 4 + 1)
@@ -121,6 +126,8 @@ def within_kernel(  # type: ignore[no-untyped-def]
         at_v = at_k + part_stride
         at_vector = vectors + head * K + keys
         is_key = keys < K
+        if PDL:
+            gdc_wait()
         # A token that is not there decays nothing, removes nothing, and adds nothing.
         w = tl.load(at_second + C, mask=live, other=0.0).to(tl.float32)
         w += tl.load(at_vector, mask=is_key, other=0.0)[None, :]
@@ -216,6 +223,7 @@ def within(
     *,
     is_first: bool,
     options: Mapping[str, int] = DEFAULT_OPTIONS,
+    pdl: bool = False,
 ) -> None:
     """What each chunk does to the state that enters it.
 
@@ -228,6 +236,7 @@ def within(
         effects: overwritten.
         is_first: of the layers: v is its own residual, and is left as it is.
         options: of the compiler, beside the default ones.
+        pdl: as in ``mix``.
 
     In a float32 model all operands are float32. Else those are of which the rounding would be seen
     beside what the products before have rounded; the others are bfloat16, which has the range.
@@ -254,5 +263,7 @@ def within(
         IS_FIRST=is_first,
         OPERAND=tl.float32 if exact else tl.bfloat16,
         PRECISION="ieee" if exact else "tf32",
+        PDL=pdl,
         **{**DEFAULT_OPTIONS, **options},
+        **launch_options(pdl),
     )
