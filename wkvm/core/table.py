@@ -83,19 +83,6 @@ class Request:
         """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
         return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
 
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether one that may produce may have a row while ids of it are on their way.
-
-        Only its stops may end it meanwhile. What its grammar allows is known when they are.
-        """
-        n_ahead = self.n_ahead
-        return (
-            self.n_output + n_ahead < self.params.max_tokens
-            and (self.credit is None or self.credit > n_ahead)
-            and self.constraint is None
-        )
-
     def end_event(
         self, status: Status, now: float, *, stop_id: int | None, error: WkvmError | None
     ) -> EndEvent:
