@@ -25,6 +25,11 @@ LAG_INTERVAL_S = 0.01
 class Source(Protocol):
     """Where streams come from: a connected backend."""
 
+    @property
+    def model(self) -> str:
+        """The name of what is served."""
+        ...
+
     async def stream(self, prompt: Sequence[int], n_out: int) -> "Streamed":
         """Send a request, and take all of its output. Failures are in what it returns."""
         ...

@@ -35,6 +35,11 @@ class BinarySource:
         self._timeout_s = timeout_s
         self.server = clients[0].server
 
+    @property
+    def model(self) -> str:
+        """The name of what is served."""
+        return self.server.model
+
     async def stats(self) -> dict[str, int]:
         """The server's counters."""
         return await self._first.stats()

@@ -190,6 +190,11 @@ class OpenAiSource:
             one.close()
         return name
 
+    @property
+    def model(self) -> str:
+        """The name of what is asked for."""
+        return str(self._fields["model"])
+
     def use(self, model: str) -> None:
         """Ask for this model from now on."""
         self._fields["model"] = model

@@ -62,7 +62,7 @@ async def _ladder(options: argparse.Namespace, address: str) -> list[Case]:
                 seed=options.seed,
             )
             rung = await run_rung(source, plan, prompts, warm_up=options.warm_up)
-            cases.append((case_name(options, n_streams), rung))
+            cases.append((case_name(options, source.model, n_streams), rung))
             print(HEAD if len(cases) == 1 else "", end="", file=sys.stdout)
             print(row(rung), flush=True)
             if rung.errors and rung.n_requests == sum(rung.errors.values()):
@@ -90,12 +90,13 @@ async def _source(options: argparse.Namespace, address: str) -> AsyncIterator[tu
         yield openai, options.vocab_size or N_WORDS
 
 
-def case_name(options: argparse.Namespace, n_streams: int) -> str:
+def case_name(options: argparse.Namespace, model: str, n_streams: int) -> str:
     """What tells a rung from others."""
     rate = f", {options.rate:g} requests/s" if options.rate else ""
     plural = "" if n_streams == 1 else "s"
     return (
-        f"{options.backend}, {options.ctx} in, {options.out} out, {n_streams} stream{plural}{rate}"
+        f"{model}, {options.backend}, {options.ctx} in, {options.out} out, "
+        f"{n_streams} stream{plural}{rate}"
     )
 
 

@@ -39,6 +39,10 @@ class Instant:
         self.asked: list[tuple[tuple[int, ...], int]] = []
         self.n_open = self.most_open = 0
 
+    @property
+    def model(self) -> str:
+        return "instant"
+
     async def stream(self, prompt: Sequence[int], n_out: int) -> Streamed:
         one = Streamed(due_at=time.perf_counter())
         self.asked.append((tuple(prompt), n_out))

@@ -33,9 +33,9 @@ def test_a_ladder_has_numbers_of_streams(text: str) -> None:
 
 def test_a_case_is_told_from_others() -> None:
     options = parser().parse_args(["--ctx", "5", "--out", "6", "--rate", "2.5"])
-    assert case_name(options, 1) == "binary, 5 in, 6 out, 1 stream, 2.5 requests/s"
+    assert case_name(options, "m", 1) == "m, binary, 5 in, 6 out, 1 stream, 2.5 requests/s"
     options = parser().parse_args(["--backend", "openai"])
-    assert case_name(options, 2) == "openai, 128 in, 128 out, 2 streams"
+    assert case_name(options, "m", 2) == "m, openai, 128 in, 128 out, 2 streams"
 
 
 def test_the_table_says_what_failed_and_when_the_generator_was_the_limit() -> None:

@@ -67,7 +67,7 @@ CASES = {
     ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
-        f"{backend}, 4 in, 3 out, {n}"
+        f"null, {backend}, 4 in, 3 out, {n}"
         for backend in ("binary", "openai")
         for n in ("1 stream", "2 streams")
     ],
