@@ -21,6 +21,7 @@ from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices, constrained
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
+from wkvm.engine.row_kinds import row_kinds, slots_of
 from wkvm.engine.transfers import Beside, Mark, Transfers
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
@@ -58,7 +59,7 @@ class SlotSampler(StepSampler, Protocol):
 class _Sampled:
     """Chosen ids on their way: the plan's rows, and as many ids and flags at least."""
 
-    rows: list[int]
+    rows: Sequence[int]
     ids: Tensor
     flags: Tensor
 
@@ -87,7 +88,7 @@ class _Flight:
     """A step that was launched: what comes back, and what the host knows of it already."""
 
     plan: StepPlan
-    held: list[int]
+    held: Sequence[int]
     choices: Choices
     sampled: list[_Sampled] = field(default_factory=list[_Sampled])
     scored: list[_Scored] = field(default_factory=list[_Scored])
@@ -124,6 +125,7 @@ class GpuRunner:
         self._n_mask_words = graphs.masks.shape[1]
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
+        self._told = set[int]()
         self._flights = deque[_Flight]()
 
     @property
@@ -142,19 +144,16 @@ class GpuRunner:
         """
         if plan.freed:
             self._sampler.forget(plan.freed)
+            self._told.difference_update(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
-        decodes, prompts, held = list[int](), list[int](), list[int]()
-        failed = self._start({at: row for at, row in enumerate(plan.rows) if row.fresh})
-        for at, row in enumerate(plan.rows):
-            if at in failed:
-                continue
-            # Ids of the output are on the device, even those that the host knows.
-            (decodes if row.position >= row.n_prompt else prompts).append(at)
-            if row.constraint is not None and row.samples:
-                held.append(at)
-        choices = constrained([plan.rows[at] for at in held]) if held else Choices()
-        flight = _Flight(plan, held, choices, failed=failed)
+        kinds = row_kinds(plan.rows)
+        failed = self._start(plan.rows, kinds.fresh) if kinds.fresh else {}
+        if failed:
+            kinds = kinds.without(failed)
+        decodes, prompts = kinds.decodes, kinds.prompts
+        choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
+        flight = _Flight(plan, kinds.held, choices, failed=failed)
         if prompts:
             self._beside.begin()
         try:
@@ -173,28 +172,29 @@ class GpuRunner:
         flight.end = self._transfers.mark()
         self._flights.append(flight)
 
-    def _start(self, fresh: dict[int, RowPlan]) -> dict[int, WkvmError]:
+    def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> dict[int, WkvmError]:
         """Begin requests; those for whose rules there is no memory fail, by row."""
-        if not fresh:
-            return {}
-        self._arena.zero([row.slot for row in fresh.values()])
+        starting = [rows[at] for at in fresh]
+        self._arena.zero([row.slot for row in starting])
         try:
-            self._sampler.start(list(fresh.values()))
+            self._sampler.start(starting)
         except torch.OutOfMemoryError:
             if len(fresh) > 1:
                 failed = dict[int, WkvmError]()
-                for at, row in fresh.items():
-                    failed |= self._start({at: row})
+                for at in fresh:
+                    failed |= self._start(rows, [at])
                 return failed
             logger.warning("no memory for the penalties, bias or allowed ids of a request")
             return dict.fromkeys(fresh, StepFailedError())
+        for row in starting:
+            (self._told.discard if row.params.logprobs is None else self._told.add)(row.slot)
         return {}
 
-    def _replay(self, flight: _Flight, replay: Replay, places: list[int]) -> None:
+    def _replay(self, flight: _Flight, replay: Replay, places: Sequence[int]) -> None:
         """Decode the plan's rows at ``places``."""
         graphs, rows = self._graphs, flight.plan.rows
         bucket = replay.bucket
-        slots = (*(rows[at].slot for at in places), *(PAD,) * (bucket - len(places)))
+        slots = slots_of(rows, places) + (PAD,) * (bucket - len(places))
         if slots != self._slots_there:
             graphs.slots[:bucket].copy_(self._transfers.up(slots, torch.int32))
             self._slots_there = slots
@@ -202,7 +202,7 @@ class GpuRunner:
         graphs.replay(bucket)
         self._take_ids(flight, places, graphs.logits(bucket))
 
-    def _absorb(self, flight: _Flight, places: list[int]) -> None:
+    def _absorb(self, flight: _Flight, places: Sequence[int]) -> None:
         """Absorb the prompts at ``places``, and sample after those that end.
 
         The forward pass runs beside the decode rows, which wait for memory while it computes:
@@ -226,7 +226,7 @@ class GpuRunner:
         self._score_prompts(flight, places, wanted, logits)
 
     def _sample(
-        self, flight: _Flight, places: list[int], wanted: LogitRows, logits: Tensor
+        self, flight: _Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
     ) -> None:
         graphs, block = self._graphs, self._graphs.buckets[-1]
         for start in range(0, len(wanted.sampling), block):
@@ -246,7 +246,7 @@ class GpuRunner:
             )
             self._take_ids(flight, some, of_some)
 
-    def _set_masks(self, flight: _Flight, places: list[int]) -> None:
+    def _set_masks(self, flight: _Flight, places: Sequence[int]) -> None:
         """What the grammars of the rows at ``places`` leave to choose from."""
         graphs = self._graphs
         masks = flight.choices.masks
@@ -266,12 +266,14 @@ class GpuRunner:
             )
             graphs.masks.index_copy_(0, self._transfers.up(which), words)
 
-    def _take_ids(self, flight: _Flight, places: list[int], logits: Tensor) -> None:
+    def _take_ids(self, flight: _Flight, places: Sequence[int], logits: Tensor) -> None:
         """Send the ids that were just chosen to the host, and what is to be told of them."""
         graphs, rows = self._graphs, flight.plan.rows
         ids, flags = ids_and_flags(self._transfers.down(graphs.out))
         flight.sampled.append(_Sampled(places, ids, flags))
-        asked = [at for at, place in enumerate(places) if rows[place].params.logprobs is not None]
+        if not self._told:
+            return
+        asked = [at for at, place in enumerate(places) if rows[place].slot in self._told]
         for start in range(0, len(asked), SCORE_BLOCK):
             some = asked[start : start + SCORE_BLOCK]
             index = self._transfers.up(some)
@@ -281,7 +283,7 @@ class GpuRunner:
             flight.scored.append(scored)
 
     def _score_prompts(
-        self, flight: _Flight, places: list[int], wanted: LogitRows, logits: Tensor
+        self, flight: _Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
     ) -> None:
         rows = flight.plan.rows
         for start in range(0, len(wanted.scoring), SCORE_BLOCK):
@@ -324,11 +326,16 @@ class GpuRunner:
         for sampled in flight.sampled:
             n = len(sampled.rows)
             chosen, flags = sampled.ids[:n].tolist(), sampled.flags[:n].tolist()
-            for at, token_id, flag in zip(sampled.rows, chosen, flags, strict=True):
-                if flag & NOT_FINITE:
-                    broken.add(at)
-                else:
+            if n == len(ids):
+                ids = chosen
+            else:
+                for at, token_id in zip(sampled.rows, chosen, strict=True):
                     ids[at] = token_id
+            broken.update(
+                at for at, flag in zip(sampled.rows, flags, strict=True) if flag & NOT_FINITE
+            )
+        for at in broken:
+            ids[at] = None
         prompt_logprobs = _by_row(flight.scored_prompts, broken)
         complete, unmet = _follow(flight, ids)
         return StepResult(
