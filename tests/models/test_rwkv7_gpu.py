@@ -3,6 +3,7 @@
 On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -168,6 +169,27 @@ def test_a_captured_step_does_what_launches_one_by_one_do(
         assert relative(captured.views[name][slots], view[slots].double()) < TOLERANCE
     others = [slot for slot in range(captured.n_slots) if slot not in slots]
     assert torch.equal(captured.records[others], before[others])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_logit_rows", [0, 1, 700])
+@pytest.mark.parametrize("lengths", [(1,), (700,), (65,) * 20, (9000, 3)])
+def test_a_forward_takes_no_more_memory_than_it_says(
+    loaded: Loaded, lengths: tuple[int, ...], n_logit_rows: int
+) -> None:
+    model, _ = model_of(loaded, "cuda")
+    n_tokens = sum(lengths)
+    n_logit_rows = min(n_logit_rows, n_tokens)
+    rows: list[Row] = [(slot, random_ids(n, 50)) for slot, n in enumerate(lengths)]
+    arena = filled(model, len(rows), range(len(rows)))
+    batch = batch_of(rows, "cuda", all_logits=True)
+    batch = dataclasses.replace(batch, logit_rows=batch.logit_rows[:n_logit_rows])
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    logits = model.forward(batch, arena.views)
+    assert logits.shape[0] == n_logit_rows
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken <= model.workspace_bytes(n_tokens, n_logit_rows)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
