@@ -140,7 +140,7 @@ class Model(Protocol):
         ...
 
     def capture_prompts(self, states: StateViews) -> None:
-        """Have small pieces of prompts over ``states`` replayed from graphs by ``forward``.
+        """Have short prompts, and pieces, over ``states`` replayed from graphs by ``forward``.
 
         Takes seconds where kernels are not compiled yet. States are neither read nor written. Does
         nothing on a CPU.

@@ -1,6 +1,7 @@
-"""Small pieces of prompts on a GPU, replayed from a graph.
+"""Short prompts and small pieces of prompts on a GPU, replayed from a graph.
 
-A few hundred tokens are absorbed in less time than a host takes to launch the kernels one by one.
+Up to about 2,000 tokens are absorbed in less time than a host takes to launch the kernels one by
+one.
 """
 
 import torch
@@ -11,11 +12,14 @@ from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_prefill import Buffers, Prefill, buffer_bytes
 
-STEP_TOKENS = (64, 128, 192, 256, 320, 512)
+STEP_TOKENS = (64, 128, 256, 320, 512, 1024, 2048)
 """Tokens of the captured steps. A batch of prompts is absorbed by the smallest that it fits."""
 
 STEP_ROWS = 16
 """Rows of a captured step."""
+
+DEPENDENT_TOKENS = 512
+"""Up to here launches may begin while the ones before run: with more, there is no room for them."""
 
 
 class PrefillStep:
@@ -88,7 +92,10 @@ class PrefillGraphs:
         self.states = states
         self._prefill = prefill
         memory = torch.empty(step_bytes(model, prefill), dtype=torch.uint8, device=model.device)
-        self._steps = [PrefillStep(model, prefill, n, memory, pdl=pdl) for n in STEP_TOKENS]
+        self._steps = [
+            PrefillStep(model, prefill, n, memory, pdl=pdl and n <= DEPENDENT_TOKENS)
+            for n in STEP_TOKENS
+        ]
         self._graphs = list[torch.cuda.CUDAGraph]()
         # The library's workspace belongs to the stream of a capture. With one of their own these
         # graphs may be replayed beside those of decode steps.
