@@ -53,7 +53,8 @@ def decode_rows(running: Iterable[Request]) -> tuple[list[RowPlan], list[Request
                 request.stops,
                 False,
             )
-            rows.append(tuple.__new__(RowPlan, fields))
+            row: RowPlan = tuple.__new__(RowPlan, fields)  # pyright: ignore[reportUnknownMemberType]
+            rows.append(row)
             request.n_computed = n_computed + 1
             if samples:
                 request.n_known += 1
