@@ -1,6 +1,6 @@
 """The recurrence of a decode step on a GPU: dtypes of states, deferred writes, drift, time.
 
-    python tools/gpu_recurrence.py check drift model time step --output bench/results/FILE.jsonl
+    python tools/gpu_recurrence.py check drift time step --output bench/results/FILE.jsonl
 
 One JSON line per finding, each with commit, device, versions and command; timings are graph
 replays. Exit status 1 if a check failed.
