@@ -196,7 +196,8 @@ MODEL_FLAGS = (
         field="deferred_writes",
         kind=None,
         text="write a state once in eight decoded tokens, which wait in a ring beside it until "
-        "then: faster with hundreds of rows in a step; a state takes a fifth more memory. On a GPU only",
+        "then: faster with hundreds of rows in a step; a state takes a fifth more memory. On a GPU "
+        "only",
     ),
     Flag(
         names=("--threads",),
