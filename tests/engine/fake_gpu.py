@@ -13,7 +13,6 @@ from torch import Tensor
 from tests.engine.driver import Driver
 from tests.fakes import FakeModel
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import StepFailedError
 from wkvm.core.plan import RowPlan, StepPlan
 from wkvm.engine.engine import Engine
 from wkvm.engine.gpu_runner import NOT_FINITE, GpuRunner
@@ -143,13 +142,7 @@ class AheadDriver(Driver):
             self.note(self.engine.take_events())
             if plan is None:
                 break
-            try:
-                self.engine.launch(plan)
-            except Exception:
-                self.land()
-                self.engine.fail(plan, StepFailedError(), self.now)
-                self.note(self.engine.take_events())
-                return
+            self.engine.launch(plan)
             self.in_flight.append(plan)
         if self.in_flight:
             self._collect()

@@ -57,11 +57,10 @@ class SlotSampler(StepSampler, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Chosen ids on their way: the plan's rows, and as many ids and flags at least."""
+    """Chosen ids on their way: the plan's rows, and ``DecodeGraphs.out`` of at least as many."""
 
     rows: Sequence[int]
-    ids: Tensor
-    flags: Tensor
+    out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +268,7 @@ class GpuRunner:
     def _take_ids(self, flight: _Flight, places: Sequence[int], logits: Tensor) -> None:
         """Send the ids that were just chosen to the host, and what is to be told of them."""
         graphs, rows = self._graphs, flight.plan.rows
-        ids, flags = ids_and_flags(self._transfers.down(graphs.out))
-        flight.sampled.append(_Sampled(places, ids, flags))
+        flight.sampled.append(_Sampled(places, self._transfers.down_again(graphs.out)))
         if not self._told:
             return
         asked = [at for at, place in enumerate(places) if rows[place].slot in self._told]
@@ -325,7 +323,9 @@ class GpuRunner:
         broken = set[int]()
         for sampled in flight.sampled:
             n = len(sampled.rows)
-            chosen, flags = sampled.ids[:n].tolist(), sampled.flags[:n].tolist()
+            all_ids, all_flags = ids_and_flags(sampled.out)
+            chosen, flags = all_ids[:n].tolist(), all_flags[:n].tolist()
+            self._transfers.give_back(sampled.out)
             if n == len(ids):
                 ids = chosen
             else:

@@ -18,13 +18,20 @@ NUMPY_DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.bool: np.boo
 class Mark:
     """A point in the work of a device."""
 
-    def __init__(self, event: torch.cuda.Event | None) -> None:
+    def __init__(self, event: torch.cuda.Event | None, spent: list[torch.cuda.Event]) -> None:
+        """``spent`` takes the event once it was waited for, to be used again."""
         self._event = event
+        self._spent = spent
 
     def wait(self) -> None:
-        """Sleep until the device has come here. Other threads of the process run meanwhile."""
+        """Sleep until the device has come here. Other threads of the process run meanwhile.
+
+        Once; a second call returns at once.
+        """
         if self._event is not None:
             self._event.synchronize()
+            self._spent.append(self._event)
+            self._event = None
 
 
 class Transfers:
@@ -33,6 +40,8 @@ class Transfers:
     def __init__(self, device: str) -> None:
         self._device = device
         self._is_gpu = device != "cpu"
+        self._events = list[torch.cuda.Event]()
+        self._copies = list[Tensor]()
 
     def up(self, numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         """Numbers as a tensor on the device."""
@@ -56,14 +65,24 @@ class Transfers:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_gpu)
         return host.copy_(tensor, non_blocking=True)
 
+    def down_again(self, tensor: Tensor) -> Tensor:
+        """As ``down``, for a tensor that is sent in every step: see ``give_back``."""
+        if not self._copies:
+            return self.down(tensor)
+        return self._copies.pop().copy_(tensor, non_blocking=True)
+
+    def give_back(self, copy: Tensor) -> None:
+        """Have a copy that ``down_again`` made, and that was read, overwritten by the next one."""
+        self._copies.append(copy)
+
     def mark(self) -> Mark:
         """The end of what was launched so far."""
         if not self._is_gpu:
-            return Mark(None)
+            return Mark(None, self._events)
         # Blocking: a thread that waits must not take a core from the one that plans.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event = self._events.pop() if self._events else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
-        return Mark(event)
+        return Mark(event, self._events)
 
 
 class Beside:

@@ -49,6 +49,7 @@ class Rwkv7Gpu:
         """``[V, C]``: the embedding after the first norm."""
         return self._weights.table
 
+    @torch.inference_mode()
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         """Absorb each row's tokens into its state, in place. See ``Model.forward``.
 

@@ -54,7 +54,8 @@ class Arena:
         index = self._index(slots)
         for view in self.views.values():
             is_float = view.dtype.is_floating_point
-            view[index] = float("nan") if is_float else torch.iinfo(view.dtype).min
+            # Not an assignment: that would wait for a transfer of the number to the device.
+            view.index_fill_(0, index, float("nan") if is_float else torch.iinfo(view.dtype).min)
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the record of ``source`` over each of ``targets``, padding included."""
