@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from wkvm.core.config import EngineConfig
 from wkvm.core.request import RequestSpec
@@ -26,6 +27,7 @@ from wkvm.models.base import Batch, Model
 from wkvm.models.registry import load_model
 from wkvm.state.arena import Arena
 from wkvm_bench.consumer import Consumer
+from wkvm_bench.gaps import Span, gaps_of, traced
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, Summary, alternate
 from wkvm_bench.random_model import SIZES, write_random
 
@@ -39,7 +41,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
     device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
     size = "1.5B" if device == "cuda" else "tiny"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    n_rows, n_out, n, n_long = (4, 12, 1, 96) if smoke else (N_ROWS, 200, 7, LONG_PROMPT)
+    n_rows, n_out, n, n_long = (4, 12, 1, 96) if smoke else (N_ROWS, 200, 5, LONG_PROMPT)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"
         write_random(path, SIZES[size], dtype=dtype, device=device)
@@ -73,7 +75,9 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
                 {"step, ms": step_s * 1e3},
             ),
         ]
-        results += await beside_a_prompt(crowd, case, n_long, n_turns=1 if smoke else 3)
+        results += await beside_a_prompt(crowd, case, n_long, n_turns=1 if smoke else 2)
+        if device == "cuda":
+            results.append(await waits_for_the_host(crowd, case))
     gc.collect()
     return results
 
@@ -113,6 +117,22 @@ async def beside_a_prompt(
             {"beside, s": Summary.of(beside_s).median, "alone, s": Summary.of(alone_s[1:]).median},
         ),
     ]
+
+
+async def waits_for_the_host(crowd: "Crowd", case: str) -> Finding:
+    """Whether the device finds each step ready when the one before ends, by a trace.
+
+    The profiler slows the host down, so the gaps are at most this long.
+    """
+    gaps = gaps_of(await crowd.trace(n_steps=60))
+    share = 100 * sum(gaps.before) / (gaps.n_steps * gaps.step_us)
+    return Finding(
+        f"{case}: the device does nothing before a step",
+        share,
+        "% of the step",
+        Bar(1.0, at_least=False),
+        gaps.figures(),
+    )
 
 
 def _p99(samples: list[float]) -> float:
@@ -228,10 +248,25 @@ class Crowd:
         gaps = [(b, b - a) for a, b in pairwise(times)]
         quiet = [gap for at, gap in gaps if quiet_from < at <= began]
         mixed = [gap for at, gap in gaps if began < at <= ended]
+        await self._cancel_all()
+        return quiet, mixed, ended - began
+
+    async def trace(self, n_steps: int) -> list[Span]:
+        """What a GPU does in some steps of all rows."""
+        self._consumer.clear()
+        self.submit(self._n_rows, 1_000_000)
+        await self._consumer.all_have_ids(self._n_rows)
+        await self._consumer.more_steps(20)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            await self._consumer.more_steps(n_steps)
+            _wait()
+        await self._cancel_all()
+        return traced(profiler)
+
+    async def _cancel_all(self) -> None:
         for one in list(self._consumer.first_at):
             self._loop.cancel(one)
-        await self._consumer.ended(n + 1)
-        return quiet, mixed, ended - began
+        await self._consumer.ended(len(self._consumer.first_at))
 
     def submit(self, n_rows: int, n_out: int) -> None:
         """Submit requests with short prompts, each with a seed of its own."""

@@ -1,5 +1,9 @@
-"""From the command to a server that takes requests: weights on disk, kernels compiled or not."""
+"""From the command to a server that takes requests: weights on disk, kernels compiled or not.
 
+Where ``TRITON_CACHE_DIR`` is set its kernels are used, and nothing is compiled.
+"""
+
+import os
 import tempfile
 from pathlib import Path
 
@@ -25,9 +29,13 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
         path = folder / "model.pth"
         write_random(path, SIZES[size], dtype=dtype, device=device)
         # The first start compiles, and leaves its kernels to the second.
-        cache = {"TRITON_CACHE_DIR": str(folder / "kernels")}
+        cases, cache = ["no kernel compiled before", "kernels compiled before"], dict[str, str]()
+        if "TRITON_CACHE_DIR" in os.environ:
+            del cases[0]
+        else:
+            cache["TRITON_CACHE_DIR"] = str(folder / "kernels")
         findings = list[Finding]()
-        for case in ("no kernel compiled before", "kernels compiled before"):
+        for case in cases:
             async with serving(path, folder / "wkvm.sock", flags, cache) as started:
                 bar = Bar(30.0, at_least=False)
                 findings.append(Finding(f"{size} on {device}, {case}", started.seconds, "s", bar))

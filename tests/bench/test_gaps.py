@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tools.gpu_trace import Span, gaps_of, spans_of
+from wkvm_bench.gaps import Span, gaps_of, spans_of
 
 
 def test_gaps_before_a_step_and_within_one_are_told_apart() -> None:
@@ -15,11 +15,12 @@ def test_gaps_before_a_step_and_within_one_are_told_apart() -> None:
         Span("mix_kernel", 29, 30),
     ]
     gaps = gaps_of(spans)
-    assert gaps["n_steps"] == 2
-    assert gaps["before_a_step_us"]["max"] == 7
-    assert gaps["within_a_step_us"]["max"] == 3
-    assert gaps["idle_percent"] == 100 * (1 + 3 + 7) / 30
-    assert gaps["step_us"] == 27
+    assert gaps.n_steps == 2
+    assert gaps.before == (7,)
+    assert gaps.within == (0, 0, 1, 3)
+    assert gaps.idle_percent == 100 * (1 + 3 + 7) / 30
+    assert gaps.step_us == 27
+    assert gaps.figures()["before a step, max, us"] == 7
 
 
 def test_only_work_of_the_device_counts() -> None:
