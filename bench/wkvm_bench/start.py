@@ -20,10 +20,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
     size = "1.5B" if device == "cuda" else "tiny"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     flags = ["--device", device]
-    if device == "cuda":
-        flags += ["--slots", "auto", "--log-level", "info"]
-    else:
-        flags += ["--threads", str(n_threads), "--log-level", "warning"]
+    flags += ["--slots", "auto"] if device == "cuda" else ["--threads", str(n_threads)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "model.pth"
