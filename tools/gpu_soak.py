@@ -3,9 +3,10 @@
     python tools/gpu_soak.py --output bench/results/FILE.jsonl
 
 Builds an engine over random weights of the 1.5B shape with as many slots as fit, and asks for what
-takes the most memory all at once: prompts that fill steps and whose every token is scored, penalties,
-bias, allowed ids and log probabilities for over a thousand requests each. One JSON line: what the
-states have of the memory, and what was left at the worst time. Exit status 1 if a request failed.
+takes the most memory all at once: prompts that fill steps and whose every token is scored,
+penalties, bias, allowed ids and log probabilities for over a thousand requests each. One JSON
+line: what the states have of the memory, and what is left in the end. Exit status 1 if a request
+failed, or the allocator had to try twice.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from wkvm.core.plan import StepPlan  # noqa: E402
 from wkvm.core.request import EndEvent, RequestSpec  # noqa: E402
 from wkvm.core.sampling import SamplingParams  # noqa: E402
 from wkvm.engine.engine import Engine  # noqa: E402
+from wkvm.models.registry import describe  # noqa: E402
 
 N_REQUESTS = 1100
 """Of each kind but the long prompts: more than the memory of rules is counted for."""
@@ -52,6 +54,7 @@ def main() -> int:
             n_slots=MAX_SLOTS, device="cuda", request_timeout_s=1e6, max_queue=10**5
         )
         engine = build_engine(path, config, served_name="soaked", fits_slots=True)
+        record_bytes = describe(path, device="cuda").layout.record_bytes
     build_s = time.monotonic() - began
     n_slots = engine.info.n_slots
     free = torch.cuda.mem_get_info()[0]
@@ -64,6 +67,10 @@ def main() -> int:
                 "soak": "1.5B, all slots that fit",
                 "build_s": round(build_s, 2),
                 "n_slots": n_slots,
+                "states_mib": n_slots * record_bytes >> 20,
+                "share_of_states_and_free": n_slots
+                * record_bytes
+                / (n_slots * record_bytes + free),
                 "ends": dict(ends),
                 "free_before_mib": free >> 20,
                 "free_after_mib": torch.cuda.mem_get_info()[0] >> 20,
