@@ -61,9 +61,12 @@ def filled(arena: Arena, live: Sequence[int]) -> None:
         view[torch.tensor(live, device="cuda")] = values.to(view.dtype)
 
 
-def check() -> Iterator[Finding]:
+def check(names: Sequence[str]) -> Iterator[Finding]:
     """One layer of the 1.5B shape against float64, then two, which may add up their errors."""
-    for dtype, bar in ((torch.bfloat16, 5e-3), (torch.float16, 5e-3), (torch.float32, 1e-5)):
+    bars = {torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float32: 1e-5}
+    for dtype, bar in bars.items():
+        if NAMES[dtype] not in names:
+            continue
         for n_layers in (1, 2):
             shape = replace(shape_of("1.5B", n_layers), vocab_size=CHECKED_VOCABULARY)
             parameters = random_parameters(shape, dtype)
@@ -241,25 +244,23 @@ class Timed:
 
     def time_steps(self) -> Iterator[Finding]:
         """Captured steps of a few hundred tokens of a prompt that goes on after them."""
-        for pdl in (True, False):
-            graphs = PrefillGraphs(self.model, self.prefill, self.arena.views, pdl=pdl)
-            for n_tokens in STEP_TOKENS:
-                rows = random_rows([3], [n_tokens], self.shape.vocab_size, 5)
-                batch = batch_of(rows, "cuda")
-                batch = replace(batch, logit_rows=batch.logit_rows[:0])
-                times = milliseconds(lambda: graphs.forward(batch), 15)  # noqa: B023
-                start = time.perf_counter()
-                graphs.forward(batch)
-                host_ms = (time.perf_counter() - start) * 1e3
-                yield {
-                    "timing": f"prefill, captured, {self.name}, {n_tokens} tokens, no logits",
-                    "pdl": pdl,
-                    "median_ms": round(median(times), 3),
-                    "max_ms": round(max(times), 3),
-                    "n": len(times),
-                    "host_ms": round(host_ms, 3),
-                    "finite": bool(self.arena.views[WKV][3].isfinite().all()),
-                }
+        graphs = PrefillGraphs(self.model, self.prefill, self.arena.views)
+        for n_tokens in STEP_TOKENS:
+            rows = random_rows([3], [n_tokens], self.shape.vocab_size, 5)
+            batch = batch_of(rows, "cuda")
+            batch = replace(batch, logit_rows=batch.logit_rows[:0])
+            times = milliseconds(lambda: graphs.forward(batch), 15)  # noqa: B023
+            start = time.perf_counter()
+            graphs.forward(batch)
+            host_ms = (time.perf_counter() - start) * 1e3
+            yield {
+                "timing": f"prefill, captured, {self.name}, {n_tokens} tokens, no logits",
+                "median_ms": round(median(times), 3),
+                "max_ms": round(max(times), 3),
+                "n": len(times),
+                "host_ms": round(host_ms, 3),
+                "finite": bool(self.arena.views[WKV][3].isfinite().all()),
+            }
 
     def profile(self, n_rows: int, n_tokens: int) -> Finding:
         """Milliseconds of each kernel, summed by name and grid."""
@@ -275,7 +276,7 @@ class Timed:
             call()
             torch.cuda.synchronize()
         totals: dict[str, list[float]] = defaultdict(list)
-        for event in profiler.events():
+        for event in profiler.events() or ():
             if event.device_type.name == "CUDA":
                 totals[event.name[:70]].append(event.time_range.elapsed_us())
         busy = {
@@ -301,6 +302,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--dtypes", nargs="+", choices=NAMES.values(), default=NAMES.values())
     parser.add_argument("--prompts", nargs="+", default=["1x4096", "32x1024", "1x256"])
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
@@ -316,7 +318,7 @@ def main() -> int:
                 model = Rwkv7Decode(shape, parameters)
                 note(check_branches(model, parameters, [200] * 8, bar))
         if "check" in args.what:
-            for finding in check():
+            for finding in check(args.dtypes):
                 note(finding)
         if {"time", "steps", "profile"} & set(args.what):
             timed = Timed(args.model, args.layers)

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -182,12 +183,17 @@ class Bench:
         yield "output, library", lambda i: self.products.add(x, buffers.y, model.layers[i].output)
         if not is_small:
             return
-        for blocks in (
-            Blocks(64, 64, 128, 1, 4, 4),
-            Blocks(32, 64, 128, 1, 4, 5),
-            Blocks(64, 64, 64, 1, 4, 8),
-            Blocks(64, 128, 64, 1, 4, 5),
-        ):
+        for n in (2, 4, 8):
+            parts = torch.empty(n, *x.shape, device="cuda")
+
+            def in_parts(i: int, n: int = n, parts: Tensor = parts) -> None:
+                left = buffers.ffn_hidden.view(self.n_tokens, n, -1).transpose(0, 1)
+                weight = model.layers[i].ffn_value.values
+                right = weight.view(weight.shape[0], n, -1).permute(1, 2, 0)
+                torch.bmm(left, right, out_dtype=parts.dtype, out=parts)
+
+            yield f"value, library in {n} parts, not added", in_parts
+        for blocks in (Blocks(128, 128, 64, 1, 8, 3), Blocks(128, 64, 64, 1, 4, 5)):
             for name in ("value", "output"):
                 yield (
                     f"{name} {blocks}",
@@ -218,7 +224,6 @@ class Bench:
                     model.layers[i].vectors,
                     buffers.effects,
                     tables,
-                    is_first=False,
                     options=some,
                 ),
             )

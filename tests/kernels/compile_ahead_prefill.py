@@ -22,9 +22,7 @@ POINTERS = {
 
 
 def compiled_bytes(kernel: Any, **constants: Any) -> int:
-    """Bytes of machine code; launched dependently where the kernel can be."""
-    if "PDL" in kernel.arg_names:
-        constants["PDL"] = True
+    """Bytes of machine code."""
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -40,8 +38,7 @@ def compiled_bytes(kernel: Any, **constants: Any) -> int:
         signature=signature,
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
     )
-    options = {"num_warps": 4, "launch_pdl": "PDL" in constants}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     return len(compiled.asm["cubin"])
 
 
@@ -50,7 +47,11 @@ def main() -> None:
     sizes = {"H": 5, "K": 64, "BLOCK": 64}
     units: dict[str, Any] = {"L": 64, "PRECISION": "tf32"}
     mixes = {"N_TOKENS": 8, "N_MIXES": 6, "EMBEDS": False, "MOVES": True}
-    within: dict[str, Any] = {"IS_FIRST": False, "BASE": 8, "OPERAND": tl.bfloat16}
+    within: dict[str, Any] = {
+        "BASE": 8,
+        "OPERAND": tl.bfloat16,
+        "NARROW": tl.float16,
+    }
     found = {
         "mix": compiled_bytes(kernels.mix_kernel, C=320, BLOCK=512, **mixes),
         "move": compiled_bytes(kernels.move_kernel, C=320, BLOCK=512),

@@ -112,7 +112,7 @@ def absorbed(
         empty(T, H),
     )
     entering, y = empty(n, H, K, K, dtype=narrow), empty(T, C, dtype=rkv.dtype)
-    kernels.within(rkv, d["v_first"], d["second"], d["vectors"], effects, tables, is_first=False)
+    kernels.within(rkv, d["v_first"], d["second"], d["vectors"], effects, tables)
     kernels.pass_states(effects, entering, d["state"], tables)
     gate = d["second"][:, 3]
     kernels.outputs(effects, entering, rkv[2], gate, d["vectors"], y, GROUP_EPS, tables)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.models.float64_step import Float64Step
@@ -127,6 +129,44 @@ def test_packed_rows_meet_float64_and_touch_only_their_slots(
             assert relative(view[slot], states[name][0]) < TOLERANCE
     others = [slot for slot in range(arena.n_slots) if slot not in slots]
     assert torch.equal(arena.records[others], before[others])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_chunks_than_are_absorbed_at_a_time_give_the_same(loaded: Loaded, device: str) -> None:
+    from wkvm.models.rwkv7_packed import Rwkv7Decode
+    from wkvm.models.rwkv7_prefill import Prefill
+
+    model, parameters = model_of(loaded, device, 16)
+    weights = Rwkv7Decode(loaded[0], parameters)
+    lengths = (5, 20) if INTERPRETED else (5, 100, 1, 33)
+    rows: list[Row] = [(slot, random_ids(n, 50, slot)) for slot, n in enumerate(lengths)]
+    whole, pieces = (filled(model, len(rows), range(len(rows))) for _ in range(2))
+    batch = batch_of(rows, device, all_logits=True)
+    expected = model.forward(batch, whole.views).double()
+    logits = Prefill(weights, chunk=16, max_chunks=2)(batch, pieces.views)
+    assert relative(logits, expected) < TOLERANCE
+    for name, view in whole.views.items():
+        assert relative(pieces.views[name], view.double()) < TOLERANCE
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=8), max_chunks=st.integers(1, 9))
+def test_pieces_are_all_tokens_in_order_and_cut_only_between_chunks(
+    lengths: list[int], max_chunks: int
+) -> None:
+    from wkvm.models.rwkv7_prefill import pieces_of
+
+    pieces = list(pieces_of(range(len(lengths)), lengths, 64, max_chunks))
+    absorbed = dict.fromkeys(range(len(lengths)), 0)
+    start = 0
+    for piece in pieces:
+        assert piece.start == start
+        assert sum(-(-n // 64) for n in piece.lengths) <= max_chunks
+        for slot, n in zip(piece.slots, piece.lengths, strict=True):
+            assert absorbed[slot] % 64 == 0
+            absorbed[slot] += n
+        start += sum(piece.lengths)
+    assert list(absorbed.values()) == lengths
 
 
 @pytest.mark.gpu

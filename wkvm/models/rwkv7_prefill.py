@@ -42,7 +42,7 @@ class Piece:
 
 
 def pieces_of(
-    slots: Sequence[int], lengths: Sequence[int], chunk: int, max_chunks: int = MAX_CHUNKS
+    slots: Sequence[int], lengths: Sequence[int], chunk: int, max_chunks: int
 ) -> Iterator[Piece]:
     """Packed rows in order, cut at multiples of a chunk so that no piece has too many chunks."""
     start, room = 0, max_chunks
@@ -84,7 +84,7 @@ def cuts_of(n_tokens: int, item_bytes: int) -> Cuts:
     if n_tokens <= 64:
         return Cuts(Blocks(64, 64, k, 1, 4, 6), Blocks(64, 64, k, 1, 4, 8))
     if n_tokens <= 512:
-        return Cuts(Blocks(64, 64, k, 1, 4, 6), Blocks(64, 256, k, 1, 8, 4))
+        return Cuts(Blocks(64, 64, 2 * k, 1, 4, 4), Blocks(64, 256, k, 1, 8, 4))
     return Cuts(Blocks(128, 128, k, 1, 8, 3), Blocks(256, 128, k, 1, 8, 3))
 
 
@@ -177,8 +177,17 @@ def buffer_bytes(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> int:
 class Prefill:
     """The forward pass over packed rows, with the weights of ``model``."""
 
-    def __init__(self, model: Rwkv7Decode, *, chunk: int | None = None) -> None:
-        """``chunk``: tokens of a chunk, 16 or 64; None: what the dtype asks for."""
+    def __init__(
+        self, model: Rwkv7Decode, *, chunk: int | None = None, max_chunks: int = MAX_CHUNKS
+    ) -> None:
+        """Both for tests.
+
+        Args:
+            model: the weights.
+            chunk: tokens of a chunk, 16 or 64; None: what the dtype asks for.
+            max_chunks: that are under way at a time.
+        """
+        self._max_chunks = max_chunks
         self._model = model
         self._products = Products(model)
         is_exact = model.dtype == torch.float32
@@ -195,8 +204,8 @@ class Prefill:
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
         """See ``Model.workspace_bytes``."""
         model, shape = self._model, self.shape
-        n_tokens = min(n_tokens, MAX_CHUNKS * self.chunk)
-        n_chunks = min(n_tokens, MAX_CHUNKS)
+        n_tokens = min(n_tokens, self._max_chunks * self.chunk)
+        n_chunks = min(n_tokens, self._max_chunks)
         buffers = buffer_bytes(model, n_tokens, n_chunks)
         # Residual and its choice among pieces, normed and rounded; logits, and as they are made.
         per_row = shape.width * (4 * 4 + model.dtype.itemsize) + shape.vocab_size * 4
@@ -205,7 +214,7 @@ class Prefill:
     @torch.inference_mode()
     def __call__(self, batch: Batch, states: StateViews) -> Tensor:
         """See ``Model.forward``."""
-        pieces = list(pieces_of(batch.slot_list, batch.lengths, self.chunk))
+        pieces = list(pieces_of(batch.slot_list, batch.lengths, self.chunk, self._max_chunks))
         rows: Tensor | None = None
         for piece in pieces:
             n_tokens = sum(piece.lengths)
@@ -232,8 +241,6 @@ class Prefill:
         tables: Tables,
         states: StateViews,
         buffers: Buffers | None = None,
-        *,
-        pdl: bool = False,
     ) -> Tensor:
         """Absorb the tokens of ``tables`` in place; the residual after the last layer, float32.
 
@@ -242,7 +249,6 @@ class Prefill:
             tables: of the packed rows.
             states: where their slots are.
             buffers: of T tokens and as many chunks; without them, new ones.
-            pdl: launch kernels while the ones before may still run: for few tokens.
         """
         model, shape = self._model, self.shape
         if buffers is None:
@@ -262,9 +268,8 @@ class Prefill:
                 tables,
                 embedding=(model.table, token_ids) if index == 0 else None,
                 move=Move(ffn[index - 1], ffn_last) if index else None,
-                pdl=pdl and index > 0,
             )
-            self._time_mix(index, buffers, wkv[index], tables, pdl=pdl)
+            self._time_mix(index, buffers, wkv[index], tables)
             kernels.mix(
                 x,
                 layer.ln2,
@@ -275,14 +280,12 @@ class Prefill:
                 ffn_last,
                 tables,
                 move=Move(att[index], att_last),
-                pdl=pdl,
             )
             self._products.squared(
                 buffers.ffn_mixed,
                 layer.ffn_key,
                 buffers.ffn_hidden,
                 self._cuts(len(x)).key,
-                pdl=pdl,
             )
             self._products.add(x, buffers.ffn_hidden, layer.ffn_value)
         kernels.move_last(Move(ffn[-1], ffn_last), tables)
@@ -293,9 +296,7 @@ class Prefill:
         model = self._model
         return cuts_of(MOST_TOKENS if model.deterministic else n_tokens, model.dtype.itemsize)
 
-    def _time_mix(
-        self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables, *, pdl: bool
-    ) -> None:
+    def _time_mix(self, index: int, buffers: Buffers, wkv: Tensor, tables: Tables) -> None:
         """From the mixes to the residual."""
         shape, layer = self.shape, self._model.layers[index]
         C = shape.width
@@ -310,9 +311,8 @@ class Prefill:
             cuts.hidden,
             scales=lows.scales,
             tiles=self._hidden_tiles[cuts.hidden.n],
-            pdl=pdl,
         )
-        self._products.second(buffers.hidden, layer.second, buffers.second, pdl=pdl)
+        self._products.second(buffers.hidden, layer.second, buffers.second)
         kernels.within(
             rkv,
             buffers.rkv[0, 2],
@@ -320,10 +320,8 @@ class Prefill:
             layer.vectors,
             effects,
             tables,
-            is_first=index == 0,
-            pdl=pdl,
         )
-        kernels.pass_states(effects, buffers.entering, wkv, tables, pdl=pdl)
+        kernels.pass_states(effects, buffers.entering, wkv, tables)
         kernels.outputs(
             effects,
             buffers.entering,
@@ -333,7 +331,6 @@ class Prefill:
             buffers.y,
             shape.group_norm_eps,
             tables,
-            pdl=pdl,
         )
         self._products.add(buffers.x, buffers.y, layer.output)
 

@@ -18,9 +18,6 @@ STEP_TOKENS = (64, 128, 256, 320, 512, 1024, 2048)
 STEP_ROWS = 16
 """Rows of a captured step."""
 
-DEPENDENT_TOKENS = 512
-"""Up to here launches may begin while the ones before run: with more, there is no room for them."""
-
 
 class PrefillStep:
     """Launches that absorb up to ``n_tokens`` tokens of up to ``STEP_ROWS`` rows.
@@ -29,7 +26,6 @@ class PrefillStep:
         prefill: of the model.
         n_tokens: a multiple of 64.
         memory: of ``step_bytes``, which other steps may share.
-        pdl: launch kernels while the ones before may still run.
 
     Attributes:
         residual: ``[n_tokens, C]`` float32, after the last layer.
@@ -41,11 +37,8 @@ class PrefillStep:
         prefill: Prefill,
         n_tokens: int,
         memory: Tensor,
-        *,
-        pdl: bool = False,
     ) -> None:
         self.n_tokens = n_tokens
-        self._pdl = pdl
         self._prefill = prefill
         n_chunks = n_tokens // prefill.chunk + STEP_ROWS
         self._buffers = Buffers(model, n_tokens, n_chunks, memory)
@@ -70,7 +63,7 @@ class PrefillStep:
     def launch(self, states: StateViews) -> None:
         """Absorb what ``fill`` was given, and make ``residual``."""
         buffers = self._buffers
-        self._prefill.absorb(self._token_ids, self._tables, states, buffers, pdl=self._pdl)
+        self._prefill.absorb(self._token_ids, self._tables, states, buffers)
 
 
 def step_bytes(model: Rwkv7Decode, prefill: Prefill) -> int:
@@ -82,20 +75,15 @@ def step_bytes(model: Rwkv7Decode, prefill: Prefill) -> int:
 class PrefillGraphs:
     """Captured steps over one arena."""
 
-    def __init__(
-        self, model: Rwkv7Decode, prefill: Prefill, states: StateViews, *, pdl: bool = False
-    ) -> None:
+    def __init__(self, model: Rwkv7Decode, prefill: Prefill, states: StateViews) -> None:
         """Capture all of them; takes seconds where the kernels are not compiled yet.
 
-        States are neither read nor written. ``pdl`` as in ``PrefillStep``.
+        States are neither read nor written.
         """
         self.states = states
         self._prefill = prefill
         memory = torch.empty(step_bytes(model, prefill), dtype=torch.uint8, device=model.device)
-        self._steps = [
-            PrefillStep(model, prefill, n, memory, pdl=pdl and n <= DEPENDENT_TOKENS)
-            for n in STEP_TOKENS
-        ]
+        self._steps = [PrefillStep(model, prefill, n, memory) for n in STEP_TOKENS]
         self._graphs = list[torch.cuda.CUDAGraph]()
         # The library's workspace belongs to the stream of a capture. With one of their own these
         # graphs may be replayed beside those of decode steps.

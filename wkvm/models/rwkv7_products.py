@@ -13,9 +13,10 @@ from wkvm.models.rwkv7_packed import Rwkv7Decode
 LIBRARY_MIN_TOKENS = 1024
 """From here on it is faster to write quantised matrices out and to multiply by the library."""
 
-SQUARED_MIN_TOKENS = 1024
-SQUARED_CUT = SquaredCut(n_parts=2)
-"""Of the first product of the channel mix, and from how many tokens on."""
+SQUARED_MIN_TOKENS, SMALL_TOKENS = 257, 512
+SMALL_CUT = SquaredCut(t=64, n=128, n_warps=4, n_stages=4, n_programs=264)
+LARGE_CUT = SquaredCut(n_parts=2)
+"""Of the first product of the channel mix: from how many tokens on, and up to how many."""
 
 SECOND_MIN_TOKENS = 4096
 """From here on the library's four products are faster than one launch of own ones."""
@@ -34,8 +35,9 @@ class Products:
         self._scratch = None if model.scratch is None else torch.empty_like(model.scratch)
         # As much shared memory with a wider dtype.
         self._blocks = Blocks(128, 128, 64 * 2 // model.dtype.itemsize, 1, 8, 3)
-        self._second_blocks = self._blocks
-        self._second_tiles = tiles_of(model.second_groups(), self._second_blocks.n, model.device)
+        k, groups = self._blocks.k, model.second_groups()
+        self._second_blocks = Blocks(64, 128, k, 1, 4, 3)
+        self._second_tiles = tiles_of(groups, self._second_blocks.n, model.device)
 
     def rkv(self, mixed: Tensor, first: Weight, out: Tensor) -> None:
         """r, k and v: ``out[i] = mixed[i] @ W_i.T``.
@@ -54,18 +56,16 @@ class Products:
         weights = plain(first.rows(0, 3 * C), self._scratch).view(3, C, C)
         torch.bmm(mixed, weights.transpose(1, 2), out=out)
 
-    def squared(
-        self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks, *, pdl: bool = False
-    ) -> None:
+    def squared(self, x: Tensor, weight: Weight, out: Tensor, blocks: Blocks) -> None:
         """``out = relu(x @ weight.T) ** 2``, rounded once: ``[T, K]`` and ``[T, N]``.
 
         The library would round before the square, which doubles the error.
 
         Args:
-            blocks: where the product for thousands of tokens is not in place.
-            pdl: launch while the kernel before this one may still run.
+            blocks: for few tokens, and for weights that tensor maps are not made of.
         """
-        if len(x) < SQUARED_MIN_TOKENS or self._is_own(len(x), weight) or x.dtype == torch.float32:
+        is_own = self._is_own(len(x), weight) or x.dtype == torch.float32
+        if is_own or len(x) < SQUARED_MIN_TOKENS:
             kernels.product(
                 x,
                 weight.values,
@@ -73,19 +73,18 @@ class Products:
                 blocks,
                 scales=weight.scales,
                 what=kernels.SQUARED_RELU,
-                pdl=pdl,
             )
-        else:
-            squared_product(x, plain(weight, self._scratch), out, SQUARED_CUT)
+            return
+        cut = SMALL_CUT if len(x) <= SMALL_TOKENS else LARGE_CUT
+        squared_product(x, plain(weight, self._scratch), out, cut)
 
-    def second(self, hidden: Tensor, second: Tensor, out: Tensor, *, pdl: bool = False) -> None:
+    def second(self, hidden: Tensor, second: Tensor, out: Tensor) -> None:
         """The second stages of the low-rank maps.
 
         Args:
             hidden: ``[T, ranks]``.
             second: as in ``PackedLayer``.
             out: ``[T, 4, C]``, overwritten.
-            pdl: as in ``squared``.
         """
         model, C = self._model, self._model.shape.width
         if model.deterministic or len(hidden) < SECOND_MIN_TOKENS:
@@ -95,7 +94,6 @@ class Products:
                 out,
                 self._second_blocks,
                 tiles=self._second_tiles,
-                pdl=pdl,
             )
             return
         at, column = 0, 0

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.rwkv7_decode.common import launch_options, normalized
+from wkvm.kernels.rwkv7_decode.common import normalized
 from wkvm.kernels.rwkv7_prefill.tables import Tables
 
 
@@ -47,11 +46,8 @@ def mix_kernel(  # type: ignore[no-untyped-def]
     N_MIXES: tl.constexpr,
     EMBEDS: tl.constexpr,
     MOVES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program per few tokens of a chunk; see ``mix``."""
-    if PDL:
-        gdc_launch_dependents()
     chunk = tl.program_id(0)
     begin = tl.program_id(1) * N_TOKENS
     length = tl.load(chunks + chunk * 4 + 1)
@@ -65,8 +61,6 @@ def mix_kernel(  # type: ignore[no-untyped-def]
         inside = channels < C
         weight = tl.load(norm_weight + channels, mask=inside, other=0.0).to(tl.float32)
         bias = tl.load(norm_bias + channels, mask=inside, other=0.0).to(tl.float32)
-        if PDL:
-            gdc_wait()
         begins_row = (begin == 0) & (chunk == first_chunk)
         if begins_row:
             live = channels < tl.where(slot >= 0, C, 0)
@@ -131,7 +125,6 @@ def mix(
     *,
     embedding: tuple[Tensor, Tensor] | None = None,
     move: Move | None = None,
-    pdl: bool = False,
 ) -> None:
     """Layer norm u of each token, and its mixes with that of the token before.
 
@@ -149,7 +142,6 @@ def mix(
         embedding: a table ``[V, C]`` and ids ``[T]`` int64: then ``x`` is overwritten with the
             embeddings of the ids.
         move: a token shift to overwrite.
-        pdl: launch while the kernel before this one may still run.
     """
     T, C = x.shape
     n_tokens = 1 if T <= 1024 else 8
@@ -177,9 +169,7 @@ def mix(
         N_MIXES=len(mixes),
         EMBEDS=embedding is not None,
         MOVES=move is not None,
-        PDL=pdl,
         num_warps=8 if C <= 2048 else 16,
-        **launch_options(pdl),
     )
 
 

@@ -9,9 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.rwkv7_decode.common import launch_options
 from wkvm.kernels.rwkv7_prefill.tables import Tables
 from wkvm.kernels.rwkv7_prefill.within import Effects
 
@@ -31,11 +29,8 @@ def pass_kernel(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     N_STAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program per row, head and block of values; see ``pass_states``."""
-    if PDL:
-        gdc_launch_dependents()
     n_blocks: tl.constexpr = BLOCK // BLOCK_V
     block = tl.program_id(0) % n_blocks
     head = (tl.program_id(0) // n_blocks) % H
@@ -50,10 +45,7 @@ def pass_kernel(  # type: ignore[no-untyped-def]
     within = keys[:, None] * K + values[None, :]
     at_state = state + slot * state_stride + head * (K * K) + within
     live = is_key[:, None] & (values < tl.where(slot >= 0, K, 0))[None, :]
-    # Nothing else writes this layer's states, so this need not wait.
     S = tl.load(at_state, mask=live, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
     square = keys[:, None] * K + keys[None, :]
     in_square = is_key[:, None] & is_key[None, :]
     at = (first_chunk.to(tl.int64) * H + head) * (K * K)
@@ -81,7 +73,6 @@ def pass_states(
     block_v: int = 16,
     n_warps: int = 4,
     n_stages: int = 3,
-    pdl: bool = False,
 ) -> None:
     """Take the state of each row through its chunks.
 
@@ -92,7 +83,6 @@ def pass_states(
             overwritten, no other is read or written. It is rounded to its dtype after each chunk.
         block_v: values of one program.
         n_warps, n_stages: of a program; chunks that are under way at a time.
-        pdl: as in ``mix``.
     """
     _, H, K, V = state.shape
     if K != V or state.stride()[1:] != (K * V, V, 1):
@@ -113,9 +103,7 @@ def pass_states(
         BLOCK_V=block_v,
         PRECISION="ieee" if exact else "tf32",
         N_STAGES=n_stages,
-        PDL=pdl,
         num_warps=n_warps,
-        **launch_options(pdl),
     )
 
 
@@ -137,11 +125,8 @@ def outputs_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     L: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program per chunk and head; see ``outputs``."""
-    if PDL:
-        gdc_launch_dependents()
     chunk = tl.program_id(0) // H
     head = tl.program_id(0) % H
     length = tl.load(chunks + chunk * 4 + 1)
@@ -155,8 +140,6 @@ def outputs_kernel(  # type: ignore[no-untyped-def]
         at = (start + tokens)[:, None] * C + head * K + keys[None, :]
         at_square = (chunk.to(tl.int64) * H + head) * (K * K) + keys[:, None] * K + keys[None, :]
         in_square = is_key[:, None] & is_key[None, :]
-        if PDL:
-            gdc_wait()
         read = tl.load(reads + at, mask=live, other=0.0)
         S = tl.load(entering + at_square, mask=in_square, other=0.0)
         of_chunk = tl.load(own + at, mask=live, other=0.0).to(tl.float32)
@@ -186,7 +169,6 @@ def outputs(
     tables: Tables,
     *,
     n_warps: int = 4,
-    pdl: bool = False,
 ) -> None:
     """What each token reads from its state; group norm, bonus and gate.
 
@@ -198,7 +180,6 @@ def outputs(
         vectors: ``[8, C]`` float32: the last two are weight and bias of the group norm.
         y: ``[T, C]``, overwritten.
         n_warps: of a program.
-        pdl: as in ``mix``.
     """
     H, K = effects.decays.shape[1:]
     exact = y.dtype == torch.float32
@@ -219,7 +200,5 @@ def outputs(
         BLOCK=triton.next_power_of_2(K),
         L=tables.chunk,
         PRECISION="ieee" if exact else "tf32",
-        PDL=pdl,
         num_warps=n_warps,
-        **launch_options(pdl),
     )

@@ -33,9 +33,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.rwkv7_decode.common import launch_options
 from wkvm.kernels.rwkv7_prefill.tables import Tables
 
 DEFAULT_OPTIONS: Mapping[str, int] = MappingProxyType({"num_warps": 4, "BASE": 8})
@@ -98,14 +96,11 @@ def within_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     L: tl.constexpr,
     BASE: tl.constexpr,
-    IS_FIRST: tl.constexpr,
     OPERAND: tl.constexpr,
+    NARROW: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program per chunk and head; see ``within``."""
-    if PDL:
-        gdc_launch_dependents()
     chunk = tl.program_id(0) // H
     head = tl.program_id(0) % H
     length = tl.load(chunks + chunk * 4 + 1)
@@ -126,8 +121,6 @@ def within_kernel(  # type: ignore[no-untyped-def]
         at_v = at_k + part_stride
         at_vector = vectors + head * K + keys
         is_key = keys < K
-        if PDL:
-            gdc_wait()
         # A token that is not there decays nothing, removes nothing, and adds nothing.
         w = tl.load(at_second + C, mask=live, other=0.0).to(tl.float32)
         w += tl.load(at_vector, mask=is_key, other=0.0)[None, :]
@@ -162,28 +155,28 @@ def within_kernel(  # type: ignore[no-untyped-def]
         tl.store(moves + base_square + at_square, move.to(moves.dtype.element_ty), mask=in_square)
 
         v = tl.load(at_v + at, mask=live, other=0.0).to(tl.float32)
-        if not IS_FIRST:
-            v0 = tl.load(at_vector + 2 * C, mask=is_key, other=0.0)
-            lerp = tl.load(at_second, mask=live, other=0.0).to(tl.float32)
-            of_first = tl.load(v_first + base + at, mask=live, other=0.0).to(tl.float32)
-            v += (of_first - v) * tl.sigmoid(v0[None, :] + lerp)
-            tl.store(at_v + at, v.to(rkv.dtype.element_ty), mask=live)
+        v0 = tl.load(at_vector + 2 * C, mask=is_key, other=0.0)
+        lerp = tl.load(at_second, mask=live, other=0.0).to(tl.float32)
+        of_first = tl.load(v_first + base + at, mask=live, other=0.0).to(tl.float32)
+        v += (of_first - v) * tl.sigmoid(v0[None, :] + lerp)
+        tl.store(at_v + at, v.to(rkv.dtype.element_ty), mask=live)
+        # What a token adds itself is most of a state and of an output: here more digits.
+        v = v.to(NARROW)
         A = tl.dot(removal, tl.trans(k.to(OPERAND)), input_precision=PRECISION)
-        A = tl.where(row > column, A, 0.0).to(OPERAND)
-        u = tl.dot(A, v.to(OPERAND), input_precision=PRECISION).to(OPERAND)
+        A = tl.where(row > column, A, 0.0).to(NARROW)
+        u = tl.dot(A, v, input_precision=PRECISION).to(OPERAND)
         u = tl.dot(T, u, input_precision=PRECISION).to(OPERAND)
-        # What a token adds itself is most of a state and of an output: here float32 operands.
-        k_t = tl.trans(k)
-        add = tl.dot(k_t, v, input_precision=PRECISION)
-        add = tl.dot(b_t, u, add, input_precision=PRECISION) * half[:, None]
+        add = tl.dot(b_t, u, input_precision=PRECISION) * half[:, None]
+        k_t = tl.trans((k * half[None, :]).to(NARROW))
+        add = tl.dot(k_t, v, add, input_precision=PRECISION)
         tl.store(adds + base_square + at_square, add.to(adds.dtype.element_ty), mask=in_square)
 
         r = tl.load(at_r + at, mask=live, other=0.0).to(tl.float32) * tl.exp2(until)
         r_k = tl.load(at_vector + 5 * C, mask=is_key, other=0.0)
         bonus = tl.sum(r * k * r_k[None, :], 1)
         tl.store(bonuses + (start + tokens) * H + head, bonus, mask=tokens < length)
-        A = tl.dot(r, k_t, input_precision=PRECISION)
-        A = tl.where(row >= column, A, 0.0)
+        A = tl.dot(r, tl.trans(k), input_precision=PRECISION)
+        A = tl.where(row >= column, A, 0.0).to(NARROW)
         out = tl.dot(A, v, input_precision=PRECISION)
         A = tl.dot(r.to(OPERAND), b_t, input_precision=PRECISION)
         R = tl.where(row >= column, A, 0.0).to(OPERAND)
@@ -221,25 +214,21 @@ def within(
     effects: Effects,
     tables: Tables,
     *,
-    is_first: bool,
     options: Mapping[str, int] = DEFAULT_OPTIONS,
-    pdl: bool = False,
 ) -> None:
     """What each chunk does to the state that enters it.
 
     Args:
-        rkv: ``[3, T, C]``: r, k, v. Unless ``is_first``, v is overwritten with its mix with that
-            of the first layer.
-        v_first: ``[T, C]``: v of the first layer.
+        rkv: ``[3, T, C]``: r, k, v. v is overwritten with its mix with that of the first layer.
+        v_first: ``[T, C]``: v of the first layer. Of that layer itself: v, which stays as it is.
         second: ``[T, 4, C]``: outputs of the low-rank maps v, w, a, g.
         vectors: ``[8, C]`` float32: w0, a0, v0, k_k, k_a, r_k; the group norm's are not used.
         effects: overwritten.
-        is_first: of the layers: v is its own residual, and is left as it is.
         options: of the compiler, beside the default ones.
-        pdl: as in ``mix``.
 
-    In a float32 model all operands are float32. Else those are of which the rounding would be seen
-    beside what the products before have rounded; the others are bfloat16, which has the range.
+    In a float32 model all operands are float32. Else they are bfloat16, which has the range of
+    decays, where that rounding is not seen beside what the products before have rounded; where it
+    would be, float16, or float32 on tf32 units where the range is needed.
     """
     H, K = effects.decays.shape[1:]
     exact = rkv.dtype == torch.float32
@@ -260,10 +249,8 @@ def within(
         K=K,
         BLOCK=triton.next_power_of_2(K),
         L=tables.chunk,
-        IS_FIRST=is_first,
         OPERAND=tl.float32 if exact else tl.bfloat16,
+        NARROW=tl.float32 if exact else tl.float16,
         PRECISION="ieee" if exact else "tf32",
-        PDL=pdl,
         **{**DEFAULT_OPTIONS, **options},
-        **launch_options(pdl),
     )
