@@ -27,12 +27,11 @@ sys.path.insert(0, str(ROOT))
 
 from tests.models.float64_step import Float64Step  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
-from wkvm.kernels.rwkv7_decode import Blocks  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
 from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape  # noqa: E402
-from wkvm.models.rwkv7_plans import Gemv, Library, Plan, plan_of  # noqa: E402
+from wkvm.models.rwkv7_plans import Plan  # noqa: E402
 from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
@@ -390,51 +389,6 @@ class Timed:
         return {"profile": f"{self.name}, {n_rows} rows", "wall_us": round(total), "kernels": busy}
 
 
-def variants(n_rows: int) -> Iterator[tuple[str, Plan]]:
-    """Plans to compare."""
-    plan = plan_of(n_rows)
-    yield "as planned", plan
-    yield "pdl switched", replace(plan, pdl=not plan.pdl)
-    if n_rows <= 4:
-        few = Gemv()
-        yield "uniform", replace(plan, first=few, output=few, key=few)
-        yield "key uniform", replace(plan, key=few)
-        yield "value uniform", replace(plan, value=few)
-        yield "output 16 KiB 2 warps", replace(plan, output=Gemv(16 << 10, 2))
-        yield "first 16 KiB", replace(plan, first=Gemv(16 << 10, 4))
-        return
-    b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
-    if n_rows <= 64:
-        seconds = [
-            (64, b, 128, 4, 3),
-            (64, b, 64, 4, 4),
-            (64, b, 256, 4, 2),
-            (32, b, 128, 4, 2),
-            (128, b, 128, 4, 2),
-            (128, b, 128, 8, 2),
-        ]
-    else:
-        seconds = [
-            (128, 128, 128, 8, 2),
-            (64, 128, 128, 4, 2),
-            (64, 128, 64, 4, 3),
-            (128, 64, 128, 4, 2),
-            (64, 64, 128, 4, 2),
-            (128, 128, 64, 4, 3),
-        ]
-    for n, m, k, n_warps, n_stages in seconds:
-        second = Blocks(n, m, k, 1, n_warps, n_stages)
-        yield f"second {n} {m} {k} {n_warps} {n_stages}", replace(plan, second=second)
-    if n_rows == 128:
-        wide, deep = Blocks(64, 128, 64, 1, 4, 5), Blocks(64, 128, 64, 4, 4, 5)
-        head = Blocks(128, 128, 64, 1, 8, 4)
-        ours = Plan(wide, None, Blocks(64, 128, 128, 1, 4, 2), deep, wide, deep, head, 1)
-        yield "ours", ours
-        wide, deep = Blocks(64, 64, 128, 1, 4, 4), Blocks(64, 64, 128, 4, 4, 4)
-        yield "ours 64", replace(ours, first=wide, output=deep, key=wide, value=deep)
-        yield "ours, library output", replace(ours, output=Library(), value=Library(4))
-
-
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -452,20 +406,16 @@ def main() -> int:
         if "check" in args.what:
             for finding in (*check_goldens(), *check()):
                 note(finding)
-        if {"time", "profile", "variants"} & set(args.what):
+        if {"time", "profile"} & set(args.what):
             bandwidth = copy_bandwidth()
             timed = Timed(args.model, max(args.rows))
             for n_rows in args.rows:
                 if "time" in args.what:
                     note(timed.time(n_rows, bandwidth))
-                if "variants" in args.what:
-                    for label, plan in variants(n_rows):
-                        try:
-                            note({**timed.time(n_rows, bandwidth, plan=plan), "variant": label})
-                        except Exception as error:  # noqa: BLE001
-                            print(n_rows, label, repr(error)[:300])
                 if "profile" in args.what:
-                    note(timed.profile(n_rows, plan=replace(plan_of(n_rows), pdl=False)))
+                    note(
+                        timed.profile(n_rows, plan=replace(timed.model.plan_of(n_rows), pdl=False))
+                    )
     return 1 if findings.n_failed else 0
 
 

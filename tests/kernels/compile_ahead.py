@@ -26,7 +26,7 @@ def decode_bytes(
 
     ``held``: the dtype of its weights, if not ``dtype``.
     """
-    launched = {"N_AHEAD": 16, "N_THREADS": 128, "PDL": True}
+    launched = {"N_AHEAD": 16, "N_FETCHED": 512, "N_THREADS": 128, "PDL": True}
     constants |= {name: value for name, value in launched.items() if name in kernel.arg_names}
     blocks = [constants.get(f"BLOCK_{axis}") for axis in "BNK"]
     signature = {}

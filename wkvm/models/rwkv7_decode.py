@@ -105,7 +105,16 @@ class DecodeStep:
             )
         else:
             pdl = self.plan.pdl
-            kernels.mix(self.residual, self._values, norm, eps, self._y, self.slots, pdl=pdl)
+            kernels.mix(
+                self.residual,
+                self._values,
+                norm,
+                eps,
+                self._y,
+                self.slots,
+                n_warps=self.plan.mix_warps,
+                pdl=pdl,
+            )
             self._product(self._y, model.head, self.logits.unsqueeze(0), self.plan.head)
 
     def _rings(self, states: StateViews) -> list[Ring | None]:
@@ -170,6 +179,7 @@ class DecodeStep:
             mixes=layer.mixes,
             embedding=(model.table, self.token_ids) if index == 0 else None,
             ahead=self._ahead(layer.first.values),
+            n_warps=plan.mix_warps,
             pdl=pdl,
         )
         if isinstance(plan.first, Library):
@@ -205,6 +215,7 @@ class DecodeStep:
             shift=ffn,
             mixes=layer.ffn_mix,
             ahead=self._ahead(layer.ffn_key.values),
+            n_warps=plan.mix_warps,
             pdl=pdl,
         )
         self._product(

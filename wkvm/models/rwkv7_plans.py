@@ -45,7 +45,7 @@ class Plan:
         hidden: these stages, if ``first`` is the library: beside it, on a stream of their own.
         second: the second stages. None: where their outputs are used.
         output, key, value, head: the other products.
-        wkv_warps: of a program of ``kernels.wkv``.
+        wkv_warps, mix_warps: of a program of ``kernels.wkv`` and of ``kernels.mix``.
         fuses_norms: norms, token shifts and mixes are done by each program of the product that
             they precede, which must be ``Gemv``: two launches fewer a layer.
         pdl: launches may begin while the one before runs.
@@ -60,6 +60,7 @@ class Plan:
     value: Cut
     head: Cut
     wkv_warps: int
+    mix_warps: int = 8
     fuses_norms: bool = False
     pdl: bool = True
     looks_ahead: bool = False
@@ -122,51 +123,70 @@ def _measured_plan(n_rows: int, width: int) -> Plan:
         most = Gemv(64 * 1024, 8)
         return Plan(most, None, None, most, most, most, most, wkv_warps=8)
     if n_rows <= 4:
-        few = Gemv(32 * 1024, 4)
         return Plan(
-            first=Gemv(16 * 1024, 4),
+            first=Gemv(16 * 1024, 2),
             hidden=None,
             second=None,
             output=Gemv(16 * 1024, 2),
-            key=Gemv(64 * 1024, 16),
-            value=few,
-            head=few,
+            key=Gemv(64 * 1024, 8),
+            value=Gemv(32 * 1024, 4),
+            head=Gemv(32 * 1024, 8),
             wkv_warps=8,
             fuses_norms=True,
             looks_ahead=True,
         )
+    if 16 < n_rows <= 32:
+        wide = Blocks(64, 32, 128, 1, 4, 6, n_fetched=512)
+        return Plan(
+            first=wide,
+            hidden=None,
+            second=Blocks(32, 32, 128, 1, 4, 2, n_fetched=128),
+            output=replace(wide, n_splits=4),
+            key=wide,
+            value=replace(wide, n_splits=4, n_fetched=1024),
+            head=Blocks(64, 32, 128, 1, 4, 4),
+            wkv_warps=1,
+            mix_warps=16,
+        )
     if n_rows <= 64:
-        b = 16 if n_rows <= 16 else 32 if n_rows <= 32 else 64
+        b = 16 if n_rows <= 16 else 64
         wide = Blocks(64, b, 64, 1, 4, 8) if b == 64 else Blocks(64, b, 128, 1, 4, 6)
         deep = Blocks(64, b, 128, 4, 4, 4 if b == 64 else 6)
         return Plan(
             first=wide,
             hidden=None,
-            second=Blocks(32, b, 128, 1, 4, 2) if b == 32 else Blocks(64, b, 256, 1, 4, 2),
+            second=Blocks(64, b, 256, 1, 4, 2),
             output=deep,
             key=wide,
             value=deep,
             head=Blocks(128, 64, 64, 1, 4, 6) if b == 64 else Blocks(64, b, 128, 1, 4, 4),
             wkv_warps=4 if b == 16 else 1,
         )
+    output: Cut = Library()
     key: Cut
+    # The library would round the key's product before the square, which doubles the error.
     if n_rows <= 128:
         key = Blocks(64, 128, 64, 1, 4, 5)
+    elif n_rows <= 512 and width > WIDEST_FUSED:
+        key = Blocks(128, 256, 64, 1, 8, 3)
     elif n_rows <= 512:
         key = Blocks(64, 256, 64, 1, 8, 4)
+        if n_rows <= 256:
+            output = Blocks(64, 128, 64, 2, 4, 6)
     else:
         key = Mapped(128, 256, 64, 1, 8, 3, n_programs=132, x_left=True, flat=True)
     return Plan(
         first=Library(),
-        hidden=Blocks(64, 64, 128, 1, 4, 4),
+        hidden=Blocks(64, 64, 128, 1, 4, 4) if n_rows <= 512 else Blocks(128, 128, 64, 1, 8, 4),
         second=Blocks(128, 128, 64, 1, 8, 3),
-        output=Library(),
-        # The library would round before the square, which doubles the error.
+        output=output,
         key=key,
         value=Library(4 if n_rows <= 256 else 1),
         head=Library(),
         wkv_warps=1,
-        pdl=n_rows <= 256,
+        mix_warps=8 if n_rows <= 512 else 4,
+        # Between these it was slower when it was last measured, at 512 rows.
+        pdl=n_rows <= 256 or n_rows > 512,
     )
 
 
@@ -176,6 +196,9 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
     No library takes them; programs of few rows hold half the bytes, which are as many weights.
     """
     if isinstance(plan.first, Gemv):
+        if plan.fuses_norms:
+            few = Gemv(32 * 1024, 4)
+            plan = replace(plan, first=Gemv(16 * 1024, 4), key=Gemv(64 * 1024, 16), head=few)
 
         def half(cut: Cut) -> Cut:
             return replace(cut, n_bytes=cut.n_bytes // 2) if isinstance(cut, Gemv) else cut
@@ -199,7 +222,9 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
         return replace(plan, first=wide, output=deep, key=wide, value=deep)
     wide = Blocks(64, 128, 64, 1, 4, 5) if n_rows <= 128 else Blocks(64, 256, 64, 1, 8, 4)
     deep = replace(wide, n_splits=4)
-    return replace(plan, first=wide, hidden=None, output=deep, key=wide, value=deep)
+    return replace(
+        plan, first=wide, hidden=None, output=deep, key=wide, value=deep, pdl=n_rows <= 256
+    )
 
 
 N_FIXED_SPLITS = 4

@@ -30,6 +30,21 @@ sum, offset and row stride of the output, and how many columns with what applied
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _fetch(at_row, n_bytes, N_BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bring ``N_BYTES`` from each address into the L2 cache, lines beyond ``n_bytes`` not."""
+    line = tl.arange(0, N_BYTES // 128) * 128
+    address = at_row.to(tl.int64)[:, None] + tl.minimum(line, n_bytes - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def product_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -55,6 +70,7 @@ def product_kernel(  # type: ignore[no-untyped-def]
     EVEN_B: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    N_FETCHED: tl.constexpr,
     N_AHEAD: tl.constexpr,
     N_THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -105,6 +121,10 @@ def product_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
     if HAS_SCALES:
         scale = tl.load(scales + n, mask=n < n_columns, other=0.0)
+    if N_FETCHED > 0 and row_block == 0:
+        at_row = weight + tl.minimum(n, n_columns - 1) * length + start
+        item_bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+        _fetch(at_row, (end - start) * item_bytes, N_FETCHED)
     if N_AHEAD > 0:
         program = split * tl.num_programs(0) + tl.program_id(0)
         prefetch(ahead, program, tl.num_programs(0) * N_SPLITS, N_AHEAD, N_THREADS)
@@ -148,6 +168,8 @@ class Blocks:
         n, b, k: outputs, rows and terms of the sum in one block.
         n_splits: parts of the sum, each summed by a program of its own into its own output.
         n_warps, n_stages: of one program; blocks that are under way at a time.
+        n_fetched: bytes of each of its rows of weights that a program brings into the L2 cache
+            before it waits for the launch before it: 0, or a power of two of at least 128.
     """
 
     n: int
@@ -156,6 +178,7 @@ class Blocks:
     n_splits: int = 1
     n_warps: int = 4
     n_stages: int = 4
+    n_fetched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +301,7 @@ def product(
         EVEN_B=B % blocks.b == 0,
         EVEN_K=all(length % step == 0 for length in lengths),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        N_FETCHED=blocks.n_fetched,
         N_AHEAD=ahead_chunks(ahead),
         N_THREADS=blocks.n_warps * 32,
         PDL=pdl,

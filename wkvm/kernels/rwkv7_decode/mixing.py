@@ -106,6 +106,7 @@ def mix(
     mixes: Tensor | None = None,
     embedding: tuple[Tensor, Tensor] | None = None,
     ahead: Tensor | None = None,
+    n_warps: int = 8,
     pdl: bool = False,
 ) -> None:
     """End one branch of a layer and begin the next, in one launch.
@@ -131,7 +132,6 @@ def mix(
         pdl: launch while the kernel before this one may still run.
     """
     B, C = x.shape
-    n_warps = 8
     table, token_ids = (x, x) if embedding is None else embedding
     mix_kernel[(B,)](
         x,
