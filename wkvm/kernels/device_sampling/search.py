@@ -31,14 +31,14 @@ FOUND = tl.constexpr(6)
 """Numbers that are found out of a row; see ``resolve_kernel``."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def n_missing(level, missing, largest, scale):  # type: ignore[no-untyped-def]
     """How many ids on a level have the mass that is missing, at least one."""
     each = tl.maximum(mass_of_key(level, largest, scale).to(tl.int64), 1)
     return (missing + each - 1) // each
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def level_in_list(goal, above, keys, weights, low, high):  # type: ignore[no-untyped-def]
     """The highest level so that what is above the list and its ids from there up hold ``goal``.
 
