@@ -236,6 +236,28 @@ def test_a_row_that_is_not_finite_is_flagged_done_and_disturbs_no_other(
 
 
 @DEVICES
+def test_what_the_sample_of_a_row_hides_changes_no_id(device: str) -> None:
+    rig = Rig(device)
+    base = SamplingParams()
+    mixes = [
+        replace(base, top_p=0.6),
+        replace(base, top_k=VOCAB // 2 + 3),
+        replace(base, top_k=VOCAB // 2 + 3, top_p=0.7),
+        replace(base, top_p=0.6, min_p=0.2, temperature=3.0),
+    ]
+    shapes = 4
+    rig.start([plan(at, one) for at, one in enumerate(mixes * shapes)])
+    logits = random_logits(len(mixes) * shapes, VOCAB, 9)
+    of_shape = logits.view(shapes, len(mixes), VOCAB)
+    of_shape[0] = 0.25  # equals, more than fit into a list
+    of_shape[1, :, ::8] -= 20  # every eighth is seen, and looks like a tail
+    of_shape[2, :, ::8] += 5  # or like a head
+    of_shape[3] = -3
+    of_shape[3, :, 1:200] = 4  # the head is in one place
+    assert rig.end(logits)[0] == rig.expected(logits)
+
+
+@DEVICES
 def test_of_one_id_that_is_left_it_is_the_one(device: str) -> None:
     rig = Rig(device)
     base = SamplingParams(top_p=0.9, max_tokens=5)

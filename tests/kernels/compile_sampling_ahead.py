@@ -39,7 +39,7 @@ def compiled(kernel: Any, constants: dict[str, int], n_warps: int) -> Any:
             if name in ALIGNED or signature[name].startswith("*")
         },
     )
-    options = {"num_warps": n_warps, "enable_fp_fusion": False}
+    options = {"num_warps": n_warps, "enable_fp_fusion": False, "launch_pdl": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
         sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group, "PART": 2048 * group}
         sizes |= {"PARTS": n_chunks // group, "LIST": 8192, "STRIDE": n_chunks // 4}
-        sizes |= {"BLOCK": 256, "ALIGNED": True}
+        sizes |= {"BLOCK": 256, "ALIGNED": True, "PDL": group == 1}
         for kernel, n_warps in (
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),

@@ -15,6 +15,7 @@ from wkvm.kernels.device_sampling.common import (
     TOP_K,
     TOP_P,
     WORDS,
+    follow,
     is_filtered,
     real,
 )
@@ -45,6 +46,7 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     LIST: tl.constexpr,
     STRIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Between which logits top-k or top-p cuts a row, one program a row.
 
@@ -56,6 +58,7 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
         brackets: ``[B, 2]`` float32; written for rows with filters: the cut is at or above the
             first and below the second. Two infinities if only min-p cuts.
     """
+    follow(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot >= 0:

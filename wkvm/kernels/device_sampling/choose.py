@@ -24,6 +24,7 @@ from wkvm.kernels.device_sampling.common import (
     SCALE,
     STOPS,
     WORDS,
+    follow,
     is_filtered,
     masses,
     ordered,
@@ -95,8 +96,10 @@ def select_kernel(  # type: ignore[no-untyped-def]
     CHUNKS: tl.constexpr,
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Choose one id of each row from what the other kernels found, and carry its slot on."""
+    follow(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     chosen = slot.to(tl.int64) * 0

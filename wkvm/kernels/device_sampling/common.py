@@ -7,6 +7,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.device_sampling import records as fields
 
@@ -45,6 +46,14 @@ MASS = tl.constexpr(float(2**31))
 
 LOWEST = tl.constexpr(-(2**31))
 """Below the number of each logit, -inf included."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def follow(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the kernel before, if this one came before its end, and let the next one come."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -134,7 +134,10 @@ def sample(
     n_parts = triton.cdiv(s.n_chunks, group)
     parts, chunks = triton.next_power_of_2(n_parts), triton.next_power_of_2(s.n_chunks)
     # One more rounding or one less in a penalty, and the CPU would choose otherwise.
-    options = {"num_warps": 8, "enable_fp_fusion": False}
+    pdl = n_rows < MANY_ROWS and logits.is_cuda
+    options = {"num_warps": 8, "enable_fp_fusion": False, "PDL": pdl}
+    if pdl:
+        options["launch_pdl"] = True
     reads = {"CHUNK": s.chunk, "ALIGNED": aligned, **options}
     scanned = (s.maxima, s.winners, s.broken)
     scan_kernel[n_parts, n_rows](

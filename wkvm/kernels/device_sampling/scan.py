@@ -15,6 +15,7 @@ from wkvm.kernels.device_sampling.common import (
     RULED,
     SCALE,
     WORDS,
+    follow,
     is_filtered,
     masses,
     ordered,
@@ -45,6 +46,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     LIST: tl.constexpr,
     STRIDE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Of each part of each row the largest logit, its lowest id, and whether one is not finite.
 
@@ -60,6 +62,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         samples: ``[B, 2 * LIST]`` float32; written for rows with filters: every ``STRIDE``th logit.
         n_listed: ``[B]`` int32; set to 0.
     """
+    follow(PDL)
     part, n_parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1)
     first = part * GROUP * CHUNK
@@ -132,6 +135,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     LIST: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Of each chunk of each row that draws the mass, and for filters where it lies.
 
@@ -147,6 +151,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
             that ``ordered`` gives the logit, above 32 bits of id.
         n_listed: ``[B]`` int32; written: how many these are. More than ``LIST`` do not fit.
     """
+    follow(PDL)
     part, n_parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1)
     slot = tl.load(slots + row)

@@ -16,6 +16,7 @@ from wkvm.kernels.device_sampling.common import (
     TOP_K,
     TOP_P,
     WORDS,
+    follow,
     is_filtered,
     mass_of_key,
     masses,
@@ -48,8 +49,8 @@ def level_in_list(goal, above, keys, weights, low, high):  # type: ignore[no-unt
     held_above = above
     while high - low > 1:
         middle = (low + high) >> 1
-        is_in = keys.to(tl.int64) >= middle
-        held = above + tl.sum(tl.where(is_in, weights.to(tl.int64), 0), 0)
+        is_in = keys >= middle.to(tl.int32)
+        held = above + tl.sum(tl.where(is_in, weights, 0).to(tl.int64), 0)
         if held >= goal:
             low = middle
         else:
@@ -117,6 +118,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     LIST: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """What the filters leave of each row that has any, and where in it the draw lands.
 
@@ -129,6 +131,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
             the least mass of an id that is kept; the chunk where the draw lands, how far into
             its mass, and how many ids on the level are before it.
     """
+    follow(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot >= 0:
@@ -172,8 +175,8 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                         top_k, count_above, keys, is_listed.to(tl.uint32), low, high
                     )
                     n_level = top_k - held
-                    is_over = keys.to(tl.int64) > level
-                    total = mass_above + tl.sum(tl.where(is_over, weights.to(tl.int64), 0), 0)
+                    is_over = keys > level.to(tl.int32)
+                    total = mass_above + tl.sum(tl.where(is_over, weights, 0).to(tl.int64), 0)
                     total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
             if top_p < 1:
                 goal = share_of(total, top_p)
@@ -207,9 +210,9 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 is_solved = n >= 0
                 keys = keys * 0 + LOWEST
             if is_solved:
-                over = tl.where(keys.to(tl.int64) > level, weights, 0).to(tl.int64)
-                is_on = (keys.to(tl.int64) == level) & is_listed
-                whole = tl.sum(base, 0) + tl.sum(over, 0) + n_level * each
+                over = tl.where(keys > level.to(tl.int32), weights, 0).to(tl.uint32)
+                is_on = (keys == level.to(tl.int32)) & is_listed
+                whole = tl.sum(base, 0) + tl.sum(over.to(tl.int64), 0) + n_level * each
                 point = point_of(whole, uniform(record))
                 # The first chunk with which the mass exceeds the point.
                 lower = n_chunks * 0
@@ -219,7 +222,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 while lower < upper:
                     middle = (lower + upper) >> 1
                     n_on = tl.sum((is_on & (chunks <= middle)).to(tl.int32), 0).to(tl.int64)
-                    mass = tl.sum(tl.where(chunks <= middle, over, 0), 0)
+                    mass = tl.sum(tl.where(chunks <= middle, over, 0).to(tl.int64), 0)
                     mass += tl.sum(tl.where(every <= middle, base, 0), 0)
                     mass += tl.minimum(n_on, n_level) * each
                     if mass > point:
