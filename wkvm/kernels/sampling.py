@@ -246,8 +246,12 @@ def _draw_likeliest(
     else:
         is_open = torch.zeros_like(n_kept, dtype=torch.bool)
     is_kept = torch.arange(n_seen, device=ids.device) < n_kept[:, None]
+    kept = mass * is_kept
+    if n_seen == vocab_size:
+        # Back to where they came from, which is quicker than another sort.
+        return _draw(torch.empty_like(kept).scatter_(-1, ids, kept), uniform), is_open
     ids, by_id = ids.sort(-1)
-    cumulative = (mass * is_kept).gather(-1, by_id).cumsum(-1)
+    cumulative = kept.gather(-1, by_id).cumsum(-1)
     return ids.gather(-1, _index_at(cumulative, uniform)[:, None])[:, 0], is_open
 
 
