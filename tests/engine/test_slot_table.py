@@ -18,6 +18,7 @@ from wkvm.core.grammar import Constraint
 from wkvm.core.plan import RowPlan
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.sampler import Sampler
+from wkvm.kernels.philox import uniform
 from wkvm.kernels.sampling import finite_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -255,6 +256,46 @@ def test_what_the_sample_of_a_row_hides_changes_no_id(device: str) -> None:
     of_shape[3] = -3
     of_shape[3, :, 1:200] = 4  # the head is in one place
     assert rig.end(logits)[0] == rig.expected(logits)
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    "vocab_size", [2, 63, 64, 301] if INTERPRETED else [300, 50_277, 65_529, 151_936, 262_144]
+)
+def test_a_vocabulary_may_have_any_size(vocab_size: int, device: str) -> None:
+    rig = Rig(device, vocab_size)
+    base = SamplingParams()
+    mixes = [
+        base,
+        replace(base, temperature=0),
+        replace(base, top_p=0.8),
+        replace(base, top_k=2),
+        replace(base, min_p=0.3),
+        replace(base, top_p=0.8, presence_penalty=0.5, logit_bias=((1, 2.0),)),
+    ]
+    rig.start([plan(at, one, ids=(1, 0, 1, 1)) for at, one in enumerate(mixes)])
+    for seed in range(2):
+        logits = random_logits(len(mixes), vocab_size, seed)
+        ids, _ = rig.end(logits)
+        assert ids == rig.expected(logits)
+        rig.advance(ids)
+        rig.begin()
+
+
+@DEVICES
+def test_random_numbers_have_the_same_bits(device: str) -> None:
+    kernel = importlib.import_module("tests.kernels.uniform_kernel").uniform_kernel
+    records = importlib.import_module("wkvm.kernels.device_sampling.records")
+    edges = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
+    keys = [(seed, branch, at) for seed in edges for branch in edges for at in edges]
+    table = torch.zeros((len(keys), records.WORDS), dtype=torch.int64)
+    fields = [records.SEED, records.BRANCH, records.POSITION]
+    table[:, fields] = torch.tensor(
+        [[word - 2**64 if word >= 2**63 else word for word in key] for key in keys]
+    )
+    numbers = torch.zeros(len(keys), dtype=torch.float64, device=device)
+    kernel[len(keys),](table.to(device), numbers)
+    assert numbers.tolist() == [uniform(*key) for key in keys]
 
 
 @DEVICES

@@ -12,11 +12,11 @@ from wkvm.kernels.device_sampling import bracket, choose, scan, search
 TYPES = {
     **dict.fromkeys(("logits", "maxima", "samples", "brackets"), "*fp32"),
     **dict.fromkeys(("slots", "slots_in", "masks", "winners", "broken", "n_above"), "*i32"),
-    **dict.fromkeys(("records", "totals", "above", "heavy", "listed"), "*i64"),
+    **dict.fromkeys(("records", "totals", "above", "heavy"), "*i64"),
     **dict.fromkeys(("token_ids", "out_ids", "ids", "found", "addresses"), "*i64"),
     **dict.fromkeys(("has_mask",), "*i1"),
     **dict.fromkeys(("out_flags",), "*u8"),
-    **dict.fromkeys(("n_listed",), "*i32"),
+    **dict.fromkeys(("listed", "n_listed"), "*i32"),
 }
 ALIGNED = {"V", "row_stride", "mask_stride"}
 """Multiples of 16 in every model."""

@@ -26,6 +26,13 @@ LIST = 8192
 SAMPLES = 8192
 """Logits from which the cut of a row is guessed, at most, and at most one in 8."""
 
+# What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
+SCAN = {"num_warps": 8, "maxnreg": 64}
+BRACKET = {"num_warps": 8, "maxnreg": 128}
+WEIGH = {"num_warps": 8, "maxnreg": 80}
+RESOLVE = {"num_warps": 16, "maxnreg": 64}
+SELECT = {"num_warps": 8}
+
 
 class Scratch:
     """What the kernels of a step tell one another: 64 KiB a row, and 40 bytes a chunk."""
@@ -53,7 +60,7 @@ class Scratch:
         self.n_listed = empty(1, torch.int32)
         self.found = empty(FOUND.value, torch.int64)
         # The samples are read before the list is written.
-        self.listed = empty(LIST, torch.int64)
+        self.listed = empty(2 * LIST, torch.int32)
         self.samples = self.listed.view(torch.float32)
 
     @staticmethod
@@ -135,7 +142,7 @@ def sample(
     parts, chunks = triton.next_power_of_2(n_parts), triton.next_power_of_2(s.n_chunks)
     # One more rounding or one less in a penalty, and the CPU would choose otherwise.
     pdl = n_rows < MANY_ROWS and logits.is_cuda
-    options = {"num_warps": 8, "enable_fp_fusion": False, "PDL": pdl}
+    options = {"enable_fp_fusion": False, "PDL": pdl}
     if pdl:
         options["launch_pdl"] = True
     reads = {"CHUNK": s.chunk, "ALIGNED": aligned, **options}
@@ -147,8 +154,8 @@ def sample(
         GROUP=group,
         LIST=s.list,
         STRIDE=s.stride,
-        maxnreg=64,
         **reads,
+        **SCAN,
     )
     bracket_kernel[n_rows,](
         *(slots, records, s.maxima, s.samples, s.brackets),
@@ -157,8 +164,8 @@ def sample(
         PARTS=parts,
         LIST=s.list,
         STRIDE=s.stride,
-        maxnreg=128,
         **options,
+        **BRACKET,
     )
     weighed = (s.totals, s.above, s.heavy, s.n_above, s.listed, s.n_listed)
     weigh_kernel[n_parts, n_rows](
@@ -168,8 +175,8 @@ def sample(
         GROUP=group,
         PARTS=parts,
         LIST=s.list,
-        maxnreg=80,
         **reads,
+        **WEIGH,
     )
     blocks = {"CHUNKS": chunks, "PARTS": parts}
     resolve_kernel[n_rows,](
@@ -178,7 +185,8 @@ def sample(
         *(*sizes, n_parts, s.n_chunks),
         LIST=s.list,
         **blocks,
-        **{**reads, "num_warps": 16},
+        **reads,
+        **RESOLVE,
     )
     select_kernel[n_rows,](
         *rows,
@@ -186,6 +194,7 @@ def sample(
         *(*sizes, n_parts, s.n_chunks),
         **blocks,
         **reads,
+        **SELECT,
     )
 
 

@@ -147,8 +147,8 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
         above, n_above: ``[B, n_chunks]`` int64, int32; written: mass and number of ids above the
             bracket.
         heavy: ``[B, n_chunks]`` int64; written: the mass of ids that min-p keeps.
-        listed: ``[B, LIST]`` int64; written: the ids in the bracket, in any order: the number
-            that ``ordered`` gives the logit, above 32 bits of id.
+        listed: ``[B, 2, LIST]`` int32; written: of the ids in the bracket, in any order, the
+            numbers that ``ordered`` gives their logits, and the ids.
         n_listed: ``[B]`` int32; written: how many these are. More than ``LIST`` do not fit.
     """
     follow(PDL)
@@ -191,9 +191,10 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
                     n_in = tl.max(upto, 0)
                     if n_in > 0:
                         place = tl.atomic_add(n_listed + row, n_in, sem="relaxed") + upto - 1
-                        packed = (ordered(x).to(tl.int64) << 32) | ids.to(tl.int64)
-                        into = listed + row.to(tl.int64) * LIST + place
-                        tl.store(into, packed, mask=is_in & (place < LIST))
+                        into = listed + row.to(tl.int64) * (2 * LIST) + place
+                        is_in = is_in & (place < LIST)
+                        tl.store(into, ordered(x), mask=is_in)
+                        tl.store(into + LIST, ids, mask=is_in)
                     if min_p > 0:
                         tl.store(
                             heavy + out,

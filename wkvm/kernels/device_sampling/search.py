@@ -40,23 +40,37 @@ def n_missing(level, missing, largest, scale):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def level_in_list(goal, above, keys, weights, low, high):  # type: ignore[no-untyped-def]
+def level_in_list(goal, above, keys, weights, is_listed):  # type: ignore[no-untyped-def]
     """The highest level so that what is above the list and its ids from there up hold ``goal``.
 
+    The list holds enough for that, and what is above it does not.
+
     Returns:
-        The level, and what ids above it hold. ``low`` holds enough, ``high`` does not.
+        The level, and what ids above it hold.
     """
-    held_above = above
+    low = tl.min(tl.where(is_listed, keys, 2147483647), 0).to(tl.int64)
+    high = tl.max(keys, 0).to(tl.int64) + 1
+    held_low = above + tl.sum(weights.to(tl.int64), 0)
+    held_high = above
+    guesses = True
     while high - low > 1:
         middle = (low + high) >> 1
+        if guesses:
+            # Where the goal lies between what both ends hold.
+            share = (held_low - goal).to(tl.float32) / (held_low - held_high).to(tl.float32)
+            middle = low + (share * (high - low).to(tl.float32)).to(tl.int64)
+            middle = tl.minimum(tl.maximum(middle, low + 1), high - 1)
+        guesses = not guesses
         is_in = keys >= middle.to(tl.int32)
         held = above + tl.sum(tl.where(is_in, weights, 0).to(tl.int64), 0)
+        # Both ends are at ids of the list, so that they meet as soon as no other is between.
         if held >= goal:
-            low = middle
+            low = tl.min(tl.where(is_in, keys, 2147483647), 0).to(tl.int64)
+            held_low = held
         else:
-            high = middle
-            held_above = held
-    return low, held_above
+            high = tl.max(tl.where(is_in, LOWEST, keys), 0).to(tl.int64) + 1
+            held_high = held
+    return low, held_high
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -156,24 +170,17 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
 
             places = tl.arange(0, LIST)
             is_listed = places < n
-            packed = tl.load(
-                listed + row.to(tl.int64) * LIST + places, mask=is_listed, other=LOWEST << 32
-            )
-            keys = (packed >> 32).to(tl.int32)
-            chunks = (packed & 0xFFFFFFFF).to(tl.int32) // CHUNK
+            in_list = listed + row.to(tl.int64) * (2 * LIST) + places
+            keys = tl.load(in_list, mask=is_listed, other=LOWEST)
             weights = tl.where(is_listed, mass_of_key(keys, largest, scale), 0).to(tl.uint32)
-            low = tl.min(tl.where(is_listed, keys, 2147483647), 0).to(tl.int64)
-            high = tl.max(keys, 0).to(tl.int64) + 1
-
             level = total * 0 + LOWEST
             n_level = total * 0
             is_solved = n <= LIST
             if top_k < V:
                 is_solved = is_solved & (count_above < top_k) & (count_above + n >= top_k)
                 if is_solved:
-                    level, held = level_in_list(
-                        top_k, count_above, keys, is_listed.to(tl.uint32), low, high
-                    )
+                    ones = is_listed.to(tl.uint32)
+                    level, held = level_in_list(top_k, count_above, keys, ones, is_listed)
                     n_level = top_k - held
                     is_over = keys > level.to(tl.int32)
                     total = mass_above + tl.sum(tl.where(is_over, weights, 0).to(tl.int64), 0)
@@ -183,7 +190,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 mass_listed = tl.sum(weights.to(tl.int64), 0)
                 is_solved = is_solved & (mass_above < goal) & (mass_above + mass_listed >= goal)
                 if is_solved:
-                    level, held = level_in_list(goal, mass_above, keys, weights, low, high)
+                    level, held = level_in_list(goal, mass_above, keys, weights, is_listed)
                     n_level = n_missing(level, goal - held, largest, scale)
             if not is_solved:
                 if top_k < V:
@@ -210,6 +217,8 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 is_solved = n >= 0
                 keys = keys * 0 + LOWEST
             if is_solved:
+                # Not read before, so that they are in nobody's way there.
+                chunks = tl.load(in_list + LIST, mask=is_listed, other=0) // CHUNK
                 over = tl.where(keys > level.to(tl.int32), weights, 0).to(tl.uint32)
                 is_on = (keys == level.to(tl.int32)) & is_listed
                 whole = tl.sum(base, 0) + tl.sum(over.to(tl.int64), 0) + n_level * each
