@@ -48,7 +48,7 @@ def main() -> None:
     for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
         sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group, "PART": 2048 * group}
         sizes |= {"PARTS": n_chunks // group, "LIST": 8192, "STRIDE": n_chunks // 4}
-        sizes |= {"BLOCK": 256, "ALIGNED": True, "PDL": group == 1}
+        sizes |= {"BLOCK": 4096, "ALIGNED": True, "PDL": group == 1}
         for kernel, n_warps in (
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),

@@ -184,6 +184,7 @@ def sample(
         *(s.maxima, *weighed, s.found),
         *(*sizes, n_parts, s.n_chunks),
         LIST=s.list,
+        BLOCK=2 * s.chunk,
         **blocks,
         **reads,
         **RESOLVE,

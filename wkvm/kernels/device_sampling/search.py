@@ -31,12 +31,26 @@ from wkvm.kernels.device_sampling.common import (
 FOUND = tl.constexpr(6)
 """Numbers that are found out of a row; see ``resolve_kernel``."""
 
+HIGHEST = tl.constexpr(2**31 - 1)
+"""Above the number of each logit."""
+
 
 @triton.jit
 def n_missing(level, missing, largest, scale):  # type: ignore[no-untyped-def]
     """How many ids on a level have the mass that is missing, at least one."""
     each = tl.maximum(mass_of_key(level, largest, scale).to(tl.int64), 1)
     return (missing + each - 1) // each
+
+
+@triton.jit
+def between(low, high, held_low, held_high, goal, guesses):  # type: ignore[no-untyped-def]
+    """A level above ``low`` and below ``high``: in the middle, or where the goal seems to lie."""
+    middle = (low + high) >> 1
+    if guesses:
+        share = (held_low - goal).to(tl.float32) / (held_low - held_high).to(tl.float32)
+        middle = low + (share * (high - low).to(tl.float32)).to(tl.int64)
+        middle = tl.minimum(tl.maximum(middle, low + 1), high - 1)
+    return middle
 
 
 @triton.jit
@@ -48,24 +62,19 @@ def level_in_list(goal, above, keys, weights, is_listed):  # type: ignore[no-unt
     Returns:
         The level, and what ids above it hold.
     """
-    low = tl.min(tl.where(is_listed, keys, 2147483647), 0).to(tl.int64)
+    low = tl.min(tl.where(is_listed, keys, HIGHEST), 0).to(tl.int64)
     high = tl.max(keys, 0).to(tl.int64) + 1
     held_low = above + tl.sum(weights.to(tl.int64), 0)
     held_high = above
     guesses = True
     while high - low > 1:
-        middle = (low + high) >> 1
-        if guesses:
-            # Where the goal lies between what both ends hold.
-            share = (held_low - goal).to(tl.float32) / (held_low - held_high).to(tl.float32)
-            middle = low + (share * (high - low).to(tl.float32)).to(tl.int64)
-            middle = tl.minimum(tl.maximum(middle, low + 1), high - 1)
+        middle = between(low, high, held_low, held_high, goal, guesses)
         guesses = not guesses
         is_in = keys >= middle.to(tl.int32)
         held = above + tl.sum(tl.where(is_in, weights, 0).to(tl.int64), 0)
         # Both ends are at ids of the list, so that they meet as soon as no other is between.
         if held >= goal:
-            low = tl.min(tl.where(is_in, keys, 2147483647), 0).to(tl.int64)
+            low = tl.min(tl.where(is_in, keys, HIGHEST), 0).to(tl.int64)
             held_low = held
         else:
             high = tl.max(tl.where(is_in, LOWEST, keys), 0).to(tl.int64) + 1
@@ -75,39 +84,56 @@ def level_in_list(goal, above, keys, weights, is_listed):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator]
 def held_from(  # type: ignore[no-untyped-def]
-    level, logits, largest, scale, V, BY_COUNT: tl.constexpr, CHUNK: tl.constexpr
+    level, logits, largest, scale, V, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """What the ids of a row from ``level`` up hold: how many they are, or their mass."""
-    held = tl.zeros([CHUNK], tl.int64)
-    for start in range(0, V, CHUNK):
-        ids = start + tl.arange(0, CHUNK)
+    """What the ids of a row from ``level`` up hold: how many they are, or their mass.
+
+    Returns:
+        That; the lowest level of these ids, and the highest of all others.
+    """
+    held = tl.zeros([BLOCK], tl.int64)
+    lowest_in = tl.full([BLOCK], HIGHEST, tl.int32)
+    highest_out = tl.full([BLOCK], LOWEST, tl.int32)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
         inside = ids < V
         x = tl.load(logits + ids, mask=inside, other=-INFINITY)
-        if BY_COUNT:  # noqa: SIM108
-            weight = inside.to(tl.int64)
+        key = ordered(x)
+        is_in = (key >= level.to(tl.int32)) & inside
+        if BY_COUNT:
+            held += is_in.to(tl.int64)
         else:
-            weight = masses(x, largest, scale).to(tl.int64)
-        held += tl.where(ordered(x).to(tl.int64) >= level, weight, 0)
-    return tl.sum(held, 0)
+            held += tl.where(is_in, masses(x, largest, scale), 0).to(tl.int64)
+        lowest_in = tl.minimum(lowest_in, tl.where(is_in, key, HIGHEST))
+        highest_out = tl.maximum(highest_out, tl.where(is_in | (ids >= V), LOWEST, key))
+    up, down = tl.min(lowest_in, 0).to(tl.int64), tl.max(highest_out, 0).to(tl.int64)
+    return tl.sum(held, 0), up, down
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def level_in_row(  # type: ignore[no-untyped-def]
-    goal, logits, largest, scale, V, BY_COUNT: tl.constexpr, CHUNK: tl.constexpr
+    goal, total, logits, largest, scale, V, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Like ``level_in_list``, over a whole row: slow, for the rows whose guess was wrong."""
+    """Like ``level_in_list``, over a whole row: slow, for the rows whose guess was wrong.
+
+    ``total`` is what all ids hold.
+    """
     low = goal * 0 + LOWEST
     high = tl.max(ordered(tl.zeros([1], tl.float32) + largest).to(tl.int64), 0) + 1
-    held_above = goal * 0
+    held_low = goal * 0 + total
+    held_high = goal * 0
+    guesses = False
     while high - low > 1:
-        middle = (low + high) >> 1
-        held = held_from(middle, logits, largest, scale, V, BY_COUNT, CHUNK)
+        middle = between(low, high, held_low, held_high, goal, guesses)
+        guesses = not guesses
+        held, up, down = held_from(middle, logits, largest, scale, V, BY_COUNT, BLOCK)
         if held >= goal:
-            low = middle
+            low = up
+            held_low = held
         else:
-            high = middle
-            held_above = held
-    return low, held_above
+            high = down + 1
+            held_high = held
+    return low, held_high
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -131,6 +157,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
     CHUNKS: tl.constexpr,
     PARTS: tl.constexpr,
     LIST: tl.constexpr,
+    BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -194,13 +221,13 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                     n_level = n_missing(level, goal - held, largest, scale)
             if not is_solved:
                 if top_k < V:
-                    level, held = level_in_row(top_k, logits, largest, scale, V, True, CHUNK)
+                    level, held = level_in_row(top_k, V, logits, largest, scale, V, True, BLOCK)
                     n_level = top_k - held
-                    total = held_from(level + 1, logits, largest, scale, V, False, CHUNK)
+                    total, _, _ = held_from(level + 1, logits, largest, scale, V, False, BLOCK)
                     total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
                 if top_p < 1:
                     goal = share_of(total, top_p)
-                    level, held = level_in_row(goal, logits, largest, scale, V, False, CHUNK)
+                    level, held = level_in_row(goal, total, logits, largest, scale, V, False, BLOCK)
                     n_level = n_missing(level, goal - held, largest, scale)
 
             floor = total * 0
@@ -244,7 +271,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 tl.store(out + 4, point - before)
                 tl.store(out + 5, n_before)
             else:
-                whole = held_from(level + 1, logits, largest, scale, V, False, CHUNK)
+                whole, _, _ = held_from(level + 1, logits, largest, scale, V, False, BLOCK)
                 point = point_of(whole + n_level * each, uniform(record))
                 n_before = total * 0
                 is_found = total * 0
