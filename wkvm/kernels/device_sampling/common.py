@@ -63,14 +63,20 @@ def real(record, field: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def start_of(logits, record, row, row_stride, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the logits of a row are that are chosen from: the model's, or those after rules."""
-    ruled = tl.load(record + RULED)
-    from_logits = (ruled - logits.to(tl.int64)) // 4
-    offset = tl.where(ruled != 0, from_logits, row.to(tl.int64) * row_stride)
+def floats_at(address, logits, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A pointer to float32 at an address, relative to one of which Triton knows the alignment."""
+    offset = (address - logits.to(tl.int64)) // 4
     if ALIGNED:
         offset = tl.multiple_of(offset, 4)
     return logits + offset
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def start_of(logits, record, row, row_stride, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the logits of a row are that are chosen from: the model's, or those after rules."""
+    ruled = tl.load(record + RULED)
+    given = logits.to(tl.int64) + row.to(tl.int64) * row_stride * 4
+    return floats_at(tl.where(ruled != 0, ruled, given), logits, ALIGNED)
 
 
 @triton.jit

@@ -23,19 +23,21 @@ from wkvm.kernels.device_sampling.common import (
     PENDING,
     PRESENCE,
     REPETITION,
+    RULED,
     STOPS,
+    floats_at,
     real,
 )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def penalized(x, ids, inside, record, address, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def penalized(x, ids, inside, record, counts, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The logits ``x`` of ``ids`` after the penalties.
 
-    Their counts, at ``address``, take the id in that was fed in this step.
+    ``counts`` points to the row's; they take the id in that was fed in this step.
     """
-    counts = address.to(tl.pointer_type(tl.float32)) + ids
-    marks = (address + 4 * V).to(tl.pointer_type(tl.uint8)) + ids
+    marks = (counts + V).to(tl.pointer_type(tl.uint8), bitcast=True) + ids
+    counts += ids
     count = tl.load(counts, mask=inside, other=0.0)
     mark = tl.load(marks, mask=inside, other=0).to(tl.int32)
     pending = tl.load(record + PENDING)
@@ -55,11 +57,14 @@ def penalized(x, ids, inside, record, address, V, BLOCK: tl.constexpr):  # type:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def apply_rules(raw, into, first, last, record, mask, is_masked, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def apply_rules(  # type: ignore[no-untyped-def]
+    raw, logits, first, last, record, mask, is_masked, V, BLOCK: tl.constexpr, ALIGNED: tl.constexpr
+):
     """Write the logits of ids from ``first`` to ``last`` after the rules.
 
     Args:
-        raw, into: where the row starts, as the model gave it and as it is written.
+        raw: where the row starts, as the model gave it; it is written where its record says.
+        logits: for ``floats_at``.
         mask: where the row of the grammar's masks starts.
 
     Returns:
@@ -71,13 +76,14 @@ def apply_rules(raw, into, first, last, record, mask, is_masked, V, BLOCK: tl.co
     bans = tl.load(record + N_OUTPUT) < tl.load(record + MIN_TOKENS)
     stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
     n_stops = tl.load(record + N_STOPS)
+    into = floats_at(tl.load(record + RULED), logits, ALIGNED)
     for start in range(first, last, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         inside = ids < last
         x = tl.load(raw + ids, mask=inside, other=0.0)
         is_finite = is_finite & (tl.abs(x) <= LARGEST)
         if bias != 0:
-            x += tl.load(bias.to(tl.pointer_type(tl.float32)) + ids, mask=inside, other=0.0)
+            x += tl.load(floats_at(bias, logits, ALIGNED) + ids, mask=inside, other=0.0)
         if bans:
             for at in range(n_stops):
                 x = tl.where(ids == tl.load(stops + at), -INFINITY, x)
@@ -85,6 +91,7 @@ def apply_rules(raw, into, first, last, record, mask, is_masked, V, BLOCK: tl.co
             words = tl.load(mask + ids // 32, mask=inside, other=0)
             x = tl.where((words >> (ids % 32)) & 1 != 0, x, -INFINITY)
         if counts != 0:
-            x = penalized(x, ids, inside, record, counts, V, BLOCK)
+            at_counts = floats_at(counts, logits, ALIGNED)
+            x = penalized(x, ids, inside, record, at_counts, V, BLOCK)
         tl.store(into + ids, x, mask=inside)
     return tl.min(is_finite.to(tl.int32), 0)

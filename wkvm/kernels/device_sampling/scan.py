@@ -80,9 +80,8 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             mask = masks + row.to(tl.int64) * mask_stride
             is_masked = tl.load(has_mask + row) != 0
             last = tl.minimum(first + GROUP * CHUNK, V)
-            into = ruled.to(tl.pointer_type(tl.float32))
             all_finite = apply_rules(
-                from_row, into, first, last, record, mask, is_masked, V, CHUNK // 4
+                from_row, logits, first, last, record, mask, is_masked, V, CHUNK // 2, ALIGNED
             )
             from_row = start_of(logits, record, row, row_stride, ALIGNED)
             tl.debug_barrier()
