@@ -105,9 +105,9 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                         over = tl.where(is_enough, over, middle)
                     n_kept = held(x, ones, tops, top_ones, below)
                     goal_high = goal * 0 - 1.0
-                    goal_low = goal * 0 + LIST * 0.75
+                    goal_low = tl.minimum(n_kept * 4 + LIST // 8, LIST * 0.75)
                     if n_kept <= LIST * 0.5:
-                        # Few enough to list all above the cut, and many more.
+                        # Few enough to list all above the cut, and more.
                         weights, top_weights = ones, top_ones
                     else:
                         share = tl.where(by_count, 0.0, top_p)
