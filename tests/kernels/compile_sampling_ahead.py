@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 from wkvm.kernels.device_sampling import bracket, choose, scan, search
 
 TYPES = {
-    **dict.fromkeys(("logits", "maxima", "samples", "brackets"), "*fp32"),
+    **dict.fromkeys(("logits", "maxima", "samples", "tops", "brackets"), "*fp32"),
     **dict.fromkeys(("slots", "slots_in", "masks", "winners", "broken", "n_above"), "*i32"),
     **dict.fromkeys(("records", "totals", "above", "heavy"), "*i64"),
     **dict.fromkeys(("token_ids", "out_ids", "ids", "found", "addresses"), "*i64"),
@@ -46,8 +46,8 @@ def compiled(kernel: Any, constants: dict[str, int], n_warps: int) -> Any:
 def main() -> None:
     """All kernels, for the usual vocabulary and for the largest, for few rows and for many."""
     for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
-        sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group, "PART": 2048 * group}
-        sizes |= {"PARTS": n_chunks // group, "LIST": 8192, "STRIDE": n_chunks // 4}
+        sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group}
+        sizes |= {"PARTS": n_chunks // group, "LIST": 4096, "STRIDE": n_chunks // 4}
         sizes |= {"BLOCK": 4096, "ALIGNED": True, "PDL": group == 1}
         for kernel, n_warps in (
             (choose.begin_kernel, 4),

@@ -14,6 +14,7 @@ from wkvm.kernels.device_sampling.common import (
     SCALE,
     TOP_K,
     TOP_P,
+    TOPS,
     WORDS,
     follow,
     is_filtered,
@@ -26,10 +27,10 @@ N_SIGMAS = tl.constexpr(3.0)
 
 
 @triton.jit
-def held(x, weights, tops, top_weights, level):  # type: ignore[no-untyped-def]
-    """What the sample and the largest logits of the parts hold from ``level`` up."""
+def held(x, weights, peaks, peak_weights, level):  # type: ignore[no-untyped-def]
+    """What the sample and the largest logits of the groups hold from ``level`` up."""
     return tl.sum(tl.where(x >= level, weights, 0.0), 0) + tl.sum(
-        tl.where(tops >= level, top_weights, 0.0), 0
+        tl.where(peaks >= level, peak_weights, 0.0), 0
     )
 
 
@@ -37,24 +38,25 @@ def held(x, weights, tops, top_weights, level):  # type: ignore[no-untyped-def]
 def bracket_kernel(  # type: ignore[no-untyped-def]
     slots,
     records,
-    maxima,
     samples,
+    tops,
     brackets,
     V,
-    n_parts,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
+    n_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     LIST: tl.constexpr,
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Between which logits top-k or top-p cuts a row, one program a row.
 
-    What comes of a guess that is wrong is the same id, later. The largest logits of the parts
-    are known; others stand for ``STRIDE`` of their kind, so that few heavy ids spoil little.
+    What comes of a guess that is wrong is the same id, later. The largest logits of
+    small groups of ids are known; others stand for ``STRIDE`` of their kind, so that few heavy
+    ids spoil little.
 
     Args:
-        maxima, samples: as ``scan_kernel`` left them.
+        samples, tops: as ``scan_kernel`` left them.
         brackets: ``[B, 2]`` float32; written for rows with filters: the cut is at or above the
             first and below the second. Two infinities if only min-p cuts.
     """
@@ -73,42 +75,43 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
             if by_count | (top_p < 1):
                 low = -LARGEST
                 if V > LIST:
-                    every = tl.arange(0, PARTS)
-                    at_tops = maxima + row * n_parts + every
-                    tops = tl.load(at_tops, mask=every < n_parts, other=-INFINITY)
-                    largest = tl.max(tops, 0)
-                    at = tl.arange(0, PARTS * (PART // STRIDE))
+                    tops += row * n_chunks * TOPS
+                    every = tl.arange(0, CHUNKS * TOPS)
+                    is_group = every < n_chunks * TOPS
+                    peaks = tl.load(tops + every, mask=is_group, other=-INFINITY)
+                    largest = tl.max(peaks, 0)
+                    at = tl.arange(0, CHUNKS * (CHUNK // STRIDE))
                     inside = at * STRIDE < V
                     from_row = samples + row.to(tl.int64) * (2 * LIST) + at
                     x = tl.load(from_row, mask=inside, other=-INFINITY)
-                    part = at // (PART // STRIDE)
-                    top = tl.load(maxima + row * n_parts + part, mask=inside, other=0.0)
-                    is_other = (x != top) & (x > -INFINITY)
-                    is_top = tops > -INFINITY
+                    group = at * STRIDE // (CHUNK // TOPS)
+                    peak = tl.load(tops + group, mask=inside, other=0.0)
+                    is_other = (x != peak) & (x > -INFINITY)
+                    is_peak = peaks > -INFINITY
                     ones = tl.where(is_other, 1.0 * STRIDE, 0.0)
-                    top_ones = tl.where(is_top, 1.0, 0.0)
-                    weights, top_weights = ones, top_ones
+                    peak_ones = tl.where(is_peak, 1.0, 0.0)
+                    weights, peak_weights = ones, peak_ones
                     lowest = tl.min(tl.where(is_other, x, largest), 0)
                     if not by_count:
                         weights = ones * tl.exp2((x - largest) * scale)
                         weights = tl.where(is_other, weights, 0.0)
-                        top_weights = tl.where(is_top, tl.exp2((tops - largest) * scale), 0.0)
+                        peak_weights = tl.where(is_peak, tl.exp2((peaks - largest) * scale), 0.0)
                         lowest = tl.maximum(lowest, largest - 31.0 / scale)
-                    total = tl.sum(weights, 0) + tl.sum(top_weights, 0)
+                    total = tl.sum(weights, 0) + tl.sum(peak_weights, 0)
                     goal = tl.where(by_count, top_k.to(tl.float32), total * top_p)
                     # Where the sample cuts.
                     below, over = lowest, largest
                     for _ in range(N_HALVINGS):
                         middle = below * 0.5 + over * 0.5
-                        is_enough = held(x, weights, tops, top_weights, middle) >= goal
+                        is_enough = held(x, weights, peaks, peak_weights, middle) >= goal
                         below = tl.where(is_enough, middle, below)
                         over = tl.where(is_enough, over, middle)
-                    n_kept = held(x, ones, tops, top_ones, below)
+                    n_kept = held(x, ones, peaks, peak_ones, below)
                     goal_high = goal * 0 - 1.0
-                    goal_low = tl.minimum(n_kept * 4 + LIST // 8, LIST * 0.75)
-                    if n_kept <= LIST * 0.5:
+                    goal_low = n_kept * 2 + LIST // 4
+                    if n_kept <= LIST * 0.25:
                         # Few enough to list all above the cut, and more.
-                        weights, top_weights = ones, top_ones
+                        weights, peak_weights = ones, peak_ones
                     else:
                         share = tl.where(by_count, 0.0, top_p)
                         spread = tl.where(x >= below, 1.0 - share, share) * weights
@@ -119,16 +122,16 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                     high_below, high = lowest, largest
                     for _ in range(N_HALVINGS):
                         middle = low * 0.5 + low_over * 0.5
-                        is_enough = held(x, weights, tops, top_weights, middle) >= goal_low
+                        is_enough = held(x, weights, peaks, peak_weights, middle) >= goal_low
                         low = tl.where(is_enough, middle, low)
                         low_over = tl.where(is_enough, low_over, middle)
                         middle = high_below * 0.5 + high * 0.5
-                        is_more = held(x, weights, tops, top_weights, middle) >= goal_high
+                        is_more = held(x, weights, peaks, peak_weights, middle) >= goal_high
                         high_below = tl.where(is_more, middle, high_below)
                         high = tl.where(is_more, high, middle)
-                    if held(x, weights, tops, top_weights, low) < goal_low:
+                    if held(x, weights, peaks, peak_weights, low) < goal_low:
                         low = tl.where(by_count, -LARGEST, low)
-                    if held(x, weights, tops, top_weights, high) >= goal_high:
+                    if held(x, weights, peaks, peak_weights, high) >= goal_high:
                         high = high * 0 + INFINITY
             tl.store(brackets + row * 2, low)
             tl.store(brackets + row * 2 + 1, high)

@@ -44,6 +44,8 @@ INFINITY = tl.constexpr(float("inf"))
 MASS = tl.constexpr(float(2**31))
 """The mass of the likeliest id: ``wkvm.kernels.sampling.MASS``."""
 
+TOPS = tl.constexpr(16)
+"""Groups of ids in a chunk of which the largest logits are known to who guesses a cut."""
 LOWEST = tl.constexpr(-(2**31))
 """Below the number of each logit, -inf included."""
 

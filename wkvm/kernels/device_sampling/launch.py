@@ -6,6 +6,7 @@ from torch import Tensor
 
 from wkvm.kernels.device_sampling.bracket import bracket_kernel
 from wkvm.kernels.device_sampling.choose import begin_kernel, mark_kernel, select_kernel
+from wkvm.kernels.device_sampling.common import TOPS
 from wkvm.kernels.device_sampling.records import WORDS
 from wkvm.kernels.device_sampling.scan import scan_kernel, weigh_kernel
 from wkvm.kernels.device_sampling.search import FOUND, resolve_kernel
@@ -20,7 +21,7 @@ MANY_ROWS = 48
 """From here on: what programs cost beside their chunks is then more than what few of them leave
 of the device."""
 
-LIST = 8192
+LIST = 4096
 """Ids around the cut of a filter that can be listed for a row."""
 
 SAMPLES = 8192
@@ -35,7 +36,7 @@ SELECT = {"num_warps": 8}
 
 
 class Scratch:
-    """What the kernels of a step tell one another: 64 KiB a row, and 40 bytes a chunk."""
+    """What the kernels of a step tell one another: 32 KiB a row, and 104 bytes a chunk."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         self.max_rows = max_rows
@@ -56,6 +57,7 @@ class Scratch:
         self.above = empty(self.n_chunks, torch.int64)
         self.heavy = empty(self.n_chunks, torch.int64)
         self.n_above = empty(self.n_chunks, torch.int32)
+        self.tops = empty(self.n_chunks * TOPS.value, torch.float32)
         self.brackets = empty(2, torch.float32)
         self.n_listed = empty(1, torch.int32)
         self.found = empty(FOUND.value, torch.int64)
@@ -66,7 +68,7 @@ class Scratch:
     @staticmethod
     def nbytes(max_rows: int, vocab_size: int) -> int:
         """Bytes of such a scratch."""
-        return max_rows * (8 * LIST + 40 * -(-vocab_size // CHUNK) + 12 + 8 * int(FOUND.value))
+        return max_rows * (8 * LIST + 104 * -(-vocab_size // CHUNK) + 12 + 8 * int(FOUND.value))
 
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
@@ -149,7 +151,7 @@ def sample(
     scanned = (s.maxima, s.winners, s.broken)
     scan_kernel[n_parts, n_rows](
         *rows,
-        *(masks, has_mask, *scanned, s.samples, s.n_listed),
+        *(masks, has_mask, *scanned, s.samples, s.tops, s.n_listed),
         *(*sizes, masks.stride(0)),
         GROUP=group,
         LIST=s.list,
@@ -158,10 +160,10 @@ def sample(
         **SCAN,
     )
     bracket_kernel[n_rows,](
-        *(slots, records, s.maxima, s.samples, s.brackets),
-        *(vocab_size, n_parts),
-        PART=s.chunk * group,
-        PARTS=parts,
+        *(slots, records, s.samples, s.tops, s.brackets),
+        *(vocab_size, s.n_chunks),
+        CHUNK=s.chunk,
+        CHUNKS=chunks,
         LIST=s.list,
         STRIDE=s.stride,
         **options,

@@ -14,6 +14,7 @@ from wkvm.kernels.device_sampling.common import (
     MIN_P,
     RULED,
     SCALE,
+    TOPS,
     WORDS,
     follow,
     is_filtered,
@@ -37,6 +38,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     winners,
     broken,
     samples,
+    tops,
     n_listed,
     V,
     row_stride,
@@ -60,6 +62,8 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             where their records say.
         maxima, winners, broken: ``[B, n_parts]`` float32, int32, int32; written.
         samples: ``[B, 2 * LIST]`` float32; written for rows with filters: every ``STRIDE``th logit.
+        tops: ``[B, n_chunks * TOPS]`` float32; written for rows with filters: the largest logit of
+            each ``CHUNK // TOPS``.
         n_listed: ``[B]`` int32; set to 0.
     """
     follow(PDL)
@@ -102,6 +106,10 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             if has_filters:
                 into = samples + row.to(tl.int64) * (2 * LIST) + ids // STRIDE
                 tl.store(into, x, mask=ids % STRIDE == 0)
+                of_groups = tl.max(tl.reshape(x, [TOPS, CHUNK // TOPS]), 1)
+                n_tops = tl.cdiv(V, CHUNK) * TOPS
+                into = tops + row * n_tops + start // CHUNK * TOPS + tl.arange(0, TOPS)
+                tl.store(into, of_groups)
         largest = tl.max(best, 0)
         out = row * n_parts + part
         tl.store(maxima + out, largest)
@@ -164,8 +172,8 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
             ahead = tl.load(from_row + first + at, mask=first + at < V, other=0.0)
             has_filters = is_filtered(record, V)
             every = tl.arange(0, PARTS)
-            tops = tl.load(maxima + row * n_parts + every, mask=every < n_parts, other=-INFINITY)
-            largest = tl.max(tops, 0)
+            of_parts = maxima + row * n_parts + every
+            largest = tl.max(tl.load(of_parts, mask=every < n_parts, other=-INFINITY), 0)
             # What is written over only afterwards may be anything for rows without filters.
             low = tl.load(brackets + row * 2)
             high = tl.load(brackets + row * 2 + 1)
