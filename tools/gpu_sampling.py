@@ -104,7 +104,7 @@ class Case:
 
     def listed(self) -> str:
         """How many ids were listed around the cuts."""
-        n = self.table._scratch.n_listed.float()
+        n = self.table._scratch.n_listed[:, 0].float()
         return f"{n.min():.0f}/{n.mean():.0f}/{n.max():.0f}"
 
 

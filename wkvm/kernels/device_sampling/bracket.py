@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from wkvm.kernels.device_sampling.common import (
+    ANY_ALIGNMENT,
     INFINITY,
     LARGEST,
     SCALE,
@@ -16,25 +17,25 @@ from wkvm.kernels.device_sampling.common import (
     TOP_P,
     TOPS,
     WORDS,
+    add_two,
     follow,
     is_filtered,
     real,
 )
 
-N_HALVINGS = tl.constexpr(11)
-N_SIGMAS = tl.constexpr(3.0)
-"""How far the cut may lie from where the sample has it. One row in hundreds lies further."""
+N_HALVINGS = tl.constexpr(9)
+N_SIGMAS = tl.constexpr(4.0)
+"""How far the cut may lie from where the sample has it. One row in ten thousand lies further."""
 
 
 @triton.jit
 def held(x, weights, peaks, peak_weights, level):  # type: ignore[no-untyped-def]
-    """What the sample and the largest logits of the groups hold from ``level`` up."""
-    return tl.sum(tl.where(x >= level, weights, 0.0), 0) + tl.sum(
-        tl.where(peaks >= level, peak_weights, 0.0), 0
-    )
+    """What the sample and the largest logits of the groups hold from ``level`` up, by column."""
+    of_peaks = tl.sum(tl.where(peaks >= level, peak_weights, 0.0), 0)
+    return tl.sum(tl.where(x >= level, weights, 0.0), 0) + of_peaks
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def bracket_kernel(  # type: ignore[no-untyped-def]
     slots,
     records,
@@ -76,37 +77,38 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                 low = -LARGEST
                 if V > LIST:
                     tops += row * n_chunks * TOPS
-                    every = tl.arange(0, CHUNKS * TOPS)
-                    is_group = every < n_chunks * TOPS
-                    peaks = tl.load(tops + every, mask=is_group, other=-INFINITY)
-                    largest = tl.max(peaks, 0)
-                    at = tl.arange(0, CHUNKS * (CHUNK // STRIDE))
-                    inside = at * STRIDE < V
-                    from_row = samples + row.to(tl.int64) * (2 * LIST) + at
-                    x = tl.load(from_row, mask=inside, other=-INFINITY)
-                    group = at * STRIDE // (CHUNK // TOPS)
-                    peak = tl.load(tops + group, mask=inside, other=0.0)
-                    is_other = (x != peak) & (x > -INFINITY)
+                    # A column is a group: what a thread has of it is added up without the others.
+                    column = tl.arange(0, CHUNKS * TOPS)[None, :]
+                    is_group = column < n_chunks * TOPS
+                    peaks = tl.load(tops + column, mask=is_group, other=-INFINITY)
+                    largest = tl.max(tl.max(peaks, 0), 0)
+                    lines = tl.arange(0, CHUNK // TOPS // STRIDE)[:, None]
+                    from_row = samples + row.to(tl.int64) * (2 * LIST)
+                    at = lines * (CHUNKS * TOPS) + column
+                    inside = is_group & (lines >= 0)
+                    x = tl.load(from_row + at, mask=inside, other=-INFINITY)
+                    is_other = (x != peaks) & (x > -INFINITY)
                     is_peak = peaks > -INFINITY
                     ones = tl.where(is_other, 1.0 * STRIDE, 0.0)
                     peak_ones = tl.where(is_peak, 1.0, 0.0)
                     weights, peak_weights = ones, peak_ones
-                    lowest = tl.min(tl.where(is_other, x, largest), 0)
+                    lowest = tl.min(tl.min(tl.where(is_other, x, largest), 0), 0)
                     if not by_count:
                         weights = ones * tl.exp2((x - largest) * scale)
                         weights = tl.where(is_other, weights, 0.0)
                         peak_weights = tl.where(is_peak, tl.exp2((peaks - largest) * scale), 0.0)
                         lowest = tl.maximum(lowest, largest - 31.0 / scale)
-                    total = tl.sum(weights, 0) + tl.sum(peak_weights, 0)
+                    total = tl.sum(tl.sum(weights, 0) + tl.sum(peak_weights, 0), 0)
                     goal = tl.where(by_count, top_k.to(tl.float32), total * top_p)
                     # Where the sample cuts.
                     below, over = lowest, largest
                     for _ in range(N_HALVINGS):
                         middle = below * 0.5 + over * 0.5
-                        is_enough = held(x, weights, peaks, peak_weights, middle) >= goal
+                        of_columns = held(x, weights, peaks, peak_weights, middle)
+                        is_enough = tl.sum(of_columns, 0) >= goal
                         below = tl.where(is_enough, middle, below)
                         over = tl.where(is_enough, over, middle)
-                    n_kept = held(x, ones, peaks, peak_ones, below)
+                    n_kept = tl.sum(held(x, ones, peaks, peak_ones, below), 0)
                     goal_high = goal * 0 - 1.0
                     goal_low = n_kept * 2 + LIST // 4
                     if n_kept <= LIST * 0.25:
@@ -115,23 +117,25 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                     else:
                         share = tl.where(by_count, 0.0, top_p)
                         spread = tl.where(x >= below, 1.0 - share, share) * weights
-                        margin = N_SIGMAS * tl.sqrt(tl.sum(spread * spread, 0))
+                        margin = N_SIGMAS * tl.sqrt(tl.sum(tl.sum(spread * spread, 0), 0))
                         goal_low = goal + margin
                         goal_high = goal - margin
                     low, low_over = lowest, largest
                     high_below, high = lowest, largest
                     for _ in range(N_HALVINGS):
-                        middle = low * 0.5 + low_over * 0.5
-                        is_enough = held(x, weights, peaks, peak_weights, middle) >= goal_low
-                        low = tl.where(is_enough, middle, low)
-                        low_over = tl.where(is_enough, low_over, middle)
-                        middle = high_below * 0.5 + high * 0.5
-                        is_more = held(x, weights, peaks, peak_weights, middle) >= goal_high
-                        high_below = tl.where(is_more, middle, high_below)
-                        high = tl.where(is_more, high, middle)
-                    if held(x, weights, peaks, peak_weights, low) < goal_low:
-                        low = tl.where(by_count, -LARGEST, low)
-                    if held(x, weights, peaks, peak_weights, high) >= goal_high:
-                        high = high * 0 + INFINITY
+                        low_middle = low * 0.5 + low_over * 0.5
+                        high_middle = high_below * 0.5 + high * 0.5
+                        of_low = held(x, weights, peaks, peak_weights, low_middle)
+                        of_high = held(x, weights, peaks, peak_weights, high_middle)
+                        of_low, of_high = tl.reduce((of_low, of_high), 0, add_two)
+                        low = tl.where(of_low >= goal_low, low_middle, low)
+                        low_over = tl.where(of_low >= goal_low, low_over, low_middle)
+                        high_below = tl.where(of_high >= goal_high, high_middle, high_below)
+                        high = tl.where(of_high >= goal_high, high, high_middle)
+                    of_low = held(x, weights, peaks, peak_weights, low)
+                    of_high = held(x, weights, peaks, peak_weights, high)
+                    of_low, of_high = tl.reduce((of_low, of_high), 0, add_two)
+                    low = tl.where(by_count & (of_low < goal_low), -LARGEST, low)
+                    high = tl.where(of_high >= goal_high, INFINITY, high)
             tl.store(brackets + row * 2, low)
             tl.store(brackets + row * 2 + 1, high)

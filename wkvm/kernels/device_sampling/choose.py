@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from wkvm.kernels.device_sampling.common import (
+    ANY_ALIGNMENT,
     ENDED,
     IN_SEQUENCE,
     INFINITY,
@@ -36,7 +37,7 @@ from wkvm.kernels.device_sampling.common import (
 from wkvm.kernels.device_sampling.search import FOUND
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def begin_kernel(slots_in, records, token_ids, slots, B, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """What each row is fed; see ``begin``."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -76,7 +77,7 @@ def is_stop(record, chosen, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
     return tl.max(found, 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def select_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,

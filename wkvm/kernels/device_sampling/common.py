@@ -11,6 +11,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.device_sampling import records as fields
 
+ANY_ALIGNMENT = ("slots_in", "slots", "token_ids", "masks", "has_mask", "out_ids", "out_flags")
+"""Arguments that are slices of whatever, for which a kernel is not to be compiled twice."""
+
 NEXT_ID = tl.constexpr(fields.NEXT_ID)
 POSITION = tl.constexpr(fields.POSITION)
 N_OUTPUT = tl.constexpr(fields.N_OUTPUT)
@@ -46,6 +49,8 @@ MASS = tl.constexpr(float(2**31))
 
 TOPS = tl.constexpr(16)
 """Groups of ids in a chunk of which the largest logits are known to who guesses a cut."""
+CURSOR = tl.constexpr(64)
+"""Numbers between the counters of two rows, so that they are not in one line of the L2 cache."""
 LOWEST = tl.constexpr(-(2**31))
 """Below the number of each logit, -inf included."""
 
@@ -82,10 +87,27 @@ def start_of(logits, record, row, row_stride, ALIGNED: tl.constexpr):  # type: i
 
 
 @triton.jit
+def add_two(a, b, c, d):  # type: ignore[no-untyped-def]
+    """Two sums, of one reduction: it is waited for, whatever it adds."""
+    return a + c, b + d
+
+
+@triton.jit
+def add_three(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """Three sums."""
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def add_and_bound(a, low, high, b, other_low, other_high):  # type: ignore[no-untyped-def]
+    """A sum, a minimum and a maximum."""
+    return a + b, tl.minimum(low, other_low), tl.maximum(high, other_high)
+
+
+@triton.jit
 def masses(x, largest, scale):  # type: ignore[no-untyped-def]
-    """What ``x`` weighs: uint32, ``MASS`` for the largest logit. 0 for NaN."""
-    mass = tl.exp2((x - largest) * scale) * MASS
-    return tl.where(mass >= 1.0, mass, 0.0).to(tl.uint32)
+    """What ``x`` weighs: uint32, ``MASS`` for the largest logit. Anything for NaN."""
+    return (tl.exp2((x - largest) * scale) * MASS).to(tl.uint32)
 
 
 @triton.jit

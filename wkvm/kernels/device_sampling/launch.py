@@ -6,7 +6,7 @@ from torch import Tensor
 
 from wkvm.kernels.device_sampling.bracket import bracket_kernel
 from wkvm.kernels.device_sampling.choose import begin_kernel, mark_kernel, select_kernel
-from wkvm.kernels.device_sampling.common import TOPS
+from wkvm.kernels.device_sampling.common import CURSOR, TOPS
 from wkvm.kernels.device_sampling.records import WORDS
 from wkvm.kernels.device_sampling.scan import scan_kernel, weigh_kernel
 from wkvm.kernels.device_sampling.search import FOUND, resolve_kernel
@@ -24,14 +24,15 @@ of the device."""
 LIST = 4096
 """Ids around the cut of a filter that can be listed for a row."""
 
-SAMPLES = 8192
+SAMPLES = 4096
 """Logits from which the cut of a row is guessed, at most, and at most one in 8."""
 
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
-BRACKET = {"num_warps": 8, "maxnreg": 128}
-WEIGH = {"num_warps": 8, "maxnreg": 80}
-RESOLVE = {"num_warps": 16, "maxnreg": 64}
+BRACKET = {"num_warps": 4}
+LINES = 4
+WEIGH = {"num_warps": 4, "maxnreg": 128}
+RESOLVE = {"num_warps": 4}
 SELECT = {"num_warps": 8}
 
 
@@ -59,7 +60,7 @@ class Scratch:
         self.n_above = empty(self.n_chunks, torch.int32)
         self.tops = empty(self.n_chunks * TOPS.value, torch.float32)
         self.brackets = empty(2, torch.float32)
-        self.n_listed = empty(1, torch.int32)
+        self.n_listed = empty(CURSOR.value, torch.int32)
         self.found = empty(FOUND.value, torch.int64)
         # The samples are read before the list is written.
         self.listed = empty(2 * LIST, torch.int32)
@@ -68,7 +69,13 @@ class Scratch:
     @staticmethod
     def nbytes(max_rows: int, vocab_size: int) -> int:
         """Bytes of such a scratch."""
-        return max_rows * (8 * LIST + 104 * -(-vocab_size // CHUNK) + 12 + 8 * int(FOUND.value))
+        return max_rows * (
+            8 * LIST
+            + 104 * -(-vocab_size // CHUNK)
+            + 8
+            + 4 * int(CURSOR.value)
+            + 8 * int(FOUND.value)
+        )
 
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
@@ -153,6 +160,7 @@ def sample(
         *rows,
         *(masks, has_mask, *scanned, s.samples, s.tops, s.n_listed),
         *(*sizes, masks.stride(0)),
+        CHUNKS=chunks,
         GROUP=group,
         LIST=s.list,
         STRIDE=s.stride,
@@ -177,6 +185,8 @@ def sample(
         GROUP=group,
         PARTS=parts,
         LIST=s.list,
+        BLOCK=min(s.chunk, 128 * LINES * WEIGH["num_warps"]),
+        LINES=LINES,
         **reads,
         **WEIGH,
     )

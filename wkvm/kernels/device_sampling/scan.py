@@ -9,13 +9,17 @@ import triton
 import triton.language as tl
 
 from wkvm.kernels.device_sampling.common import (
+    ANY_ALIGNMENT,
+    CURSOR,
     INFINITY,
     LARGEST,
     MIN_P,
     RULED,
     SCALE,
+    TOP_K,
     TOPS,
     WORDS,
+    add_three,
     follow,
     is_filtered,
     masses,
@@ -27,7 +31,7 @@ from wkvm.kernels.device_sampling.common import (
 from wkvm.kernels.device_sampling.rules import apply_rules
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def scan_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,
@@ -44,6 +48,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     row_stride,
     mask_stride,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     GROUP: tl.constexpr,
     LIST: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -61,10 +66,11 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         masks, has_mask: ``[B, ceil(V / 32)]`` int32, ``[B]`` bool. Rows with rules are written
             where their records say.
         maxima, winners, broken: ``[B, n_parts]`` float32, int32, int32; written.
-        samples: ``[B, 2 * LIST]`` float32; written for rows with filters: every ``STRIDE``th logit.
+        samples: ``[B, 2 * LIST]`` float32; written for rows with filters: every ``STRIDE``th
+            logit: the first of each group, then the second of each, and so on.
         tops: ``[B, n_chunks * TOPS]`` float32; written for rows with filters: the largest logit of
             each ``CHUNK // TOPS``.
-        n_listed: ``[B]`` int32; set to 0.
+        n_listed: ``[B, CURSOR]`` int32; the first of each row is set to 0.
     """
     follow(PDL)
     part, n_parts = tl.program_id(0), tl.num_programs(0)
@@ -104,7 +110,9 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             best_ids = tl.where(x > best, ids, best_ids)
             best = tl.maximum(x, best)
             if has_filters:
-                into = samples + row.to(tl.int64) * (2 * LIST) + ids // STRIDE
+                group, place = ids // (CHUNK // TOPS), ids % (CHUNK // TOPS)
+                into = samples + row.to(tl.int64) * (2 * LIST)
+                into += place // STRIDE * (CHUNKS * TOPS) + group
                 tl.store(into, x, mask=ids % STRIDE == 0)
                 of_groups = tl.max(tl.reshape(x, [TOPS, CHUNK // TOPS]), 1)
                 n_tops = tl.cdiv(V, CHUNK) * TOPS
@@ -118,10 +126,10 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             all_finite = tl.min(is_finite.to(tl.int32), 0)
         tl.store(broken + out, 1 - all_finite)
         if part == 0:
-            tl.store(n_listed + row, 0)
+            tl.store(n_listed + row * CURSOR, 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def weigh_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,
@@ -141,6 +149,8 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     LIST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
     ALIGNED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -151,12 +161,13 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
         brackets: ``[B, 2]`` float32, as ``bracket_kernel`` left them, for rows with filters. What
             follows but ``totals`` is written for those alone.
         totals: ``[B, n_chunks]`` int64; written.
-        above, n_above: ``[B, n_chunks]`` int64, int32; written: mass and number of ids above the
-            bracket.
+        above, n_above: ``[B, n_chunks]`` int64, int32; written: mass of ids above the bracket, and
+            their number, the latter for rows with top-k.
         heavy: ``[B, n_chunks]`` int64; written: the mass of ids that min-p keeps.
         listed: ``[B, 2, LIST]`` int32; written: of the ids in the bracket, in any order, the
             numbers that ``ordered`` gives their logits, and the ids.
-        n_listed: ``[B]`` int32; written: how many these are. More than ``LIST`` do not fit.
+        n_listed: ``[B, CURSOR]`` int32; written, the first of each row: how many these are. More
+            than ``LIST`` do not fit.
     """
     follow(PDL)
     part, n_parts = tl.program_id(0), tl.num_programs(0)
@@ -167,43 +178,57 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
         scale = real(record, SCALE).to(tl.float32)
         if scale != 0:
             first = part * GROUP * CHUNK
-            at = tl.arange(0, CHUNK)
+            # In lines of ids: what a thread has of a column is added up without the others.
+            column = tl.arange(0, BLOCK // LINES)
+            at = tl.arange(0, LINES)[:, None] * (BLOCK // LINES) + column[None, :]
             from_row = start_of(logits, record, row, row_stride, ALIGNED)
-            ahead = tl.load(from_row + first + at, mask=first + at < V, other=0.0)
+            ahead = tl.load(from_row + first + at, mask=first + at < V, other=-INFINITY)
             has_filters = is_filtered(record, V)
+            by_count = tl.load(record + TOP_K) < V
             every = tl.arange(0, PARTS)
             of_parts = maxima + row * n_parts + every
             largest = tl.max(tl.load(of_parts, mask=every < n_parts, other=-INFINITY), 0)
-            # What is written over only afterwards may be anything for rows without filters.
+            # Anything, for rows without filters.
             low = tl.load(brackets + row * 2)
             high = tl.load(brackets + row * 2 + 1)
             min_p = real(record, MIN_P)
-            floor = share_of(tl.full([1], 1 << 31, tl.int64), min_p)
-            for start in range(first, tl.minimum(first + GROUP * CHUNK, V), CHUNK):
+            floor = tl.max(share_of(tl.full([1], 1 << 31, tl.int64), min_p), 0).to(tl.uint32)
+            cursors = n_listed + row * CURSOR + column * 0
+            last = tl.minimum(first + GROUP * CHUNK, V)
+            whole = column.to(tl.int64) * 0
+            over, kept, count = whole, whole, column * 0
+            for start in range(first, last, BLOCK):
                 ids = start + at
-                inside = ids < V
                 x = ahead
-                is_next = (ids + CHUNK < V) & (ids + CHUNK < first + GROUP * CHUNK)
-                ahead = tl.load(from_row + ids + CHUNK, mask=is_next, other=0.0)
-                x = tl.where(inside, x, -INFINITY)
+                ahead = tl.load(from_row + ids + BLOCK, mask=ids + BLOCK < last, other=-INFINITY)
                 mass = masses(x, largest, scale)
-                out = row * n_chunks + start // CHUNK
-                tl.store(totals + out, tl.sum(mass.to(tl.int64), 0))
+                whole += tl.sum(mass.to(tl.int64), 0)
                 if has_filters:
                     is_above = x >= high
-                    tl.store(above + out, tl.sum(tl.where(is_above, mass, 0).to(tl.int64), 0))
-                    tl.store(n_above + out, tl.sum(is_above.to(tl.int32), 0))
-                    is_in = (x >= low) & (x < high)
-                    upto = tl.cumsum(is_in.to(tl.int32), 0)
-                    n_in = tl.max(upto, 0)
-                    if n_in > 0:
-                        place = tl.atomic_add(n_listed + row, n_in, sem="relaxed") + upto - 1
-                        into = listed + row.to(tl.int64) * (2 * LIST) + place
-                        is_in = is_in & (place < LIST)
-                        tl.store(into, ordered(x), mask=is_in)
-                        tl.store(into + LIST, ids, mask=is_in)
+                    over += tl.sum(tl.where(is_above, mass, 0).to(tl.int64), 0)
                     if min_p > 0:
-                        tl.store(
-                            heavy + out,
-                            tl.sum(tl.where(mass.to(tl.int64) >= floor, mass, 0).to(tl.int64), 0),
-                        )
+                        kept += tl.sum(tl.where(mass >= floor, mass, 0).to(tl.int64), 0)
+                    if by_count:
+                        count += tl.sum(is_above.to(tl.int32), 0)
+                    is_in = (x >= low) & (x < high)
+                    # A thread takes places for what it has of a column.
+                    n_in = tl.sum(is_in.to(tl.int32), 0)
+                    place = tl.atomic_add(cursors, n_in, mask=n_in > 0, sem="relaxed")
+                    place = place[None, :] + tl.cumsum(is_in.to(tl.int32), 0) - 1
+                    into = listed + row.to(tl.int64) * (2 * LIST) + place
+                    is_in = is_in & (place < LIST)
+                    tl.store(into, ordered(x), mask=is_in)
+                    tl.store(into + LIST, ids, mask=is_in)
+                if ((start + BLOCK) % CHUNK == 0) | (start + BLOCK >= last):
+                    out = row * n_chunks + start // CHUNK
+                    if has_filters:
+                        total, above_all, kept_all = tl.reduce((whole, over, kept), 0, add_three)
+                        tl.store(totals + out, total)
+                        tl.store(above + out, above_all)
+                        tl.store(heavy + out, kept_all)
+                        if by_count:
+                            tl.store(n_above + out, tl.sum(count, 0))
+                    else:
+                        tl.store(totals + out, tl.sum(whole, 0))
+                    whole = whole * 0
+                    over, kept, count = whole, whole, column * 0

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from wkvm.kernels.device_sampling.common import (
+    ANY_ALIGNMENT,
+    CURSOR,
     INFINITY,
     LOWEST,
     MIN_P,
@@ -16,6 +18,9 @@ from wkvm.kernels.device_sampling.common import (
     TOP_K,
     TOP_P,
     WORDS,
+    add_and_bound,
+    add_three,
+    add_two,
     follow,
     is_filtered,
     mass_of_key,
@@ -62,22 +67,27 @@ def level_in_list(goal, above, keys, weights, is_listed):  # type: ignore[no-unt
     Returns:
         The level, and what ids above it hold.
     """
-    low = tl.min(tl.where(is_listed, keys, HIGHEST), 0).to(tl.int64)
-    high = tl.max(keys, 0).to(tl.int64) + 1
-    held_low = above + tl.sum(weights.to(tl.int64), 0)
+    bounds = (weights.to(tl.int64), tl.where(is_listed, keys, HIGHEST), keys)
+    held_low, low, high = tl.reduce(bounds, 0, add_and_bound)
+    held_low += above
     held_high = above
+    low = low.to(tl.int64)
+    high = high.to(tl.int64) + 1
     guesses = True
     while high - low > 1:
         middle = between(low, high, held_low, held_high, goal, guesses)
         guesses = not guesses
         is_in = keys >= middle.to(tl.int32)
-        held = above + tl.sum(tl.where(is_in, weights, 0).to(tl.int64), 0)
+        held = tl.where(is_in, weights, 0).to(tl.int64)
+        bounds = (held, tl.where(is_in, keys, HIGHEST), tl.where(is_in, LOWEST, keys))
+        held, up, down = tl.reduce(bounds, 0, add_and_bound)
+        held += above
         # Both ends are at ids of the list, so that they meet as soon as no other is between.
         if held >= goal:
-            low = tl.min(tl.where(is_in, keys, HIGHEST), 0).to(tl.int64)
+            low = up.to(tl.int64)
             held_low = held
         else:
-            high = tl.max(tl.where(is_in, LOWEST, keys), 0).to(tl.int64) + 1
+            high = down.to(tl.int64) + 1
             held_high = held
     return low, held_high
 
@@ -91,23 +101,26 @@ def held_from(  # type: ignore[no-untyped-def]
     Returns:
         That; the lowest level of these ids, and the highest of all others.
     """
-    held = tl.zeros([BLOCK], tl.int64)
-    lowest_in = tl.full([BLOCK], HIGHEST, tl.int32)
-    highest_out = tl.full([BLOCK], LOWEST, tl.int32)
+    column = tl.arange(0, BLOCK // 8)
+    at = tl.arange(0, 8)[:, None] * (BLOCK // 8) + column[None, :]
+    held = column.to(tl.int64) * 0
+    lowest_in = column * 0 + HIGHEST
+    highest_out = column * 0 + LOWEST
     for start in range(0, V, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
+        ids = start + at
         inside = ids < V
         x = tl.load(logits + ids, mask=inside, other=-INFINITY)
         key = ordered(x)
         is_in = (key >= level.to(tl.int32)) & inside
         if BY_COUNT:
-            held += is_in.to(tl.int64)
+            held += tl.sum(is_in.to(tl.int64), 0)
         else:
-            held += tl.where(is_in, masses(x, largest, scale), 0).to(tl.int64)
-        lowest_in = tl.minimum(lowest_in, tl.where(is_in, key, HIGHEST))
-        highest_out = tl.maximum(highest_out, tl.where(is_in | (ids >= V), LOWEST, key))
-    up, down = tl.min(lowest_in, 0).to(tl.int64), tl.max(highest_out, 0).to(tl.int64)
-    return tl.sum(held, 0), up, down
+            held += tl.sum(tl.where(is_in, masses(x, largest, scale), 0).to(tl.int64), 0)
+        lowest_in = tl.minimum(lowest_in, tl.min(tl.where(is_in, key, HIGHEST), 0))
+        out_key = tl.where(is_in | (ids >= V), LOWEST, key)
+        highest_out = tl.maximum(highest_out, tl.max(out_key, 0))
+    held, up, down = tl.reduce((held, lowest_in, highest_out), 0, add_and_bound)
+    return held, up.to(tl.int64), down.to(tl.int64)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -136,7 +149,7 @@ def level_in_row(  # type: ignore[no-untyped-def]
     return low, held_high
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
 def resolve_kernel(  # type: ignore[no-untyped-def]
     logits,
     slots,
@@ -186,11 +199,11 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
             every = tl.arange(0, CHUNKS)
             at = row * n_chunks + every
             is_chunk = every < n_chunks
-            total = tl.sum(tl.load(totals + at, mask=is_chunk, other=0), 0)
             base = tl.load(above + at, mask=is_chunk, other=0)
-            mass_above = tl.sum(base, 0)
-            count_above = tl.sum(tl.load(n_above + at, mask=is_chunk, other=0), 0).to(tl.int64)
-            n = tl.load(n_listed + row).to(tl.int64)
+            of_chunk = tl.load(totals + at, mask=is_chunk, other=0)
+            count = tl.load(n_above + at, mask=is_chunk, other=0).to(tl.int64)
+            total, mass_above, count_above = tl.reduce((of_chunk, base, count), 0, add_three)
+            n = tl.load(n_listed + row * CURSOR).to(tl.int64)
             top_k = tl.load(record + TOP_K)
             top_p = real(record, TOP_P)
             min_p = real(record, MIN_P)
@@ -257,8 +270,9 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 n_before = total * 0
                 while lower < upper:
                     middle = (lower + upper) >> 1
-                    n_on = tl.sum((is_on & (chunks <= middle)).to(tl.int32), 0).to(tl.int64)
-                    mass = tl.sum(tl.where(chunks <= middle, over, 0).to(tl.int64), 0)
+                    n_on = (is_on & (chunks <= middle)).to(tl.int64)
+                    mass = tl.where(chunks <= middle, over, 0).to(tl.int64)
+                    n_on, mass = tl.reduce((n_on, mass), 0, add_two)
                     mass += tl.sum(tl.where(every <= middle, base, 0), 0)
                     mass += tl.minimum(n_on, n_level) * each
                     if mass > point:
