@@ -41,13 +41,6 @@ HIGHEST = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def n_missing(level, missing, largest, scale):  # type: ignore[no-untyped-def]
-    """How many ids on a level have the mass that is missing, at least one."""
-    each = tl.maximum(mass_of_key(level, largest, scale).to(tl.int64), 1)
-    return (missing + each - 1) // each
-
-
-@triton.jit
 def between(low, high, held_low, held_high, goal, guesses):  # type: ignore[no-untyped-def]
     """A level above ``low`` and below ``high``: in the middle, or where the goal seems to lie."""
     middle = (low + high) >> 1
@@ -92,9 +85,10 @@ def level_in_list(goal, above, keys, weights, is_listed):  # type: ignore[no-unt
     return low, held_high
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Not inlined: the code that rows seldom need would be most of the kernel.
+@triton.jit(noinline=True)  # type: ignore[untyped-decorator]
 def held_from(  # type: ignore[no-untyped-def]
-    level, logits, largest, scale, V, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
+    level, logits, largest, scale, V, by_count, BLOCK: tl.constexpr
 ):
     """What the ids of a row from ``level`` up hold: how many they are, or their mass.
 
@@ -112,10 +106,8 @@ def held_from(  # type: ignore[no-untyped-def]
         x = tl.load(logits + ids, mask=inside, other=-INFINITY)
         key = ordered(x)
         is_in = (key >= level.to(tl.int32)) & inside
-        if BY_COUNT:
-            held += tl.sum(is_in.to(tl.int64), 0)
-        else:
-            held += tl.sum(tl.where(is_in, masses(x, largest, scale), 0).to(tl.int64), 0)
+        mass = tl.where(by_count, 1, masses(x, largest, scale))
+        held += tl.sum(tl.where(is_in, mass, 0).to(tl.int64), 0)
         lowest_in = tl.minimum(lowest_in, tl.min(tl.where(is_in, key, HIGHEST), 0))
         out_key = tl.where(is_in | (ids >= V), LOWEST, key)
         highest_out = tl.maximum(highest_out, tl.max(out_key, 0))
@@ -125,7 +117,7 @@ def held_from(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def level_in_row(  # type: ignore[no-untyped-def]
-    goal, total, logits, largest, scale, V, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
+    goal, total, logits, largest, scale, V, by_count, BLOCK: tl.constexpr
 ):
     """Like ``level_in_list``, over a whole row: slow, for the rows whose guess was wrong.
 
@@ -139,7 +131,7 @@ def level_in_row(  # type: ignore[no-untyped-def]
     while high - low > 1:
         middle = between(low, high, held_low, held_high, goal, guesses)
         guesses = not guesses
-        held, up, down = held_from(middle, logits, largest, scale, V, BY_COUNT, BLOCK)
+        held, up, down = held_from(middle, logits, largest, scale, V, by_count, BLOCK)
         if held >= goal:
             low = up
             held_low = held
@@ -210,38 +202,42 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
 
             places = tl.arange(0, LIST)
             is_listed = places < n
-            in_list = listed + row.to(tl.int64) * (2 * LIST) + places
-            keys = tl.load(in_list, mask=is_listed, other=LOWEST)
+            at_list = listed + row.to(tl.int64) * (2 * LIST) + places
+            keys = tl.load(at_list, mask=is_listed, other=LOWEST)
             weights = tl.where(is_listed, mass_of_key(keys, largest, scale), 0).to(tl.uint32)
             level = total * 0 + LOWEST
             n_level = total * 0
-            is_solved = n <= LIST
-            if top_k < V:
-                is_solved = is_solved & (count_above < top_k) & (count_above + n >= top_k)
-                if is_solved:
-                    ones = is_listed.to(tl.uint32)
-                    level, held = level_in_list(top_k, count_above, keys, ones, is_listed)
-                    n_level = top_k - held
-                    is_over = keys > level.to(tl.int32)
-                    total = mass_above + tl.sum(tl.where(is_over, weights, 0).to(tl.int64), 0)
-                    total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
-            if top_p < 1:
-                goal = share_of(total, top_p)
-                mass_listed = tl.sum(weights.to(tl.int64), 0)
-                is_solved = is_solved & (mass_above < goal) & (mass_above + mass_listed >= goal)
-                if is_solved:
-                    level, held = level_in_list(goal, mass_above, keys, weights, is_listed)
-                    n_level = n_missing(level, goal - held, largest, scale)
-            if not is_solved:
-                if top_k < V:
-                    level, held = level_in_row(top_k, V, logits, largest, scale, V, True, BLOCK)
-                    n_level = top_k - held
-                    total, _, _ = held_from(level + 1, logits, largest, scale, V, False, BLOCK)
-                    total += n_level * mass_of_key(level, largest, scale).to(tl.int64)
-                if top_p < 1:
-                    goal = share_of(total, top_p)
-                    level, held = level_in_row(goal, total, logits, largest, scale, V, False, BLOCK)
-                    n_level = n_missing(level, goal - held, largest, scale)
+            is_solved = n >= 0
+            # Top-k first, which counts ids; then top-p, which weighs what that leaves.
+            for stage in range(2):
+                by_count = stage == 0
+                if (by_count & (top_k < V)) | ((stage == 1) & (top_p < 1)):
+                    goal = tl.where(by_count, top_k, share_of(total, top_p))
+                    over = tl.where(by_count, count_above, mass_above)
+                    loads = tl.where(by_count, is_listed.to(tl.uint32), weights)
+                    in_list = tl.sum(loads.to(tl.int64), 0)
+                    is_solved = (n <= LIST) & (over < goal) & (over + in_list >= goal)
+                    if is_solved:
+                        level, held = level_in_list(goal, over, keys, loads, is_listed)
+                    else:
+                        whole = tl.where(by_count, total * 0 + V, total)
+                        level, held = level_in_row(
+                            goal, whole, logits, largest, scale, V, by_count, BLOCK
+                        )
+                    each = mass_of_key(level, largest, scale).to(tl.int64)
+                    if by_count:
+                        n_level = goal - held
+                        if is_solved:
+                            is_over = keys > level.to(tl.int32)
+                            total = tl.sum(tl.where(is_over, weights, 0).to(tl.int64), 0)
+                            total += mass_above
+                        else:
+                            total, _, _ = held_from(
+                                level + 1, logits, largest, scale, V, not by_count, BLOCK
+                            )
+                        total += n_level * each
+                    else:
+                        n_level = (goal - held + each - 1) // tl.maximum(each, 1)
 
             floor = total * 0
             if min_p > 0:
@@ -258,7 +254,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 keys = keys * 0 + LOWEST
             if is_solved:
                 # Not read before, so that they are in nobody's way there.
-                chunks = tl.load(in_list + LIST, mask=is_listed, other=0) // CHUNK
+                chunks = tl.load(at_list + LIST, mask=is_listed, other=0) // CHUNK
                 over = tl.where(keys > level.to(tl.int32), weights, 0).to(tl.uint32)
                 is_on = (keys == level.to(tl.int32)) & is_listed
                 whole = tl.sum(base, 0) + tl.sum(over.to(tl.int64), 0) + n_level * each
@@ -285,7 +281,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
                 tl.store(out + 4, point - before)
                 tl.store(out + 5, n_before)
             else:
-                whole, _, _ = held_from(level + 1, logits, largest, scale, V, False, BLOCK)
+                whole, _, _ = held_from(level + 1, logits, largest, scale, V, n < 0, BLOCK)
                 point = point_of(whole + n_level * each, uniform(record))
                 n_before = total * 0
                 is_found = total * 0
