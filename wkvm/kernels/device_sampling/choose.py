@@ -66,10 +66,8 @@ def mark_kernel(addresses, ids, N, V, BLOCK: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def is_stop(record, chosen, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1 if an id ends the request, else 0."""
-    n_stops = tl.load(record + N_STOPS)
-    stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
+def is_stop(stops, n_stops, chosen, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 if an id is among the stop ids, else 0."""
     found = tl.zeros([BLOCK], tl.int32)
     for start in range(0, n_stops, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -113,6 +111,15 @@ def select_kernel(  # type: ignore[no-untyped-def]
         best = tl.load(winners + row * n_parts + parts, mask=is_part, other=0)
         is_broken = tl.max(tl.load(broken + row * n_parts + parts, mask=is_part, other=0), 0)
         scale = real(record, SCALE).to(tl.float32)
+        # All that is read of the record is asked for before anything is waited for.
+        random = uniform(record)
+        has_filters = is_filtered(record, V)
+        from_row = start_of(logits, record, row, row_stride, ALIGNED)
+        n_output = tl.load(record + N_OUTPUT) + 1
+        max_tokens = tl.load(record + MAX_TOKENS)
+        position = tl.load(record + POSITION)
+        n_stops = tl.load(record + N_STOPS)
+        stops = tl.load(record + STOPS).to(tl.pointer_type(tl.int64))
         largest = tl.max(tops, 0)
         chosen = tl.min(tl.where((tops == largest) & is_part, best, V - 1), 0).to(tl.int64)
         if (scale != 0) & (is_broken == 0) & (largest > -INFINITY):
@@ -120,7 +127,7 @@ def select_kernel(  # type: ignore[no-untyped-def]
             n_level = slot.to(tl.int64) * 0
             floor = slot.to(tl.int64) * 0
             n_before = slot.to(tl.int64) * 0
-            if is_filtered(record, V):
+            if has_filters:
                 at = found + row * FOUND
                 level = tl.load(at)
                 n_level = tl.load(at + 1)
@@ -133,13 +140,12 @@ def select_kernel(  # type: ignore[no-untyped-def]
                 is_chunk = every < n_chunks
                 of_chunk = tl.load(totals + row * n_chunks + every, mask=is_chunk, other=0)
                 upto = tl.cumsum(of_chunk, 0)
-                point = point_of(tl.sum(of_chunk, 0), uniform(record))
+                point = point_of(tl.sum(of_chunk, 0), random)
                 chunk = tl.sum((is_chunk & (upto <= point)).to(tl.int32), 0)
                 point -= tl.sum(tl.where(every < chunk, of_chunk, 0), 0)
             chunk = tl.minimum(tl.maximum(chunk, 0), n_chunks - 1)
             ids = chunk * CHUNK + tl.arange(0, CHUNK)
             inside = ids < V
-            from_row = start_of(logits, record, row, row_stride, ALIGNED)
             x = tl.load(from_row + ids, mask=inside, other=-INFINITY)
             key = ordered(x).to(tl.int64)
             mass = masses(x, largest, scale).to(tl.int64)
@@ -151,13 +157,11 @@ def select_kernel(  # type: ignore[no-untyped-def]
             mass = tl.where(is_kept, mass, 0)
             passed = tl.sum((inside & (tl.cumsum(mass, 0) <= point)).to(tl.int32), 0)
             chosen = tl.minimum(chunk * CHUNK + passed, V - 1).to(tl.int64)
-        n_output = tl.load(record + N_OUTPUT) + 1
-        ends = (n_output >= tl.load(record + MAX_TOKENS)).to(tl.int32)
-        ends = ends | is_stop(record, chosen, 32)
+        ends = (n_output >= max_tokens).to(tl.int32) | is_stop(stops, n_stops, chosen, 32)
         is_broken = (is_broken != 0).to(tl.int32)
         flags = is_broken * NOT_FINITE + ends * ENDED
         tl.store(record + NEXT_ID, chosen)
-        tl.store(record + POSITION, tl.load(record + POSITION) + 1)
+        tl.store(record + POSITION, position + 1)
         tl.store(record + N_OUTPUT, n_output)
         tl.store(record + IS_DONE, (ends | is_broken).to(tl.int64))
         tl.store(record + PENDING, chosen * 0 - 1)

@@ -44,7 +44,7 @@ ENDED = tl.constexpr(fields.ENDED)
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
 INFINITY = tl.constexpr(float("inf"))
-MASS = tl.constexpr(float(2**31))
+MASS = tl.constexpr(2**31)
 """The mass of the likeliest id: ``wkvm.kernels.sampling.MASS``."""
 
 TOPS = tl.constexpr(16)
@@ -107,7 +107,7 @@ def add_and_bound(a, low, high, b, other_low, other_high):  # type: ignore[no-un
 @triton.jit
 def masses(x, largest, scale):  # type: ignore[no-untyped-def]
     """What ``x`` weighs: uint32, ``MASS`` for the largest logit. Anything for NaN."""
-    return (tl.exp2((x - largest) * scale) * MASS).to(tl.uint32)
+    return (tl.exp2((x - largest) * scale) * (1.0 * MASS)).to(tl.uint32)
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def is_filtered(record, V):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mass_of_key(key, largest, scale):  # type: ignore[no-untyped-def]
-    """The masses of logits that ``ordered`` numbers ``key``, uint32."""
+    """The masses of logits that ``ordered`` numbers ``key``, uint32; 0 for ``LOWEST``."""
     bits = key.to(tl.int32)
     x = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return masses(x, largest, scale)
+    return masses(tl.where(bits == LOWEST, -INFINITY, x), largest, scale)

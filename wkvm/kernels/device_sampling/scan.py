@@ -13,6 +13,7 @@ from wkvm.kernels.device_sampling.common import (
     CURSOR,
     INFINITY,
     LARGEST,
+    MASS,
     MIN_P,
     RULED,
     SCALE,
@@ -192,7 +193,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
             low = tl.load(brackets + row * 2)
             high = tl.load(brackets + row * 2 + 1)
             min_p = real(record, MIN_P)
-            floor = tl.max(share_of(tl.full([1], 1 << 31, tl.int64), min_p), 0).to(tl.uint32)
+            floor = tl.max(share_of(tl.full([1], MASS, tl.int64), min_p), 0).to(tl.uint32)
             cursors = n_listed + row * CURSOR + column * 0
             last = tl.minimum(first + GROUP * CHUNK, V)
             whole = column.to(tl.int64) * 0

@@ -13,6 +13,7 @@ from wkvm.kernels.device_sampling.common import (
     CURSOR,
     INFINITY,
     LOWEST,
+    MASS,
     MIN_P,
     SCALE,
     TOP_K,
@@ -241,7 +242,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def]
 
             floor = total * 0
             if min_p > 0:
-                floor = share_of(total * 0 + (1 << 31), min_p)
+                floor = share_of(total * 0 + MASS, min_p)
             each = mass_of_key(level, largest, scale).to(tl.int64)
             out = found + row * FOUND
             if each < floor:
