@@ -31,7 +31,7 @@ SAMPLES = 4096
 SCAN = {"num_warps": 8, "maxnreg": 64}
 BRACKET = {"num_warps": 4}
 LINES = 4
-WEIGH = {"num_warps": 4, "maxnreg": 128}
+WEIGH = {"num_warps": 4, "maxnreg": 96}
 RESOLVE = {"num_warps": 4}
 SELECT = {"num_warps": 8}
 

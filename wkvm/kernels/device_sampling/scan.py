@@ -111,10 +111,12 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             best_ids = tl.where(x > best, ids, best_ids)
             best = tl.maximum(x, best)
             if has_filters:
-                group, place = ids // (CHUNK // TOPS), ids % (CHUNK // TOPS)
+                # Read again: only few are wanted, and these lie with other threads.
+                some = start + tl.arange(0, CHUNK // STRIDE) * STRIDE
+                group, place = some // (CHUNK // TOPS), some % (CHUNK // TOPS)
                 into = samples + row.to(tl.int64) * (2 * LIST)
                 into += place // STRIDE * (CHUNKS * TOPS) + group
-                tl.store(into, x, mask=ids % STRIDE == 0)
+                tl.store(into, tl.load(from_row + some, mask=some < V, other=-INFINITY))
                 of_groups = tl.max(tl.reshape(x, [TOPS, CHUNK // TOPS]), 1)
                 n_tops = tl.cdiv(V, CHUNK) * TOPS
                 into = tops + row * n_tops + start // CHUNK * TOPS + tl.arange(0, TOPS)
@@ -128,6 +130,16 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         tl.store(broken + out, 1 - all_finite)
         if part == 0:
             tl.store(n_listed + row * CURSOR, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def put(x, ids, low, high, place, into, LIST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """List the ids in the bracket, each at the place of its column; the places after them."""
+    is_in = (x >= low) & (x < high)
+    fits = is_in & (place < LIST)
+    tl.store(into + place, ordered(x), mask=fits)
+    tl.store(into + LIST + place, ids, mask=fits)
+    return place + is_in.to(tl.int32)
 
 
 @triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
@@ -197,7 +209,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
             cursors = n_listed + row * CURSOR + column * 0
             last = tl.minimum(first + GROUP * CHUNK, V)
             whole = column.to(tl.int64) * 0
-            over, kept, count = whole, whole, column * 0
+            over, kept, count, n_in = whole, whole, column * 0, column * 0
             for start in range(first, last, BLOCK):
                 ids = start + at
                 x = ahead
@@ -211,15 +223,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
                         kept += tl.sum(tl.where(mass >= floor, mass, 0).to(tl.int64), 0)
                     if by_count:
                         count += tl.sum(is_above.to(tl.int32), 0)
-                    is_in = (x >= low) & (x < high)
-                    # A thread takes places for what it has of a column.
-                    n_in = tl.sum(is_in.to(tl.int32), 0)
-                    place = tl.atomic_add(cursors, n_in, mask=n_in > 0, sem="relaxed")
-                    place = place[None, :] + tl.cumsum(is_in.to(tl.int32), 0) - 1
-                    into = listed + row.to(tl.int64) * (2 * LIST) + place
-                    is_in = is_in & (place < LIST)
-                    tl.store(into, ordered(x), mask=is_in)
-                    tl.store(into + LIST, ids, mask=is_in)
+                    n_in += tl.sum(((x >= low) & (x < high)).to(tl.int32), 0)
                 if ((start + BLOCK) % CHUNK == 0) | (start + BLOCK >= last):
                     out = row * n_chunks + start // CHUNK
                     if has_filters:
@@ -233,3 +237,21 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
                         tl.store(totals + out, tl.sum(whole, 0))
                     whole = whole * 0
                     over, kept, count = whole, whole, column * 0
+            if has_filters:
+                # Places are taken once for all that a column has: an answer takes a microsecond.
+                # What goes there is read again, and not in fours, just as it is written.
+                place = tl.atomic_add(cursors, n_in, mask=n_in > 0, sem="relaxed")
+                from_row = start_of(logits, record, row, row_stride, False)
+                into = listed + row.to(tl.int64) * (2 * LIST)
+                width: tl.constexpr = BLOCK // LINES
+                for start in range(first, last, 4 * width):
+                    ids = start + tl.arange(0, width)
+                    x0 = tl.load(from_row + ids, mask=ids < last, other=-INFINITY)
+                    ids1, ids2, ids3 = ids + width, ids + 2 * width, ids + 3 * width
+                    x1 = tl.load(from_row + ids1, mask=ids1 < last, other=-INFINITY)
+                    x2 = tl.load(from_row + ids2, mask=ids2 < last, other=-INFINITY)
+                    x3 = tl.load(from_row + ids3, mask=ids3 < last, other=-INFINITY)
+                    place = put(x0, ids, low, high, place, into, LIST)
+                    place = put(x1, ids1, low, high, place, into, LIST)
+                    place = put(x2, ids2, low, high, place, into, LIST)
+                    place = put(x3, ids3, low, high, place, into, LIST)
