@@ -139,7 +139,7 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     some = rng.sample(range(vocab_size), 40)
     has_penalties = rng.random() < 0.4
     return SamplingParams(
-        temperature=rng.choice([0.0, 1e-45, 0.3, 1.0, 1.0, 2.5, 100.0]),
+        temperature=rng.choice([0.0, 1e-50, 1e-45, 0.3, 1.0, 1.0, 2.5, 100.0]),
         top_k=rng.choice([0, 0, 0, 1, 3, 50, vocab_size // 2, vocab_size, 2**31 - 1]),
         top_p=rng.choice([1.0, 1.0, 1e-9, 0.5, 0.9, 0.999999]),
         min_p=rng.choice([0.0, 0.0, 1e-12, 0.1, 1.0]),

@@ -34,7 +34,7 @@ def naive_choice(
 ) -> int:
     """One row of ``choose``, over Python integers, from the same powers of two."""
     row = torch.tensor(logits)
-    scaled = (row - row.max()) * sampling.scale_of(temperature)
+    scaled = (row - row.max()) * sampling.scales(torch.tensor([temperature]))
     mass = [int(p * 2.0**31) for p in torch.exp2(scaled).tolist()]
     n = len(mass)
     order = list(range(n))

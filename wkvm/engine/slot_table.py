@@ -27,7 +27,7 @@ from wkvm.core.plan import RowPlan
 from wkvm.core.sampling import SamplingParams
 from wkvm.kernels import device_sampling
 from wkvm.kernels.device_sampling import records as fields
-from wkvm.kernels.sampling import SMALLEST, scale_of
+from wkvm.kernels.sampling import SMALLEST, scales
 
 
 @dataclass(slots=True)
@@ -85,10 +85,13 @@ class SlotTable:
         if not rows:
             return
         table = np.zeros((len(rows), 1 + fields.WORDS), np.int64)
+        self.forget(row.slot for row in rows)
         for at, row in enumerate(rows):
-            self.forget([row.slot])
             table[at, 0] = row.slot
             self._write(row, table[at, 1:])
+        temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64)
+        scale = torch.where(temperature == 0, 0.0, scales(temperature.float()))
+        table[:, 1 + fields.SCALE] = scale.double().numpy().view(np.int64)
         uploaded = self._upload(table)
         self.records.index_copy_(0, uploaded[:, 0], uploaded[:, 1:])
 
@@ -156,7 +159,6 @@ class SlotTable:
         words[fields.POSITION] = row.n_prompt
         words[fields.N_OUTPUT] = row.n_output
         words[fields.PENDING] = -1
-        reals[fields.SCALE] = scale_of(params.temperature) if params.temperature else 0.0
         words[fields.TOP_K] = params.top_k or size
         reals[fields.TOP_P] = params.top_p
         reals[fields.MIN_P] = params.min_p

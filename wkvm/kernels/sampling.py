@@ -32,10 +32,9 @@ LARGEST = torch.finfo(torch.float32).max
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
-def scale_of(temperature: float) -> float:
-    """What a logit is multiplied by for ``exp2``: as ``choose`` does it, in float32."""
-    clamped = torch.tensor(temperature, dtype=torch.float32).clamp(min=SMALLEST)
-    return float(LOG2_E / clamped)
+def scales(temperature: Tensor) -> Tensor:
+    """What logits are multiplied by before ``exp2``, ``[B]`` float32, for positive temperatures."""
+    return temperature.clamp(min=SMALLEST).reciprocal() * LOG2_E
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -195,7 +194,7 @@ def _masses(logits: Tensor, temperature: Tensor) -> Tensor:
     """What each id weighs, ``[B, V]`` int64: ``MASS`` the most likely one."""
     # The largest logit is taken off first: no temperature makes an infinity of it.
     scaled = logits - logits.amax(-1, keepdim=True)
-    scaled *= (LOG2_E / temperature.clamp(min=SMALLEST))[:, None]
+    scaled *= scales(temperature)[:, None]
     return scaled.exp2_().mul_(MASS).to(torch.int64)
 
 
