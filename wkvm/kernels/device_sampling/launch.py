@@ -17,6 +17,9 @@ CHUNK = 2048
 GROUP = 8
 """Chunks of one program where rows are many."""
 
+PDL_ROWS = 48
+"""Up to here kernels are launched before the ones before them have ended."""
+
 MANY_ROWS = 48
 """From here on: what programs cost beside their chunks is then more than what few of them leave
 of the device."""
@@ -150,7 +153,7 @@ def sample(
     n_parts = triton.cdiv(s.n_chunks, group)
     parts, chunks = triton.next_power_of_2(n_parts), triton.next_power_of_2(s.n_chunks)
     # One more rounding or one less in a penalty, and the CPU would choose otherwise.
-    pdl = n_rows < MANY_ROWS and logits.is_cuda
+    pdl = n_rows < PDL_ROWS and logits.is_cuda
     options = {"enable_fp_fusion": False, "PDL": pdl}
     if pdl:
         options["launch_pdl"] = True
