@@ -47,13 +47,13 @@ def main() -> None:
     """All kernels, for the usual vocabulary and for the largest, for few rows and for many."""
     for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
         sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group}
-        sizes |= {"PARTS": n_chunks // group, "LIST": 4096, "STRIDE": n_chunks // 2}
+        sizes |= {"PARTS": n_chunks // group, "LIST": 4096, "STRIDE": n_chunks // 4}
         sizes |= {"BLOCK": 2048, "LINES": 4, "ALIGNED": True, "PDL": group == 1}
         for kernel, n_warps in (
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),
             (scan.scan_kernel, 8),
-            (bracket.bracket_kernel, 4),
+            (bracket.bracket_kernel, 8),
             (scan.weigh_kernel, 4),
             (search.resolve_kernel, 4),
             (choose.select_kernel, 8),

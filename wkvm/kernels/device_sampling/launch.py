@@ -27,12 +27,12 @@ of the device."""
 LIST = 4096
 """Ids around the cut of a filter that can be listed for a row."""
 
-SAMPLES = 4096
+SAMPLES = 8192
 """Logits from which the cut of a row is guessed, at most, and at most one in 8."""
 
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
-BRACKET = {"num_warps": 4}
+BRACKET = {"num_warps": 8}
 LINES = 4
 WEIGH = {"num_warps": 4, "maxnreg": 96}
 RESOLVE = {"num_warps": 4}
@@ -167,6 +167,8 @@ def sample(
         GROUP=group,
         LIST=s.list,
         STRIDE=s.stride,
+        BLOCK=min(s.chunk * group, 512 * SCAN["num_warps"]),
+        LINES=4,
         **reads,
         **SCAN,
     )

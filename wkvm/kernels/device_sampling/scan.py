@@ -12,7 +12,6 @@ from wkvm.kernels.device_sampling.common import (
     ANY_ALIGNMENT,
     CURSOR,
     INFINITY,
-    LARGEST,
     MASS,
     MIN_P,
     RULED,
@@ -53,6 +52,8 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     LIST: tl.constexpr,
     STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
     ALIGNED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -77,10 +78,13 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     part, n_parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1)
     first = part * GROUP * CHUNK
-    at = tl.arange(0, CHUNK)
+    last = tl.minimum(first + GROUP * CHUNK, V)
+    # In lines of ids: what a thread has of a column is compared without the others.
+    column = tl.arange(0, BLOCK // LINES)
+    at = tl.arange(0, LINES)[:, None] * (BLOCK // LINES) + column[None, :]
     from_row = logits + row.to(tl.int64) * row_stride
     # Each block is asked for while the one before is worked on, the first one before all else.
-    ahead = tl.load(from_row + first + at, mask=first + at < V, other=0.0)
+    ahead = tl.load(from_row + first + at, mask=first + at < last, other=0.0)
     slot = tl.load(slots + row)
     if slot >= 0:
         record = records + slot.to(tl.int64) * WORDS
@@ -90,43 +94,46 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         if ruled != 0:
             mask = masks + row.to(tl.int64) * mask_stride
             is_masked = tl.load(has_mask + row) != 0
-            last = tl.minimum(first + GROUP * CHUNK, V)
             all_finite = apply_rules(
                 from_row, logits, first, last, record, mask, is_masked, V, CHUNK // 2, ALIGNED
             )
             from_row = start_of(logits, record, row, row_stride, ALIGNED)
             tl.debug_barrier()
-            ahead = tl.load(from_row + first + at, mask=first + at < V, other=0.0)
-        best = tl.full([CHUNK], -INFINITY, tl.float32)
-        best_ids = first + at
-        is_finite = at >= 0
-        for start in range(first, tl.minimum(first + GROUP * CHUNK, V), CHUNK):
+            ahead = tl.load(from_row + first + at, mask=first + at < last, other=0.0)
+        best = column * 0.0 - INFINITY
+        best_ids = first + column
+        nothing = column * 0.0
+        for start in range(first, last, BLOCK):
             ids = start + at
-            inside = ids < V
             raw = ahead
-            is_next = (ids + CHUNK < V) & (ids + CHUNK < first + GROUP * CHUNK)
-            ahead = tl.load(from_row + ids + CHUNK, mask=is_next, other=0.0)
-            is_finite = is_finite & (tl.abs(raw) <= LARGEST)
-            x = tl.where(inside, raw, -INFINITY)
-            best_ids = tl.where(x > best, ids, best_ids)
-            best = tl.maximum(x, best)
-            if has_filters:
-                # Read again: only few are wanted, and these lie with other threads.
+            ahead = tl.load(from_row + ids + BLOCK, mask=ids + BLOCK < last, other=0.0)
+            # NaN, if one of them is not finite.
+            nothing += tl.sum(raw * 0.0, 0)
+            of_column, line = tl.max(tl.where(ids < last, raw, -INFINITY), 0, return_indices=True)
+            best_ids = tl.where(
+                of_column > best, start + line * (BLOCK // LINES) + column, best_ids
+            )
+            best = tl.maximum(of_column, best)
+        if has_filters:
+            # Read again: few are wanted, and these lie with any thread.
+            for start in range(first, last, CHUNK):
                 some = start + tl.arange(0, CHUNK // STRIDE) * STRIDE
                 group, place = some // (CHUNK // TOPS), some % (CHUNK // TOPS)
                 into = samples + row.to(tl.int64) * (2 * LIST)
                 into += place // STRIDE * (CHUNKS * TOPS) + group
                 tl.store(into, tl.load(from_row + some, mask=some < V, other=-INFINITY))
-                of_groups = tl.max(tl.reshape(x, [TOPS, CHUNK // TOPS]), 1)
-                n_tops = tl.cdiv(V, CHUNK) * TOPS
-                into = tops + row * n_tops + start // CHUNK * TOPS + tl.arange(0, TOPS)
-                tl.store(into, of_groups)
+                group = tl.arange(0, TOPS)
+                every = start + group[:, None] * (CHUNK // TOPS)
+                every += tl.arange(0, CHUNK // TOPS)[None, :]
+                x = tl.load(from_row + every, mask=every < V, other=-INFINITY)
+                into = tops + row * (tl.cdiv(V, CHUNK) * TOPS) + start // CHUNK * TOPS + group
+                tl.store(into, tl.max(x, 1))
         largest = tl.max(best, 0)
         out = row * n_parts + part
         tl.store(maxima + out, largest)
         tl.store(winners + out, tl.min(tl.where(best == largest, best_ids, V - 1), 0))
         if ruled == 0:
-            all_finite = tl.min(is_finite.to(tl.int32), 0)
+            all_finite = (tl.sum(nothing, 0) == 0.0).to(tl.int32)
         tl.store(broken + out, 1 - all_finite)
         if part == 0:
             tl.store(n_listed + row * CURSOR, 0)
