@@ -244,7 +244,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
                         tl.store(totals + out, tl.sum(whole, 0))
                     whole = whole * 0
                     over, kept, count = whole, whole, column * 0
-            if has_filters:
+            if has_filters & (low < INFINITY):
                 # Places are taken once for all that a column has: an answer takes a microsecond.
                 # What goes there is read again, and not in fours, just as it is written.
                 place = tl.atomic_add(cursors, n_in, mask=n_in > 0, sem="relaxed")
