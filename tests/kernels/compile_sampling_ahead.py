@@ -53,7 +53,7 @@ def main() -> None:
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),
             (scan.scan_kernel, 8),
-            (bracket.bracket_kernel, 8),
+            (bracket.bracket_kernel, 4),
             (scan.weigh_kernel, 4),
             (search.resolve_kernel, 4),
             (choose.select_kernel, 8),

@@ -32,7 +32,7 @@ SAMPLES = 8192
 
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
-BRACKET = {"num_warps": 8}
+BRACKET = {"num_warps": 4}
 LINES = 4
 WEIGH = {"num_warps": 4, "maxnreg": 96}
 RESOLVE = {"num_warps": 4}
