@@ -48,7 +48,14 @@ class Rig:
         with pytest.MonkeyPatch.context() as patch:
             if INTERPRETED:
                 # So that a row has chunks, and more ids than can be listed.
-                sizes = {"CHUNK": 128, "GROUP": 2, "MANY_ROWS": 4, "LIST": 64, "SAMPLES": 64}
+                sizes = {
+                    "CHUNK": 128,
+                    "GROUP": 2,
+                    "MANY_ROWS": 4,
+                    "LIST": 64,
+                    "SAMPLES": 64,
+                    "OF_WARP": 16,
+                }
                 for name, size in sizes.items():
                     patch.setattr(launch, name, size)
             self.table: Any = table.SlotTable(n_slots, vocab_size, device, max_rows=n_slots)

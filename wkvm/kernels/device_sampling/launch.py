@@ -24,6 +24,11 @@ MANY_ROWS = 48
 """From here on: what programs cost beside their chunks is then more than what few of them leave
 of the device."""
 
+OF_WARP = 512
+"""Ids that a warp looks at at a time: in four lines, 16 to a thread."""
+
+LINES = 4
+
 LIST = 4096
 """Ids around the cut of a filter that can be listed for a row."""
 
@@ -33,7 +38,6 @@ SAMPLES = 8192
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
 BRACKET = {"num_warps": 4}
-LINES = 4
 WEIGH = {"num_warps": 4, "maxnreg": 96}
 RESOLVE = {"num_warps": 4}
 SELECT = {"num_warps": 8}
@@ -167,8 +171,8 @@ def sample(
         GROUP=group,
         LIST=s.list,
         STRIDE=s.stride,
-        BLOCK=min(s.chunk * group, 512 * SCAN["num_warps"]),
-        LINES=4,
+        BLOCK=min(s.chunk * group, OF_WARP * SCAN["num_warps"]),
+        LINES=LINES,
         **reads,
         **SCAN,
     )
@@ -190,7 +194,7 @@ def sample(
         GROUP=group,
         PARTS=parts,
         LIST=s.list,
-        BLOCK=min(s.chunk, 128 * LINES * WEIGH["num_warps"]),
+        BLOCK=min(s.chunk, OF_WARP * WEIGH["num_warps"]),
         LINES=LINES,
         **reads,
         **WEIGH,
