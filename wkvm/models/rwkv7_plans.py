@@ -163,6 +163,7 @@ def _measured_plan(n_rows: int, width: int) -> Plan:
             wkv_warps=4 if b == 16 else 1,
         )
     output: Cut = Library()
+    second = Blocks(128, 128, 64, 1, 8, 3)
     key: Cut
     # The library would round the key's product before the square, which doubles the error.
     if n_rows <= 128:
@@ -172,13 +173,13 @@ def _measured_plan(n_rows: int, width: int) -> Plan:
     elif n_rows <= 512:
         key = Blocks(64, 256, 64, 1, 8, 4)
         if n_rows <= 256:
-            output = Blocks(64, 128, 64, 2, 4, 6)
+            output, second = Blocks(64, 128, 64, 2, 4, 6), Blocks(64, 128, 64, 1, 4, 3)
     else:
         key = Mapped(128, 256, 64, 1, 8, 3, n_programs=132, x_left=True, flat=True)
     return Plan(
         first=Library(),
         hidden=Blocks(64, 64, 128, 1, 4, 4) if n_rows <= 512 else Blocks(128, 128, 64, 1, 8, 4),
-        second=Blocks(128, 128, 64, 1, 8, 3),
+        second=second,
         output=output,
         key=key,
         value=Library(4 if n_rows <= 256 else 1),
