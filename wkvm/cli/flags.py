@@ -94,7 +94,7 @@ ENGINE_FLAGS = (
         field="decode_prompt_tokens",
         kind=int,
         metavar="N",
-        text="prompt tokens in a step that makes others wait for their next id (default: 512 on a "
+        text="prompt tokens in a step that makes others wait for their next id (default: 448 on a "
         "GPU, no limit but the budget on a CPU)",
     ),
     Flag(

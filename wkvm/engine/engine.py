@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 SMALL_MODEL_BYTES = 64 * 2**20
 """Below this, a second thread slows a CPU's steps down: see ``bench/NOTES.md``."""
 
-GPU_DECODE_PROMPT_TOKENS = 512
+GPU_DECODE_PROMPT_TOKENS = 448
 """Prompt tokens beside rows that decode, on a GPU: a step with both is to take less than twice as
 long as one in which 256 rows decode, and a long prompt less than three times as long as alone."""
 
