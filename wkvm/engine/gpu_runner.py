@@ -204,8 +204,8 @@ class GpuRunner:
     def _absorb(self, flight: _Flight, places: Sequence[int]) -> None:
         """Absorb the prompts at ``places``, and sample after those that end.
 
-        The forward pass runs beside the decode rows, which wait for memory while it computes:
-        together they take little longer than the longer of them.
+        The forward pass runs beside the decode rows, which saves a twentieth of both: see
+        ``bench/NOTES.md``.
         """
         rows = [flight.plan.rows[at] for at in places]
         self._sampler.feed(rows)
