@@ -149,7 +149,8 @@ class Bare:
         self._graph: torch.cuda.CUDAGraph | None = None
         slots = torch.arange(n_rows, dtype=torch.int32, device=model.info.device)
         ids = torch.arange(n_rows, device=model.info.device) % model.info.vocab_size
-        step = model.decode_step(n_rows)
+        # Kept: the graph knows the step's own tensors by their addresses alone.
+        self._step = step = model.decode_step(n_rows)
         if step is not None:
             self._inputs = ((step.token_ids, ids), (step.slots, slots))
             self._graph = torch.cuda.CUDAGraph()

@@ -65,7 +65,8 @@ class ModelInfo:
 class DecodeStep(Protocol):
     """One step of ``n_rows`` rows of one token, over buffers that stay where they are.
 
-    A launch takes no decision by what the buffers hold, so it can be captured in a graph.
+    A launch takes no decision by what the buffers hold, so it can be captured in a graph. The
+    graph knows the step's tensors by their addresses: keep the step for as long.
     """
 
     @property
