@@ -37,7 +37,7 @@ def absorb(model: Model, prompt: list[int], ids: list[int], seed: int) -> dict[s
         return chance.choices(range(vocab_size), k=n)
 
     results = list[Tensor]()
-    at = 0
+    logits, rows, at = torch.empty(0), list[tuple[int, list[int]]](), 0
     while at < len(prompt):
         left = len(prompt) - at
         n = chance.choice([left, *range(CUT_MULTIPLE, left, CUT_MULTIPLE)])

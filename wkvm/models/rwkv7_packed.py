@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -76,7 +77,11 @@ class Rwkv7Decode:
         self.quantization = quantization
         self.deterministic = deterministic
         self.ranks = tuple(-(-(shape.ranks[c] or 1) // RANK_STEP) * RANK_STEP for c in "vwag")
-        items = parameters.items() if isinstance(parameters, Mapping) else parameters
+        items: Iterable[tuple[str, Tensor]]
+        if isinstance(parameters, Mapping):
+            items = cast("Mapping[str, Tensor]", parameters).items()
+        else:
+            items = parameters
         outer, layers = dict[str, Tensor](), list[PackedLayer]()
         for block, of_block in _by_block(items):
             if block:

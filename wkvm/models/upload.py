@@ -150,7 +150,8 @@ class _Uploader:
             source = tensor.contiguous().flatten().view(torch.uint8)
         on_device = torch.empty(_nbytes(tensor), dtype=torch.uint8, device=self._device)
         # The memory may have been somebody's whose last kernel still runs.
-        is_ours = torch.cuda.current_stream().record_event()
+        is_ours = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        is_ours.record()
         chunks = tuple(
             self._pool.submit(self._copy, tensor, source, on_device, at, is_ours)
             for at in range(0, on_device.nbytes, CHUNK_BYTES)
