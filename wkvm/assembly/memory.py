@@ -19,7 +19,7 @@ MEMINFO = Path("/proc/meminfo")
 GRAPH_BYTES = 24 * 2**20
 """More than one captured step takes of a GPU's memory, beside what all of them share."""
 
-N_PROMPT_GRAPHS = 8
+N_PROMPT_GRAPHS = 10
 """More than there are captured steps of prompts."""
 
 N_RULED_SLOTS = 1024

@@ -12,7 +12,7 @@ from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_prefill import Buffers, Prefill, buffer_bytes
 
-STEP_TOKENS = (64, 128, 256, 320, 512, 1024, 2048)
+STEP_TOKENS = (64, 128, 256, 320, 448, 512, 1024, 2048)
 """Tokens of the captured steps. A batch of prompts is absorbed by the smallest that it fits."""
 
 STEP_ROWS = 16
