@@ -93,8 +93,8 @@ class Buffers:
 
     Attributes:
         x: ``[T, C]`` float32, the residual.
-        mixed: ``[6, T, C]``; before it is written, ``effects.reads``, ``effects.own`` and ``y`` lie
-            there, and after it was read they do again. ``ffn_mixed`` is its first part.
+        mixed: ``[6, T, C]``. Once the products have read it, ``effects.own``, ``effects.reads`` and
+            ``y`` lie there, and ``ffn_mixed`` when these were read.
         rkv: ``[2, 3, T, C]``: of the first layer, whose v is the residual of the others; of others.
         hidden: ``[T, ranks]``.
         second: ``[T, 4, C]``; ``ffn_hidden`` ``[T, F]`` lies there too.
