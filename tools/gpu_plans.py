@@ -79,7 +79,7 @@ def many_rows(n_rows: int) -> list[Part]:
     wide: list[Cut] = [
         *(Blocks(n, b, 64, 1, 8, 4) for n, b in ((64, 128), (64, 256), (128, 128))),
         Blocks(128, 256, 64, 1, 8, 3),
-        *(Mapped(128, b, 64, 1, 8, s, 132, True, True) for b, s in ((128, 4), (256, 3))),
+        *(Mapped(128, b, 64, n_stages=s) for b, s in ((128, 4), (256, 3))),
         Library(),
     ]
     n_splits = (4, 2) if n_rows <= 256 else (1, 2)
@@ -89,7 +89,7 @@ def many_rows(n_rows: int) -> list[Part]:
     return [
         ("hidden", hidden),
         ("second", second),
-        ("first", wide),
+        ("first", [cut for cut in wide if not isinstance(cut, Mapped)]),
         # The library cannot apply what belongs to this product.
         ("key", wide[:-1]),
         ("value", deep),
@@ -114,7 +114,7 @@ def changed(plan: Plan, name: str, value: Cut | int | bool) -> Plan:
         return replace(plan, **{name: value})  # type: ignore[arg-type]
     if isinstance(value, Library):
         return replace(plan, first=value, hidden=Blocks(64, 64, 128, 1, 4, 4))
-    if not isinstance(value, Gemv | Blocks | Mapped):
+    if not isinstance(value, Gemv | Blocks):
         raise ValueError(f"no product is cut as {value}")
     return replace(plan, first=value, hidden=None)
 

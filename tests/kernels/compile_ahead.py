@@ -81,8 +81,7 @@ def decode_kernels(dtype: str) -> None:
             num_stages=3,
         )
         sys.stdout.write("product_kernel\n")
-    constants = {"BLOCK_N": 64, "BLOCK_B": 32, "BLOCK_K": 64, "N_SPLITS": 2, "BY_TILE": True}
-    constants |= {"WHAT": 0, "X_LEFT": False, "FLAT": True}
+    constants = {"BLOCK_N": 64, "BLOCK_B": 64, "BLOCK_K": 64, "N_SPLITS": 2, "WHAT": 0}
     constants |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
     assert decode_bytes(rwkv7_decode.mapped_kernel, dtype, constants, num_stages=3)
     sys.stdout.write("mapped_kernel\n")

@@ -84,12 +84,12 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     plan = None
     if INTERPRETED:
         few = Gemv(4096)
-        block: Cut = Blocks(16, 16, 32)
+        block = Blocks(16, 16, 32)
+        key: Cut = block
         split: Cut = Blocks(16, 16, 32, n_splits=2)
         if n_rows == 6 and quantization == "none":
-            block, split = Mapped(16, 16, 32, n_programs=7), Mapped(16, 16, 32, 2, x_left=True)
-        second = Blocks(16, 16, 32)
-        plan = Plan(block, None, second, split, block, split, block, wkv_warps=1, pdl=False)
+            key, split = Mapped(16, 16, 32, n_programs=7), Mapped(16, 16, 32, n_splits=2)
+        plan = Plan(block, None, block, split, key, split, key, wkv_warps=1, pdl=False)
         if n_rows <= 3:
             plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
     step = DecodeStep(model, n_rows, plan=plan)

@@ -187,10 +187,6 @@ class DecodeStep:
         else:
             if isinstance(plan.first, Gemv):
                 self._gemv(self._mixed, layer.first, plan.first, out=first, tiles=self._tiles)
-            elif isinstance(plan.first, Mapped):
-                kernels.mapped_product(
-                    self._mixed, layer.first.values, first, plan.first, tiles=self._tiles, pdl=pdl
-                )
             else:
                 kernels.product(
                     self._mixed,

@@ -1,7 +1,7 @@
 """Which kernels make a decode step of RWKV-7 on a GPU, and how they are cut up, by its rows."""
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from wkvm.kernels.rwkv7_decode import Blocks, Mapped
 
@@ -30,6 +30,8 @@ class Library:
 
 Cut: TypeAlias = Gemv | Blocks | Mapped | Library
 
+_AnyCut = TypeVar("_AnyCut", bound=Cut | None)
+
 
 def parts_of(cut: Cut) -> int:
     """How many parts of its sums a product leaves to be added up."""
@@ -52,7 +54,7 @@ class Plan:
         looks_ahead: launches bring weights of the next ones into the L2 cache.
     """
 
-    first: Cut
+    first: Gemv | Blocks | Library
     hidden: Blocks | None
     second: Blocks | None
     output: Cut
@@ -100,17 +102,14 @@ def plan_of(
     if item_bytes == 2:
         return plan
 
-    def narrow(cut: Cut) -> Cut:
+    def narrow(cut: _AnyCut) -> _AnyCut:
         return replace(cut, k=cut.k * 2 // item_bytes) if isinstance(cut, Blocks | Mapped) else cut
-
-    def narrow_blocks(blocks: Blocks | None) -> Blocks | None:
-        return blocks and replace(blocks, k=blocks.k * 2 // item_bytes)
 
     return replace(
         plan,
         first=narrow(plan.first),
-        hidden=narrow_blocks(plan.hidden),
-        second=narrow_blocks(plan.second),
+        hidden=narrow(plan.hidden),
+        second=narrow(plan.second),
         output=narrow(plan.output),
         key=narrow(plan.key),
         value=narrow(plan.value),
@@ -175,7 +174,7 @@ def _measured_plan(n_rows: int, width: int) -> Plan:
         if n_rows <= 256:
             output, second = Blocks(64, 128, 64, 2, 4, 6), Blocks(64, 128, 64, 1, 4, 3)
     else:
-        key = Mapped(128, 256, 64, 1, 8, 3, n_programs=132, x_left=True, flat=True)
+        key = Mapped(128, 256, 64)
     return Plan(
         first=Library(),
         hidden=Blocks(64, 64, 128, 1, 4, 4) if n_rows <= 512 else Blocks(128, 128, 64, 1, 8, 4),
@@ -201,7 +200,7 @@ def _quantised(plan: Plan, n_rows: int) -> Plan:
             few = Gemv(32 * 1024, 4)
             plan = replace(plan, first=Gemv(16 * 1024, 4), key=Gemv(64 * 1024, 16), head=few)
 
-        def half(cut: Cut) -> Cut:
+        def half(cut: _AnyCut) -> _AnyCut:
             return replace(cut, n_bytes=cut.n_bytes // 2) if isinstance(cut, Gemv) else cut
 
         if n_rows == 1:
