@@ -235,6 +235,44 @@ def test_a_request_for_whose_rules_there_is_no_memory_fails_alone(
     )
 
 
+def test_a_row_planned_before_its_request_failed_is_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = False
+
+    def fail(batch: Batch) -> None:
+        if fails and max(batch.lengths) > 1:
+            raise ZeroDivisionError
+
+    bench = Bench(SteppingModel(before_forward=fail))
+    other, start = prompt_row(0, (1, 2)), bench.sampler.start
+    bench.run(other, prompt_row(1, (5,)), prompt_row(2, (6,)))
+
+    def start_all_but_1(rows: Sequence[RowPlan]) -> None:
+        if any(row.slot == 1 for row in rows):
+            raise torch.OutOfMemoryError
+        start(rows)
+
+    monkeypatch.setattr(bench.sampler, "start", start_all_but_1)
+    fails = True
+    no_memory, no_prompt = prompt_row(1, (7,)), prompt_row(2, (8, 9))
+    plans = [
+        StepPlan((after(other), no_memory, no_prompt), freed=(1, 2)),
+        StepPlan((after(other, 2), after(no_memory), after(no_prompt))),
+    ]
+    for plan in plans:
+        bench.runner.launch(plan)
+    for n, plan in enumerate(plans, start=2):
+        result = bench.runner.collect(plan)
+        assert result.token_ids == (fake_continuation((1, 2), n)[-1], None, None)
+        assert set(result.failed) == {1, 2}
+    assert bench.state(1) == 0
+    monkeypatch.undo()
+    fails = False
+    again = bench.run(prompt_row(1, (7, 3)), prompt_row(2, (4, 4)), freed=(1, 2))
+    assert again.token_ids == (fake_continuation((7, 3), 1)[0], fake_continuation((4, 4), 1)[0])
+
+
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     params = replace(GREEDY, prompt_logprobs=3, logprobs=2)
     bench = Bench()

@@ -125,6 +125,7 @@ class GpuRunner:
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
         self._told = set[int]()
+        self._lost = set[int]()
         self._flights = deque[_Flight]()
 
     @property
@@ -139,7 +140,8 @@ class GpuRunner:
         """Begin a step. Never waits for the device.
 
         If it raises, the requests of the plan are lost and all others are as they were. A
-        prompt's forward pass that raises ends the plan's prompts alone: ``collect`` says so.
+        prompt's forward pass that raises ends the plan's prompts alone: ``collect`` says so, and
+        that of their rows in later plans, which are not run.
         """
         if plan.freed:
             self._sampler.forget(plan.freed)
@@ -147,8 +149,13 @@ class GpuRunner:
             if self._poison_freed:
                 self._arena.poison(plan.freed)
         kinds = row_kinds(plan.rows)
-        failed = self._start(plan.rows, kinds.fresh) if kinds.fresh else {}
-        if failed:
+        if kinds.fresh:
+            self._start(plan.rows, kinds.fresh)
+        failed = dict[int, WkvmError]()
+        if self._lost:
+            # Planned before the host knew. What their slots' records point to may be released.
+            lost = [at for at, row in enumerate(plan.rows) if row.slot in self._lost]
+            failed |= dict.fromkeys(lost, StepFailedError())
             kinds = kinds.without(failed)
         decodes, prompts = kinds.decodes, kinds.prompts
         choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
@@ -167,27 +174,29 @@ class GpuRunner:
             except Exception:
                 logger.exception("the prompts of %d rows failed", len(prompts))
                 flight.failed |= dict.fromkeys(prompts, StepFailedError())
+                self._lost.update(plan.rows[at].slot for at in prompts)
                 self._beside.join()
         flight.end = self._transfers.mark()
         self._flights.append(flight)
 
-    def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> dict[int, WkvmError]:
-        """Begin requests; those for whose rules there is no memory fail, by row."""
+    def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> None:
+        """Begin requests. The slots of those for whose rules there is no memory are lost."""
         starting = [rows[at] for at in fresh]
-        self._arena.zero([row.slot for row in starting])
+        slots = [row.slot for row in starting]
+        self._lost.difference_update(slots)
+        self._arena.zero(slots)
         try:
             self._sampler.start(starting)
         except torch.OutOfMemoryError:
             if len(fresh) > 1:
-                failed = dict[int, WkvmError]()
                 for at in fresh:
-                    failed |= self._start(rows, [at])
-                return failed
-            logger.warning("no memory for the penalties, bias or allowed ids of a request")
-            return dict.fromkeys(fresh, StepFailedError())
+                    self._start(rows, [at])
+            else:
+                logger.warning("no memory for the penalties, bias or allowed ids of a request")
+                self._lost.update(slots)
+            return
         for row in starting:
             (self._told.discard if row.params.logprobs is None else self._told.add)(row.slot)
-        return {}
 
     def _replay(self, flight: _Flight, replay: Replay, places: Sequence[int]) -> None:
         """Decode the plan's rows at ``places``."""
