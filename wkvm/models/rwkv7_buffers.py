@@ -1,4 +1,4 @@
-"""The memory of decode steps: what each needs, and views of what all of them share."""
+"""Buffers one after another in one allocation; those of decode steps, which share one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from wkvm.kernels.rwkv7_decode import Blocks, tiles_of
 from wkvm.kernels.rwkv7_prefill import CHUNK, EXACT_CHUNK, Effects, Move, Tables
 from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7 import ATT_SHIFT, FFN_SHIFT, WKV
+from wkvm.models.rwkv7_buffers import Buffer, memory_bytes, views_of
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_params import Rwkv7Shape
 from wkvm.models.rwkv7_products import Products
@@ -22,9 +22,6 @@ from wkvm.models.rwkv7_products import Products
 MAX_CHUNKS = 512
 """Chunks that are under way at a time. More tokens are absorbed piece by piece, so that the
 workspace has a bound."""
-
-ALIGNMENT = 256
-"""Bytes; of each buffer in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +102,11 @@ class Buffers:
     def __init__(
         self, model: Rwkv7Decode, n_tokens: int, n_chunks: int, memory: Tensor | None = None
     ) -> None:
-        plan = dict(_plan(model, n_tokens, n_chunks))
-        sizes = [_nbytes(shape, dtype) for shape, dtype in plan.values()]
+        buffers = _buffers_of(model, n_tokens, n_chunks)
         if memory is None:
-            memory = torch.empty(sum(sizes), dtype=torch.uint8, device=model.device)
-        tensors = dict[str, Tensor]()
-        at = 0
-        for (name, (shape, dtype)), size in zip(plan.items(), sizes, strict=True):
-            n_bytes = prod(shape) * dtype.itemsize
-            tensors[name] = memory[at : at + n_bytes].view(dtype).view(shape)
-            at += size
+            n_bytes = memory_bytes(buffers.values())
+            memory = torch.empty(n_bytes, dtype=torch.uint8, device=model.device)
+        tensors = views_of(memory, buffers)
         T, C, F = n_tokens, model.shape.width, model.shape.ffn_width
         self.x = tensors["x"]
         self.mixed = tensors["mixed"]
@@ -140,24 +132,23 @@ class Buffers:
         )
 
 
-_Spec = tuple[tuple[int, ...], torch.dtype]
-
-
-def _plan(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> Iterator[tuple[str, _Spec]]:
+def _buffers_of(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> dict[str, Buffer]:
     shape, dtype = model.shape, model.dtype
     T, C, H, K = n_tokens, shape.width, shape.n_heads, shape.head_size
     narrow = _narrow(dtype)
-    yield "x", ((T, C), torch.float32)
-    yield "mixed", ((6, T, C), dtype)
-    yield "rkv", ((2, 3, T, C), dtype)
-    yield "hidden", ((T, sum(model.ranks)), dtype)
-    yield "scratch", ((T * max(4 * C, shape.ffn_width),), dtype)
-    yield "moves", ((n_chunks, H, K, K), narrow)
-    yield "adds", ((n_chunks, H, K, K), torch.float32)
-    yield "entering", ((n_chunks, H, K, K), narrow)
-    yield "decays", ((n_chunks, H, K), torch.float32)
-    yield "bonuses", ((T, H), torch.float32)
-    yield "lasts", ((2, n_chunks, C), dtype)
+    return {
+        "x": Buffer((T, C), torch.float32),
+        "mixed": Buffer((6, T, C), dtype),
+        "rkv": Buffer((2, 3, T, C), dtype),
+        "hidden": Buffer((T, sum(model.ranks)), dtype),
+        "scratch": Buffer((T * max(4 * C, shape.ffn_width),), dtype),
+        "moves": Buffer((n_chunks, H, K, K), narrow),
+        "adds": Buffer((n_chunks, H, K, K), torch.float32),
+        "entering": Buffer((n_chunks, H, K, K), narrow),
+        "decays": Buffer((n_chunks, H, K), torch.float32),
+        "bonuses": Buffer((T, H), torch.float32),
+        "lasts": Buffer((2, n_chunks, C), dtype),
+    }
 
 
 def _narrow(dtype: torch.dtype) -> torch.dtype:
@@ -165,13 +156,9 @@ def _narrow(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float32 else torch.float16
 
 
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
-
 def buffer_bytes(model: Rwkv7Decode, n_tokens: int, n_chunks: int) -> int:
     """What ``Buffers`` take."""
-    return sum(_nbytes(*spec) for _, spec in _plan(model, n_tokens, n_chunks))
+    return memory_bytes(_buffers_of(model, n_tokens, n_chunks).values())
 
 
 class Prefill:
@@ -180,7 +167,7 @@ class Prefill:
     def __init__(
         self, model: Rwkv7Decode, *, chunk: int | None = None, max_chunks: int = MAX_CHUNKS
     ) -> None:
-        """Both for tests.
+        """Other chunks and fewer of them are for tests.
 
         Args:
             model: the weights.

@@ -23,9 +23,10 @@ class PrefillStep:
     """Launches that absorb up to ``n_tokens`` tokens of up to ``STEP_ROWS`` rows.
 
     Args:
+        model: the weights.
         prefill: of the model.
         n_tokens: a multiple of 64.
-        memory: of ``step_bytes``, which other steps may share.
+        memory: ``[step_bytes]`` uint8, which steps share that do not run at once.
 
     Attributes:
         residual: ``[n_tokens, C]`` float32, after the last layer.
@@ -62,8 +63,7 @@ class PrefillStep:
 
     def launch(self, states: StateViews) -> None:
         """Absorb what ``fill`` was given, and make ``residual``."""
-        buffers = self._buffers
-        self._prefill.absorb(self._token_ids, self._tables, states, buffers)
+        self._prefill.absorb(self._token_ids, self._tables, states, self._buffers)
 
 
 def step_bytes(model: Rwkv7Decode, prefill: Prefill) -> int:
