@@ -1,4 +1,4 @@
-"""Write the table of measured figures in README.md from the lines in ``bench/results``.
+"""Write the tables of measured figures in README.md from the lines in ``bench/results``.
 
     python -m tools.readme_figures
 
@@ -13,6 +13,43 @@ ROOT = Path(__file__).parents[1]
 UNSHOWN = {"json"}
 """Benchmarks that decide something inside; bench/NOTES.md has what came of them."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+GPU_BEGIN, GPU_END = "<!-- GPU figures: begin -->\n", "<!-- GPU figures: end -->\n"
+
+Lines = tuple[str, dict[str, Any]]
+"""A file of results, and the fields by which lines in it are known."""
+
+
+def _planned(model: str, rows: int) -> Lines:
+    """Steps as a search over plans timed them again at its end."""
+    return "2026-11-29-gpu-decode-search-2.jsonl", {"model": model, "rows": rows, "op": "end"}
+
+
+def _stored(rows: int, state: str) -> Lines:
+    """Steps by how states are stored, with the recurrence in use."""
+    timing = f"decode step, graph, 1.5B, {rows} rows, state {state}"
+    return "2026-11-29-gpu-recurrence-time-3.jsonl", {"timing": timing, "split": False}
+
+
+def _prompts(file: int, what: str) -> Lines:
+    return f"2026-11-29-gpu-prefill-{file}.jsonl", {"timing": f"prefill, eager, {what} tokens"}
+
+
+GPU_ROWS: dict[str, Lines] = {
+    "1.5B decodes 1 row": _planned("1.5B", 1),
+    "1.5B decodes 32 rows": _planned("1.5B", 32),
+    "1.5B decodes 256 rows": _planned("1.5B", 256),
+    "1.5B decodes 256 rows, `--deferred-writes`": _stored(256, "float32, deferred writes"),
+    "1.5B decodes 256 rows, `--state-dtype float16`": _stored(256, "float16"),
+    "1.5B decodes 1,024 rows": _planned("1.5B", 1024),
+    "1.5B decodes 1,024 rows, `--deferred-writes`": _stored(1024, "float32, deferred writes"),
+    "1.5B decodes 1,024 rows, `--state-dtype float16`": _stored(1024, "float16"),
+    "7.2B decodes 1 row": _planned("7.2B", 1),
+    "7.2B decodes 256 rows": _planned("7.2B", 256),
+    "1.5B absorbs a prompt of 4,096 tokens": _prompts(2, "1.5B, 1 prompts of 4096"),
+    "1.5B absorbs 32 prompts of 1,024": _prompts(2, "1.5B, 32 prompts of 1024"),
+    "7.2B absorbs 32 prompts of 1,024": _prompts(3, "7.2B, 32 prompts of 1024"),
+}
+"""Forward passes on a GPU that README.md shows, by what it calls them."""
 
 
 def comparisons(folder: Path) -> list[dict[str, Any]]:
@@ -107,6 +144,30 @@ def ladder(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
+    """Forward passes on a GPU as Markdown. Of several lines the fastest counts: its plan is in use.
+
+    Raises:
+        ValueError: there is no line for a row.
+    """
+    lines = ["| | ms | tokens/s | lines |", "|---|---|---|---|"]
+    for name, (file, fields) in rows.items():
+        records = (json.loads(one) for one in (folder / file).read_text("utf-8").splitlines())
+        found = [record for record in records if fields.items() <= record.items()]
+        if not found:
+            raise ValueError(f"{file} has no line of {name}")
+        record = min(found, key=_ms)
+        ms = _ms(record)
+        rate = record["tokens_per_s"] if "tokens_per_s" in record else record["rows"] / ms * 1e3
+        lines.append(f"| {name} | {ms:,.4g} | {rate:,.0f} | [{file}](bench/results/{file}) |")
+    return "\n".join(lines) + "\n"
+
+
+def _ms(record: dict[str, Any]) -> float:
+    ms: float = record["ms"] if "ms" in record else record["median_ms"]
+    return ms
+
+
 def place(record: dict[str, Any]) -> str:
     """What a figure was measured on: the GPU, where the machine has one."""
     name: str = record.get("gpu") or record["device"]
@@ -117,18 +178,24 @@ def _times(spread: dict[str, float] | None) -> str:
     return "-" if spread is None else f"{spread['p50']:,.4g} / {spread['p99']:,.4g} ms"
 
 
-def with_figures(readme: str, new: str) -> str:
-    """``readme`` with what stands between the marks replaced."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + new + END + after
+def with_figures(readme: str, new: str, begin: str = BEGIN, end: str = END) -> str:
+    """``readme`` with what stands between two marks replaced."""
+    before, rest = readme.split(begin)
+    _, after = rest.split(end)
+    return before + begin + new + end + after
+
+
+def written(readme: str, folder: Path) -> str:
+    """``readme`` with all figures as the lines in ``folder`` have them."""
+    new = with_figures(readme, figures(folder))
+    return with_figures(new, gpu_table(folder, GPU_ROWS), GPU_BEGIN, GPU_END)
 
 
 def main() -> None:
     """Rewrite README.md."""
     path = ROOT / "README.md"
-    new = figures(ROOT / "bench/results")
-    path.write_text(with_figures(path.read_text(encoding="utf-8"), new), encoding="utf-8")
+    new = written(path.read_text(encoding="utf-8"), ROOT / "bench/results")
+    path.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme_figures import figures, with_figures
+from tools.readme_figures import written
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -94,5 +94,4 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
 
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    measured = figures(ROOT / "bench/results")
-    assert readme == with_figures(readme, measured), "run: python -m tools.readme_figures"
+    assert readme == written(readme, ROOT / "bench/results"), "run: python -m tools.readme_figures"

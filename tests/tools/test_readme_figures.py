@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from tools.readme_figures import comparisons, figures, table, with_figures
+import pytest
+
+from tools.readme_figures import Lines, comparisons, figures, gpu_table, table, with_figures
 
 
 def line(case: str, median: float, bench: str = "decode") -> str:
@@ -66,6 +68,25 @@ def test_a_rung_of_a_load_is_a_row_of_its_own_table(tmp_path: Path) -> None:
 def test_what_decides_something_inside_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "json.jsonl").write_text(line("text", 20.0, "json") + "\n")
     assert comparisons(tmp_path) == []
+
+
+def test_a_forward_pass_on_a_gpu_is_shown_as_its_fastest_line_has_it(tmp_path: Path) -> None:
+    steps: list[dict[str, object]] = [
+        {"rows": 4, "op": "start", "ms": 1.0},
+        {"rows": 4, "op": "end", "ms": 2.0},
+        {"rows": 4, "op": "end", "ms": 3.0},
+        {"timing": "prompts", "median_ms": 5.0, "tokens_per_s": 12345},
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in steps))
+    rows: dict[str, Lines] = {
+        "steps": ("steps.jsonl", {"rows": 4, "op": "end"}),
+        "prompts": ("steps.jsonl", {"timing": "prompts"}),
+    }
+    text = gpu_table(tmp_path, rows)
+    link = "[steps.jsonl](bench/results/steps.jsonl)"
+    assert f"| steps | 2 | 2,000 | {link} |\n| prompts | 5 | 12,345 | {link} |\n" in text
+    with pytest.raises(ValueError, match="none"):
+        gpu_table(tmp_path, {"none": ("steps.jsonl", {"rows": 5})})
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
