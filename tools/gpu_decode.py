@@ -6,7 +6,6 @@ One JSON line per finding, each with commit, device, versions and command; timin
 replays. Random weights with bounded activations. Exit status 1 if a check failed.
 """
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.models.float64_step import Float64Step  # noqa: E402
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
@@ -391,29 +390,23 @@ class Timed:
 
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("what", nargs="+")
-    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256, 512, 1024])
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
-        note = findings.add
+    with recorded(args) as findings:
         if "check" in args.what:
             for finding in (*check_goldens(), *check()):
-                note(finding)
+                findings.add(finding)
         if {"time", "profile"} & set(args.what):
             bandwidth = copy_bandwidth()
             timed = Timed(args.model, max(args.rows))
             for n_rows in args.rows:
                 if "time" in args.what:
-                    note(timed.time(n_rows, bandwidth))
+                    findings.add(timed.time(n_rows, bandwidth))
                 if "profile" in args.what:
-                    note(
+                    findings.add(
                         timed.profile(n_rows, plan=replace(timed.model.plan_of(n_rows), pdl=False))
                     )
     return 1 if findings.n_failed else 0

@@ -1,8 +1,12 @@
 """What the GPU tools find: JSON lines, each with where it comes from."""
 
+import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 import torch
@@ -46,3 +50,23 @@ class Findings:
         self.n_failed += finding.get("ok") is False
         self._output.write(json.dumps({**finding, **self._about}) + "\n")
         self._output.flush()
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A tool's arguments, with those that ``recorded`` reads."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output", type=Path, required=True, help="lines are appended to it")
+    parser.add_argument("--commit", default="unknown")
+    return parser
+
+
+@contextmanager
+def recorded(arguments: argparse.Namespace) -> Iterator[Findings]:
+    """Where a tool's findings go. Within, float32 products are exact, and nothing has a gradient.
+
+    Their command is this process' own, with the output called FILE.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    command = " ".join(["python", *sys.argv]).replace(str(arguments.output), "FILE")
+    with arguments.output.open("a") as output, torch.inference_mode():
+        yield Findings(output, commit=arguments.commit, command=command)

@@ -8,7 +8,6 @@ timed before. ``search`` times whole captured steps, since what a product costs 
 launched around it; it prints the plan it ends with, which then goes to ``rwkv7_plans``.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -29,7 +28,7 @@ from tools.gpu_decode import (  # noqa: E402
     random_parameters,
     shape_of,
 )
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks, Mapped  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
@@ -176,18 +175,13 @@ def search(timed: Timed, n_rows: int) -> Iterator[Finding]:
 
 def main() -> int:
     """Check or search; 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=["check", "search"])
-    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256, 1024])
     parser.add_argument("--part", default="0/1")
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
+    with recorded(args) as findings:
         if args.what == "check":
             part, n_parts = map(int, args.part.split("/"))
             for finding in check(args.model, args.rows, part, n_parts):

@@ -6,7 +6,6 @@ One JSON line per finding, each with commit, device, versions and command. Rando
 bounded activations. Exit status 1 if a check failed.
 """
 
-import argparse
 import sys
 import time
 import traceback
@@ -27,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from tests.models.float64_step import Float64Step  # noqa: E402
 from tests.models.tiny_rwkv7 import Row, batch_of  # noqa: E402
 from tools.gpu_decode import random_parameters, relative, shape_of  # noqa: E402
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
 from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402
@@ -293,45 +292,39 @@ class Timed:
 
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "what",
         nargs="+",
         choices=["check", "branches", "time", "steps", "profile"],
     )
-    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--dtypes", nargs="+", choices=NAMES.values(), default=NAMES.values())
     parser.add_argument("--prompts", nargs="+", default=["1x4096", "32x1024", "1x256"])
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
-        note = findings.add
+    with recorded(args) as findings:
         if "branches" in args.what:
             for dtype, bar in ((torch.bfloat16, 5e-3), (torch.float32, 1e-5)):
                 shape = replace(shape_of("1.5B", 1), vocab_size=CHECKED_VOCABULARY)
                 parameters = random_parameters(shape, dtype)
                 model = Rwkv7Decode(shape, parameters)
-                note(check_branches(model, parameters, [200] * 8, bar))
+                findings.add(check_branches(model, parameters, [200] * 8, bar))
         if "check" in args.what:
             for finding in check(args.dtypes):
-                note(finding)
+                findings.add(finding)
         if {"time", "steps", "profile"} & set(args.what):
             timed = Timed(args.model, args.layers)
             if "steps" in args.what:
                 for finding in timed.time_steps():
-                    note(finding)
+                    findings.add(finding)
             for prompt in args.prompts:
                 n_rows, n_tokens = map(int, prompt.split("x"))
                 try:
                     if "time" in args.what:
-                        note(timed.time(n_rows, n_tokens))
+                        findings.add(timed.time(n_rows, n_tokens))
                     if "profile" in args.what:
-                        note(timed.profile(n_rows, n_tokens))
+                        findings.add(timed.profile(n_rows, n_tokens))
                 except Exception:  # noqa: BLE001
                     # One shape must not end the others.
                     traceback.print_exc()

@@ -6,7 +6,6 @@ Each is captured over four layers, whose weights together do not fit the L2 cach
 replays. Random weights of the 1.5B shape in bfloat16. Nothing here fails.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools.gpu_decode import graph_of, milliseconds, random_parameters, shape_of  # noqa: E402
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from wkvm.kernels import rwkv7_decode as decode  # noqa: E402
 from wkvm.kernels import rwkv7_prefill as kernels  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks, tiles_of  # noqa: E402
@@ -282,14 +281,10 @@ def findings_of(n_tokens: int) -> Iterator[Finding]:
 
 def main() -> int:
     """Time all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[320, 32768])
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
+    with recorded(args) as findings:
         for n_tokens in args.tokens:
             for finding in findings_of(n_tokens):
                 findings.add(finding)

@@ -6,7 +6,6 @@ One JSON line per finding. Random weights, but for the bundled model's goldens. 
 kernel is wrong; what quantization itself costs is measured, not judged.
 """
 
-import argparse
 import copy
 import json
 import sys
@@ -33,7 +32,7 @@ from tools.gpu_decode import (  # noqa: E402
     random_parameters,
     shape_of,
 )
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from tools.gpu_prefill import milliseconds, random_rows  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
@@ -192,19 +191,14 @@ def prompt_times(name: str, dtype: torch.dtype) -> Iterator[Finding]:
 
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("what", nargs="+", choices=("check", "time", "prompts"))
-    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="1.5B")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 32, 64, 128, 256, 512, 1024])
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
     dtype = torch.float16 if args.dtype == "float16" else torch.bfloat16
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
+    with recorded(args) as findings:
         if "check" in args.what:
             for finding in (*check_kernels(), *check_goldens(), *check_depth()):
                 findings.add(finding)

@@ -6,7 +6,6 @@ One JSON line per finding, each with commit, device, versions and command; timin
 replays. Exit status 1 if a check failed.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tools.gpu_decode import (  # noqa: E402
     relative,
     shape_of,
 )
-from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from wkvm.core.layout import StateOptions  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Ring, begin_ring, fold, wkv  # noqa: E402
 from wkvm.models.rwkv7 import RING, RING_FILL, WKV, layout_of  # noqa: E402
@@ -345,22 +344,17 @@ def step(rows: list[int], bandwidth: float) -> Iterator[Finding]:
 
 def main() -> int:
     """Run what was asked for; 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("what", nargs="+")
-    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 1024])
-    parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    command = " ".join(["python", *sys.argv]).replace(str(args.output), "FILE")
     parts: dict[str, Callable[[], Iterator[Finding]]] = {
         "check": check,
         "drift": drift,
         "step": lambda: step(args.rows, copy_bandwidth()),
         "time": lambda: time(args.rows, copy_bandwidth()),
     }
-    with args.output.open("a") as output, torch.inference_mode():
-        findings = Findings(output, commit=args.commit, command=command)
+    with recorded(args) as findings:
         for part in args.what:
             for finding in parts[part]():
                 findings.add(finding)

@@ -1,6 +1,6 @@
 """Times the device sampler on a GPU: all of ``end()`` as a replayed graph, and each kernel of it.
 
-    python tools/gpu_sampling.py --rows 1 32 256 1024 [--profile] [--output FILE]
+    python tools/gpu_sampling.py --rows 1 32 256 1024 [--profile] --output FILE
 
 Rows are of 65,536 logits: flat ones, as random weights give them, and peaked ones. Of two sets of
 logits each is read in turn. The model bytes are one pass over the logits: 4 V B.
@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_findings import Findings
 from torch import Tensor
 
-from wkvm.core.plan import RowPlan
-from wkvm.core.sampling import SamplingParams
-from wkvm.engine.slot_table import SlotTable
-from wkvm.kernels.device_sampling import records as fields
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.gpu_findings import Finding, Findings, parser_of, recorded  # noqa: E402
+from wkvm.core.plan import RowPlan  # noqa: E402
+from wkvm.core.sampling import SamplingParams  # noqa: E402
+from wkvm.engine.slot_table import SlotTable  # noqa: E402
+from wkvm.kernels.device_sampling import records as fields  # noqa: E402
 
 VOCAB = 65_536
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1}
@@ -117,7 +120,7 @@ def measure(arguments: argparse.Namespace, findings: Findings) -> None:
                     case = Case(n_rows, MIXES[mix], SHAPES[shape])
                     times = case.times()
                     median = statistics.median(times)
-                    finding: dict[str, Any] = {
+                    finding: Finding = {
                         "what": "sampling",
                         "rows": n_rows,
                         "mix": mix,
@@ -137,17 +140,14 @@ def measure(arguments: argparse.Namespace, findings: Findings) -> None:
 
 def main() -> None:
     """All mixes and shapes that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[256, 1, 32, 1024])
     parser.add_argument("--mixes", nargs="+", default=list(MIXES))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
-    command = "python tools/gpu_sampling.py"
-    with arguments.output.open("a") as output:
-        measure(arguments, Findings(output, commit=arguments.commit, command=command))
+    with recorded(arguments) as findings:
+        measure(arguments, findings)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from tools.gpu_findings import Findings
+from tools.gpu_findings import Findings, parser_of, recorded
 
 
 def test_every_line_says_where_it_comes_from(
@@ -25,3 +26,18 @@ def test_every_line_says_where_it_comes_from(
         assert {"date", "torch", "triton", "python"} <= line.keys()
     assert findings.n_failed == 1
     assert capsys.readouterr().out == '{"check": "one", "ok": true}\n'
+
+
+def test_lines_are_appended_under_the_command_without_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    output = tmp_path / "found.jsonl"
+    output.write_text("{}\n")
+    arguments = ["--commit", "abc", "--output", str(output)]
+    monkeypatch.setattr("sys.argv", ["tools/x.py", *arguments])
+    with recorded(parser_of("x").parse_args(arguments)) as findings:
+        findings.add({"us": 3})
+    _, line = output.read_text().splitlines()
+    assert json.loads(line)["command"] == "python tools/x.py --commit abc --output FILE"
+    assert json.loads(line)["commit"] == "abc"
