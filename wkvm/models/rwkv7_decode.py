@@ -141,6 +141,7 @@ class DecodeStep:
             tiles=self._tiles,
             before=before,
             ahead=layer.output.values,
+            pdl=self._overlaps(index),
         )
         self._wkv(index, first, wkv, Move(att, att_normed))
         self._gemv(
@@ -180,7 +181,7 @@ class DecodeStep:
             embedding=(model.table, self.token_ids) if index == 0 else None,
             ahead=self._ahead(layer.first.values),
             n_warps=plan.mix_warps,
-            pdl=pdl,
+            pdl=self._overlaps(index),
         )
         if isinstance(plan.first, Library):
             self._first_by_library(layer, first)
@@ -283,6 +284,14 @@ class DecodeStep:
             pdl=plan.pdl,
         )
 
+    def _overlaps(self, index: int) -> bool:
+        """Whether a layer's first launch may begin before the one before it has ended.
+
+        The first of a step may not: every launch reads ``slots`` before it waits, and what wrote
+        them, or the order of the rings, is done only then.
+        """
+        return self.plan.pdl and index > 0
+
     def _ahead(self, weight: Tensor | None) -> Tensor | None:
         return weight if self.plan.looks_ahead else None
 
@@ -353,7 +362,9 @@ class DecodeStep:
         before: Before | None = None,
         move: Move | None = None,
         ahead: Tensor | None = None,
+        pdl: bool | None = None,
     ) -> None:
+        """``pdl``: None for what the plan says."""
         if not isinstance(cut, Gemv):
             raise ValueError(f"norms are fused into products of few rows only, not {cut}")
         kernels.gemv(
@@ -370,5 +381,5 @@ class DecodeStep:
             ahead=self._ahead(ahead),
             block_n=cut.n(x.shape[-1], weight.values.itemsize),
             n_warps=cut.n_warps,
-            pdl=self.plan.pdl,
+            pdl=self.plan.pdl if pdl is None else pdl,
         )

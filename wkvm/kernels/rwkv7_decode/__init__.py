@@ -10,7 +10,9 @@ Importing this module imports Triton. Three kinds of kernel make a step:
 All arithmetic but the operands of matrix products is float32. Every kernel is written for
 programmatic dependent launch: what no earlier kernel of the step writes (weights, states) is read
 before the wait for that kernel, everything else after it, and nothing is stored before it. So a
-launch may begin while the one before it runs, and still sees all that it wrote.
+launch may begin while the one before it runs, and still sees all that it wrote. Slots, and rows in
+the order of their rings, are read before the wait too: the first launch of a step must not begin
+before what wrote them has ended.
 
 No kernel here is ever autotuned: each trial run would apply its update to the states once more.
 """
