@@ -89,6 +89,8 @@ class BinarySource:
             streamed.error = f"ended: {completion.reason}"
         elif completion.n_output != n_out:
             streamed.error = "short output"
+        elif len(arrivals) != n_out:
+            streamed.error = "miscounted output"
         return streamed
 
 

@@ -9,8 +9,8 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, cast
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Self, TypeAlias, cast
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -21,8 +21,17 @@ _EVENT = b"data: "
 _N_CARRIED = len(_EVENT) - 1
 _END = b"\n0\r\n\r\n"
 """Of a body in chunks: the end of the last chunk, and an empty one."""
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,15})(?!\d)", re.IGNORECASE)
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_NO_ADDRESS = "{} is neither http://HOST:PORT nor unix:///PATH"
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
+
+
+class _Usage(msgspec.Struct):
+    """The counts that an answer ends with."""
+
+    completion_tokens: _Count
+    prompt_tokens: _Count
 
 
 class HttpConnection(asyncio.Protocol):
@@ -47,14 +56,14 @@ class HttpConnection(asyncio.Protocol):
         Raises:
             BenchError: it is neither, or nobody answers there.
         """
-        loop, parts = asyncio.get_running_loop(), urlsplit(url)
+        loop, parts = asyncio.get_running_loop(), _split(url)
         try:
             if parts.scheme == "unix":
                 _, one = await loop.create_unix_connection(cls, parts.path)
             elif parts.scheme == "http" and parts.hostname:
                 _, one = await loop.create_connection(cls, parts.hostname, parts.port or 80)
             else:
-                raise BenchError(f"{url} is neither http://HOST:PORT nor unix:///PATH")
+                raise BenchError(_NO_ADDRESS.format(url))
         except OSError as error:
             raise BenchError(f"{url}: {error.strerror or error}") from error
         return one
@@ -140,7 +149,7 @@ class OpenAiSource:
             "stream_options": {"include_usage": True},
         }
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        host = urlsplit(url).netloc or "localhost"
+        host = _split(url).netloc or "localhost"
         self._head = f"HTTP/1.1\r\nHost: {host}\r\n{key}"
         self._idle: list[HttpConnection] = []
 
@@ -230,12 +239,27 @@ def read_answer(streamed: Streamed, data: bytes, arrivals: "array[float]", n_out
             if any(choice.get("text") for choice in event["choices"]):
                 streamed.arrivals.append(at)
             usage = event.get("usage") or usage
-        streamed.n_ids, streamed.n_prompt = usage["completion_tokens"], usage["prompt_tokens"]
+        counts = msgspec.convert(usage, _Usage)
     except (ValueError, LookupError, TypeError, AttributeError, msgspec.MsgspecError):
         streamed.error = "unreadable events"
         return
+    streamed.n_ids, streamed.n_prompt = counts.completion_tokens, counts.prompt_tokens
     if streamed.n_ids != n_out:
         streamed.error = "short output"
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of an address.
+
+    Raises:
+        BenchError: it is none.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise BenchError(_NO_ADDRESS.format(url)) from error
+    return parts
 
 
 def _is_whole(data: bytes) -> bool:

@@ -5,6 +5,7 @@ output of a given length; what came when is reported as percentiles, and one JSO
 """
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -190,7 +191,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=_count, default=3, metavar="N", help="requests a stream (default: 3)")
     add(
         "--rate",
-        type=float,
+        type=_positive,
         metavar="X",
         help="requests a second, at random times, by as many streams at most"
         " (default: each as soon as a stream is free)",
@@ -213,13 +214,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help="over HTTP (default: the first that the server names)")
     add("--api-key", metavar="KEY", help="(default: the environment variable WKVM_API_KEY)")
     add("--connections", type=_count, metavar="N", help="binary (default: one for 1,024 streams)")
-    add("--timeout-s", type=float, default=600.0, metavar="X", help="of a request (default: 600)")
+    add(
+        "--timeout-s",
+        type=_positive,
+        default=600.0,
+        metavar="X",
+        help="of a request (default: 600)",
+    )
 
 
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError(f"{number} is below 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} is not a positive number")
     return number
 
 

@@ -11,7 +11,7 @@ from wkvm_bench.harness import BenchError
 from wkvm_bench.load import Streamed
 from wkvm_bench.load_binary import connected
 from wkvm_protocol.errors import ErrorCode
-from wkvm_protocol.messages import EndReason, Generate, unpack_ids
+from wkvm_protocol.messages import Cancel, EndReason, Generate, unpack_ids
 
 from tests.client.fake_server import FakeServer, Peer
 
@@ -88,16 +88,26 @@ async def test_what_goes_wrong_is_named(tmp_path: Path) -> None:
         peer.tokens([request.request_id], [1])
         peer.end(request.request_id, n_output=1)
 
+    async def miscount(peer: Peer, request: Generate) -> None:
+        peer.tokens([request.request_id], [1])
+        peer.end(request.request_id, n_output=3)
+
+    async def stall(peer: Peer, request: Generate) -> None:
+        del request
+        await peer.next(Cancel)
+
     scripts = {
         "QueueFullError": refuse,
         "ended: timed_out": time_out,
         "ConnectionLostError": vanish,
         "short output": stop_early,
+        "miscounted output": miscount,
+        "RequestTimeoutError": stall,
     }
     for number, (name, script) in enumerate(scripts.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert (await one(folder, script)).error == name
+        assert (await one(folder, script, timeout_s=0.2)).error == name
 
 
 async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:

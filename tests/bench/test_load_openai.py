@@ -63,7 +63,12 @@ class Scripted:
 
 @asynccontextmanager
 async def source_of(
-    folder: Path, server: Scripted, *, model: str | None = "m", vocab_size: int | None = 100
+    folder: Path,
+    server: Scripted,
+    *,
+    model: str | None = "m",
+    vocab_size: int | None = 100,
+    timeout_s: float = 5.0,
 ) -> AsyncIterator[OpenAiSource]:
     path = str(folder / "http.sock")
     listening = await asyncio.start_unix_server(server.connected, path)
@@ -74,7 +79,7 @@ async def source_of(
         api_key="secret",
         temperature=0.5,
         top_p=0.25,
-        timeout_s=5.0,
+        timeout_s=timeout_s,
     ) as source:
         yield source
     listening.close()
@@ -123,6 +128,35 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
         "connection lost",
         None,
     ]
+
+
+@pytest.mark.parametrize("count", ["3", None, -1, 2.5, [3]])
+async def test_counts_that_are_none_are_named(tmp_path: Path, count: object) -> None:
+    wrong = event(None, usage={"prompt_tokens": count, "completion_tokens": 3})
+    server = Scripted([HEAD + event("a") + wrong + DONE])
+    async with source_of(tmp_path, server) as source:
+        assert (await source.stream([1], 3)).error == "unreadable events"
+
+
+async def test_an_absurd_length_is_waited_for_and_no_more(tmp_path: Path) -> None:
+    server = Scripted([b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"])
+    async with source_of(tmp_path, server, timeout_s=0.1) as source:
+        assert (await source.stream([1], 3)).error == "timeout"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "ftp://x", "x"])
+async def test_what_is_no_address_is_an_error_of_the_benchmark(url: str) -> None:
+    with pytest.raises(BenchError, match="is neither"):
+        async with connected(
+            url,
+            model=None,
+            vocab_size=None,
+            api_key=None,
+            temperature=1.0,
+            top_p=1.0,
+            timeout_s=1.0,
+        ):
+            pass
 
 
 async def test_prompts_are_words_where_no_vocabulary_is_known(tmp_path: Path) -> None:

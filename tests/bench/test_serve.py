@@ -31,6 +31,13 @@ def test_a_ladder_has_numbers_of_streams(text: str) -> None:
         parser().parse_args(["--concurrency", text])
 
 
+@pytest.mark.parametrize("flag", ["--rate", "--timeout-s"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+def test_rates_and_times_are_positive(flag: str, text: str) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args([f"{flag}={text}"])
+
+
 def test_a_case_is_told_from_others() -> None:
     options = parser().parse_args(["--ctx", "5", "--out", "6", "--rate", "2.5"])
     assert case_name(options, "m", 1) == "m, binary, 5 in, 6 out, 1 stream, 2.5 requests/s"
