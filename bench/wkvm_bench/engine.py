@@ -29,7 +29,7 @@ from wkvm.state.arena import Arena
 from wkvm_bench.consumer import Consumer
 from wkvm_bench.gaps import Span, gaps_of, traced
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, Summary, alternate
-from wkvm_bench.random_model import SIZES, write_random
+from wkvm_bench.random_model import write_suitable
 
 N_ROWS = 256
 PROMPT = tuple(range(1, 9))
@@ -38,13 +38,10 @@ LONG_PROMPT = 32 * 1024
 
 async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
     """Run the benchmark on a GPU if there is one. ``n_threads`` are torch's on a CPU."""
-    device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
-    size = "1.5B" if device == "cuda" else "tiny"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     n_rows, n_out, n, n_long = (4, 12, 1, 96) if smoke else (N_ROWS, 200, 5, LONG_PROMPT)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"
-        write_random(path, SIZES[size], dtype=dtype, device=device)
+        device, size = write_suitable(path, smoke=smoke)
         model = load_model(path, device=device)
     config = EngineConfig(n_slots=n_rows, n_threads=n_threads, request_timeout_s=1e6)
     engine = Engine(model, config)

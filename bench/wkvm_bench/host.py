@@ -28,14 +28,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
         path = Path(folder) / "wkvm.sock"
         async with (
             running("timed", path),
-            connected(
-                f"unix://{path}",
-                n_connections=1,
-                api_key=None,
-                temperature=0.8,
-                top_p=0.9,
-                timeout_s=60.0,
-            ) as source,
+            connected(f"unix://{path}") as source,
         ):
             plan = Plan(n_streams=n_streams, n_rounds=1, n_out=n_out, rate=None, seed=0)
             prompts = random_prompts(0, 8, 1000)

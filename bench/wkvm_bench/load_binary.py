@@ -98,11 +98,11 @@ class BinarySource:
 async def connected(
     address: str,
     *,
-    n_connections: int,
-    api_key: str | None,
-    temperature: float,
-    top_p: float,
-    timeout_s: float,
+    n_connections: int = 1,
+    api_key: str | None = None,
+    temperature: float = 0.8,
+    top_p: float = 0.9,
+    timeout_s: float = 60.0,
 ) -> AsyncIterator[BinarySource]:
     """Connect to a server for the length of a block.
 

@@ -26,6 +26,18 @@ SIZES = {
 HEAD_SIZE = 64
 
 
+def write_suitable(path: Path, *, smoke: bool) -> tuple[str, str]:
+    """Write what a benchmark runs on this machine: 1.5B in bfloat16 for a GPU, else a tiny model.
+
+    Returns:
+        The device, ``cuda`` or ``cpu``, and which of ``SIZES`` it is.
+    """
+    device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
+    size, dtype = ("1.5B", torch.bfloat16) if device == "cuda" else ("tiny", torch.float32)
+    write_random(path, SIZES[size], dtype=dtype, device=device)
+    return device, size
+
+
 def write_random(path: Path, size: Size, *, dtype: torch.dtype, device: str) -> None:
     """Write a ``.pth`` file under BlinkDL's names.
 

@@ -9,14 +9,12 @@ sides take turns, so that one is idle while the other is measured.
 import tempfile
 from pathlib import Path
 
-import torch
-
 from wkvm.models.registry import load_model
 from wkvm_bench.engine import Bare
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, Summary, alternate
 from wkvm_bench.load import Plan, Rung, random_prompts, run_rung
 from wkvm_bench.load_binary import connected
-from wkvm_bench.random_model import SIZES, write_random
+from wkvm_bench.random_model import SIZES, write_suitable
 from wkvm_bench.servers import serving
 
 N_STREAMS = 256
@@ -25,26 +23,16 @@ N_CTX = 8
 
 async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
     """Run the benchmark on a GPU if there is one. ``n_threads`` are torch's on a CPU."""
-    device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
-    size = "1.5B" if device == "cuda" else "tiny"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     n_streams, n_out, n = (4, 12, 1) if smoke else (N_STREAMS, 200, 5)
-    flags = ["--device", device, "--slots", str(n_streams)]
-    flags += [] if device == "cuda" else ["--threads", str(n_threads)]
     with tempfile.TemporaryDirectory() as name:
         path, uds = Path(name) / "model.pth", Path(name) / "wkvm.sock"
-        write_random(path, SIZES[size], dtype=dtype, device=device)
+        device, size = write_suitable(path, smoke=smoke)
+        flags = ["--device", device, "--slots", str(n_streams)]
+        flags += [] if device == "cuda" else ["--threads", str(n_threads)]
         bare = Bare(load_model(path, device=device), n_streams)
         async with (
             serving(path, uds, flags) as started,
-            connected(
-                f"unix://{uds}",
-                n_connections=1,
-                api_key=None,
-                temperature=0.8,
-                top_p=0.9,
-                timeout_s=60.0,
-            ) as source,
+            connected(f"unix://{uds}") as source,
         ):
             plan = Plan(n_streams=n_streams, n_rounds=1, n_out=n_out, rate=None, seed=0)
             prompts = random_prompts(0, N_CTX, SIZES[size].vocab_size)

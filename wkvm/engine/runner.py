@@ -1,4 +1,4 @@
-"""A step from plan to result: tensors in, one forward pass, ids out.
+"""A step from plan to result on a CPU: tensors in, one forward pass, ids out.
 
 Synchronous and without a clock. What the ids mean for a request is the scheduler's business.
 """
@@ -93,10 +93,8 @@ class Runner:
         rows = [plan.rows[at] for at in wanted.sampling]
         all_sample = len(wanted.sampled) == len(wanted.tokens)
         to_sample = logits if all_sample else logits[self._tensor(wanted.sampled)]
-        # On a GPU the forward pass is under way here, so this work is not waited for.
         choices = constrained(rows)
         chosen = self.sampler.choose(rows, to_sample, choices.masks) if rows else self._tensor([])
-        # One transfer for all that the host must know in every step.
         host = torch.cat((chosen, finite_rows(logits).to(torch.int64))).tolist()
         chosen_ids, finite = host[: len(rows)], host[len(rows) :]
         broken = frozenset(
