@@ -9,7 +9,7 @@ replays. Random weights with bounded activations. Exit status 1 if a check faile
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,15 +26,16 @@ sys.path.insert(0, str(ROOT))
 
 from tests.models.float64_step import Float64Step  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_models import BUNDLED, random_parameters, relative, shape_of  # noqa: E402
+from tools.gpu_timing import copy_bandwidth, graph_of, milliseconds  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
-from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape  # noqa: E402
+from wkvm.models.rwkv7_params import load_parameters, read_shape  # noqa: E402
 from wkvm.models.rwkv7_plans import Plan  # noqa: E402
 from wkvm.models.weights import open_checkpoint  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
 
-BUNDLED = ROOT / "wkvm/bundled/rwkv7-tinystories"
 BARS = {
     ("1.5B", 1): 1000,
     ("1.5B", 32): 24000,
@@ -44,78 +45,6 @@ BARS = {
     ("7.2B", 32): 6300,
     ("7.2B", 256): 24000,
 }
-
-
-def shape_of(name: str, n_layers: int | None = None) -> Rwkv7Shape:
-    """One of the shapes of released models."""
-    L, C, ranks = {
-        "1.5B": (24, 2048, (96, 96, 64, 256)),
-        "7.2B": (32, 4096, (128, 128, 96, 480)),
-    }[name]
-    return Rwkv7Shape(
-        vocab_size=65536,
-        n_layers=n_layers or L,
-        width=C,
-        n_heads=C // 64,
-        head_size=64,
-        ffn_width=4 * C,
-        ranks=dict(zip("wavg", ranks, strict=True)),
-        layer_norm_eps=1e-5,
-        group_norm_eps=64e-5,
-        tied=False,
-        n_parameters=0,
-    )
-
-
-def random_parameters(shape: Rwkv7Shape, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Parameters on the GPU as ``load_parameters`` yields them."""
-    C, F, V = shape.width, shape.ffn_width, shape.vocab_size
-    draw = torch.Generator("cuda").manual_seed(seed)
-    p: dict[str, Tensor] = {}
-
-    def normal(name: str, *size: int, std: float, mean: float = 0.0) -> None:
-        values = torch.randn(*size, generator=draw, device="cuda", dtype=torch.float32)
-        p[name] = (values * std + mean).to(dtype)
-
-    def norm(name: str) -> None:
-        normal(f"{name}.weight", C, std=0.1, mean=1.0)
-        normal(f"{name}.bias", C, std=0.1)
-
-    normal("emb.weight", V, C, std=0.5)
-    normal("head.weight", V, C, std=C**-0.5)
-    norm("blocks.0.ln0")
-    norm("ln_out")
-    for index in range(shape.n_layers):
-        block = f"blocks.{index}"
-        att = f"{block}.att"
-        norm(f"{block}.ln1")
-        norm(f"{block}.ln2")
-        norm(f"{att}.ln_x")
-        p[f"{att}.x"] = torch.rand(6, C, generator=draw, device="cuda").to(dtype)
-        p[f"{block}.ffn.x_k"] = torch.rand(C, generator=draw, device="cuda").to(dtype)
-        for letter, rank in shape.ranks.items():
-            if letter == "v" and index == 0:
-                continue
-            normal(f"{att}.{letter}1", C, rank, std=C**-0.5)
-            normal(f"{att}.{letter}2", rank, C, std=rank**-0.5)
-        normal(f"{att}.w0", C, std=1.5, mean=-2.0)
-        normal(f"{att}.a0", C, std=0.5)
-        if index:
-            normal(f"{att}.v0", C, std=0.5)
-        normal(f"{att}.k_k", C, std=0.2, mean=0.7)
-        normal(f"{att}.k_a", C, std=0.1, mean=1.0)
-        normal(f"{att}.r_k", C, std=0.2)
-        for name in ("receptance", "key", "value", "output"):
-            normal(f"{att}.{name}.weight", C, C, std=C**-0.5)
-        normal(f"{block}.ffn.key.weight", F, C, std=C**-0.5)
-        normal(f"{block}.ffn.value.weight", C, F, std=F**-0.5)
-    return p
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    """Norm of the error over norm of the exact value; infinite if anything is not finite."""
-    error = float((value.double() - exact).norm() / exact.norm())
-    return error if error == error else float("inf")
 
 
 def check() -> Iterator[Finding]:
@@ -246,44 +175,6 @@ def check_goldens() -> Iterator[Finding]:
                 "mean_logit_error": float(error.mean()),
                 "greedy_prefix_agreement": float(np.cumprod(same, axis=1).mean()),
             }
-
-
-def milliseconds(replay: Callable[[], object], n: int, n_groups: int = 9) -> list[float]:
-    """Of one replay: medians are over groups of ``n`` replays back to back."""
-    for _ in range(3):
-        replay()
-    times = []
-    for _ in range(n_groups):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(n):
-            replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / n)
-    return times
-
-
-def graph_of(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Warmed up, then captured."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second of a large copy, read and written bytes together."""
-    a = torch.randint(0, 127, (2 << 30,), dtype=torch.uint8, device="cuda")
-    b = torch.empty_like(a)
-    ms = median(milliseconds(lambda: b.copy_(a), 5))
-    return 2 * a.numel() / ms * 1e3
 
 
 def weight_bytes(model: Rwkv7Decode) -> int:

@@ -23,8 +23,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_decode import random_parameters, shape_of  # noqa: E402
 from tools.gpu_findings import Finding, Findings  # noqa: E402
+from tools.gpu_models import random_parameters, shape_of  # noqa: E402
 from wkvm.models.registry import load_model  # noqa: E402
 from wkvm.models.rwkv7_params import Rwkv7Shape, read_shape  # noqa: E402
 from wkvm.models.rwkv7_params import _sources as sources  # noqa: E402

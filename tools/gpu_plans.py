@@ -20,15 +20,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_decode import (  # noqa: E402
-    Timed,
-    check_rows,
-    graph_of,
-    milliseconds,
-    random_parameters,
-    shape_of,
-)
+from tools.gpu_decode import Timed, check_rows  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_models import random_parameters, shape_of  # noqa: E402
+from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks, Mapped  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402

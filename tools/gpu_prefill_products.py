@@ -17,8 +17,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_decode import graph_of, milliseconds, random_parameters, shape_of  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_models import random_parameters, shape_of  # noqa: E402
+from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
 from wkvm.kernels import rwkv7_decode as decode  # noqa: E402
 from wkvm.kernels import rwkv7_prefill as kernels  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks, tiles_of  # noqa: E402

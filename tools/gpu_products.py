@@ -19,8 +19,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_decode import graph_of, milliseconds  # noqa: E402
 from tools.gpu_findings import Findings  # noqa: E402
+from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
 from wkvm.kernels import rwkv7_decode as kernels  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Blocks  # noqa: E402
 

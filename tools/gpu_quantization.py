@@ -23,17 +23,11 @@ sys.path.insert(0, str(ROOT))
 
 from tests.models.test_rwkv7_decode import unquantised  # noqa: E402
 from tests.models.tiny_rwkv7 import batch_of  # noqa: E402
-from tools.gpu_decode import (  # noqa: E402
-    BUNDLED,
-    Timed,
-    check_rows,
-    copy_bandwidth,
-    graph_of,
-    random_parameters,
-    shape_of,
-)
+from tools.gpu_decode import Timed, check_rows  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_models import BUNDLED, random_parameters, shape_of  # noqa: E402
 from tools.gpu_prefill import milliseconds, random_rows  # noqa: E402
+from tools.gpu_timing import copy_bandwidth, graph_of  # noqa: E402
 from wkvm.models.rwkv7 import layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
