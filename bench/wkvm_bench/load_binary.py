@@ -8,7 +8,7 @@ from itertools import cycle
 
 import wkvm_client.aio
 from wkvm_client.aio import Client
-from wkvm_client.errors import ClientError
+from wkvm_client.errors import ClientError, RequestError
 from wkvm_protocol.messages import EndReason
 
 from wkvm_bench.harness import BenchError
@@ -82,7 +82,9 @@ class BinarySource:
             completion = await choice.completion()
         except ClientError as error:
             streamed.ended_at = clock()
-            streamed.error = type(error).__name__
+            kind = type(error).__name__
+            # Only these say the same of every request, and only they need explaining.
+            streamed.error = f"{kind} ({error})" if isinstance(error, RequestError) else kind
             return streamed
         streamed.n_ids, streamed.n_prompt = completion.n_output, completion.n_prompt
         if completion.reason not in FULL:

@@ -224,7 +224,8 @@ def read_answer(streamed: Streamed, data: bytes, arrivals: "array[float]", n_out
     """Enter what an answer says: which of its events brought text, and how many ids there were."""
     status = data[9:12].decode("ascii", "replace")
     if status != "200":
-        streamed.error = f"HTTP {status}"
+        why = _message(data)
+        streamed.error = f"HTTP {status} ({why})" if why else f"HTTP {status}"
         return
     lines = [line[len(_EVENT) :] for line in data.split(b"\n") if line.startswith(_EVENT)]
     usage: dict[str, Any] = {}
@@ -260,6 +261,15 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise BenchError(_NO_ADDRESS.format(url)) from error
     return parts
+
+
+def _message(data: bytes) -> str | None:
+    """What an error's body says, where it is one of OpenAI's."""
+    try:
+        message: object = msgspec.json.decode(data.partition(b"\r\n\r\n")[2])["error"]["message"]
+    except (ValueError, LookupError, TypeError, msgspec.MsgspecError):
+        return None
+    return message if isinstance(message, str) else None
 
 
 def _is_whole(data: bytes) -> bool:

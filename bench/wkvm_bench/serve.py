@@ -224,16 +224,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
     if number < 1:
-        raise ValueError(f"{number} is below 1")
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
     return number
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
-        raise ValueError(f"{number} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
     return number
 
 

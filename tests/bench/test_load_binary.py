@@ -76,6 +76,9 @@ async def test_what_goes_wrong_is_named(tmp_path: Path) -> None:
     async def refuse(peer: Peer, request: Generate) -> None:
         peer.fail(request.request_id, ErrorCode.QUEUE_FULL)
 
+    async def refuse_field(peer: Peer, request: Generate) -> None:
+        peer.fail(request.request_id, ErrorCode.INVALID_PARAMETER, "top_p")
+
     async def time_out(peer: Peer, request: Generate) -> None:
         peer.tokens([request.request_id], [1])
         peer.end(request.request_id, n_output=1, reason=EndReason.TIMED_OUT)
@@ -98,6 +101,7 @@ async def test_what_goes_wrong_is_named(tmp_path: Path) -> None:
 
     scripts = {
         "QueueFullError": refuse,
+        "InvalidParameterError (as scripted)": refuse_field,
         "ended: timed_out": time_out,
         "ConnectionLostError": vanish,
         "short output": stop_early,

@@ -107,9 +107,12 @@ async def test_events_with_text_have_their_times_wherever_reads_are_cut(tmp_path
 
 async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: Path) -> None:
     refusal = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\n"
+    why = b'{"error": {"message": "model: there is none"}}'
+    no_model = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(why)
     failure = chunk(b'data: {"error": {"type": "server_error"}}\n\n')
     server = Scripted(
         [refusal, b"{}"],
+        [no_model, why],
         [HEAD + event("a") + failure + DONE],
         [HEAD + event("a") + usage(1) + DONE],
         [HEAD + event("a") + DONE],
@@ -118,10 +121,11 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
     )
     results = list[Streamed]()
     async with source_of(tmp_path, server) as source:
-        for _ in range(6):
+        for _ in range(7):
             results.append(await source.stream([1], 3))
     assert [result.error for result in results] == [
         "HTTP 429",
+        "HTTP 404 (model: there is none)",
         "error: server_error",
         "short output",
         "unreadable events",

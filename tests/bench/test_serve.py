@@ -25,10 +25,16 @@ def test_every_flag_is_in_the_docs_and_no_other() -> None:
     assert documented == flags | {"--smoke", "--results"}
 
 
-@pytest.mark.parametrize("text", ["0", "1,0", "1,,2", "x"])
-def test_a_ladder_has_numbers_of_streams(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("0", "0 is below 1"), ("1,0", "0 is below 1"), ("1,,2", "'' is no number"), ("x", "'x' is")],
+)
+def test_a_ladder_has_numbers_of_streams(
+    text: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["--concurrency", text])
+    assert f"argument --concurrency: {why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--rate", "--timeout-s"])

@@ -209,6 +209,16 @@ def test_inspect_says_what_the_bundled_model_is(capsys: pytest.CaptureFixture[st
     assert 0 <= left < state["record_bytes"]
 
 
+def test_inspect_tells_the_layout_of_states_as_serve_would_keep_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["inspect", "--json", "--state-dtype", "float16"]) == 0
+    tensor = json.loads(capsys.readouterr().out)["state"]["tensors"][0]
+    assert (tensor["dtype"], tensor["bytes"]) == ("float16", 491_520 // 2)
+    assert main(["inspect", "--device", "cpu", "--deferred-writes"]) == 2
+    assert one_line(capsys).startswith("wkvm inspect: deferred-writes: only a GPU")
+
+
 def test_inspect_tells_people_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect"]) == 0
     text = capsys.readouterr().out

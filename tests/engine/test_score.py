@@ -116,7 +116,7 @@ def test_a_device_that_runs_ahead_scores_the_same() -> None:
 
 
 def test_what_is_wrong_is_named() -> None:
-    with pytest.raises(InvalidParameterError, match="path: no path is 'fast'"):
+    with pytest.raises(InvalidParameterError, match="path: 'fast' is neither chunked nor decode"):
         score_spec(Score(1, pack_ids([1]), "fast"), "local")
     for path in ("chunked", "decode"):
         with pytest.raises(InvalidParameterError, match="n_top"):

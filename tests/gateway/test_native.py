@@ -87,6 +87,8 @@ async def test_what_is_wrong_with_a_text_is_answered(running: Running) -> None:
         status, got = await post(running, "/v1/score", body)
         assert status in (400, 404)
         assert got["error"]["param"] == param
+    _, got = await post(running, "/v1/score", {"ids": [1], "path": "fast"})
+    assert got["error"]["message"] == "path: 'fast' is neither chunked nor decode"
 
 
 async def test_every_keyword_reaches_the_engine(running: Running) -> None:

@@ -326,6 +326,14 @@ def test_settings_of_an_engine_are_refused_where_a_server_has_them() -> None:
         LLM(address="unix:///nowhere", dtype="float32")
 
 
+def test_an_engine_of_its_own_takes_the_settings_of_states_and_bits() -> None:
+    with pytest.raises(ConfigError, match="deferred-writes: only a GPU"):
+        LLM(device="cpu", deferred_writes=True)
+    params = SamplingParams(seed=1, max_tokens=8, logprobs=0)
+    with LLM(device="cpu", slots=3, state_dtype="float16", deterministic=True) as llm:
+        assert llm.generate(PROMPTS, params) == [llm.generate(one, params)[0] for one in PROMPTS]
+
+
 # --- the progress bar -------------------------------------------------------------------------
 
 

@@ -94,8 +94,8 @@ ENGINE_FLAGS = (
         field="decode_prompt_tokens",
         kind=int,
         metavar="N",
-        text="prompt tokens in a step that makes others wait for their next id (default: 448 on a "
-        "GPU, no limit but the budget on a CPU)",
+        text="prompt tokens in a step that makes others wait for their next id, 64 or more in any "
+        "case (default: 448 on a GPU, no limit but the budget on a CPU)",
     ),
     Flag(
         names=("--max-model-len",),
@@ -160,6 +160,25 @@ ENGINE_FLAGS = (
     ),
 )
 
+STATE_FLAGS = (
+    Flag(
+        names=("--state-dtype",),
+        field="state_dtype",
+        kind=str,
+        choices=("auto", "float32", "float16", "bfloat16"),
+        text="of the matrices of states, which are computed in float32 in any case; auto is "
+        "float32 (default: %(default)s)",
+    ),
+    Flag(
+        names=("--deferred-writes",),
+        field="deferred_writes",
+        kind=None,
+        text="write a state once in eight decoded tokens, which wait in a ring beside it until "
+        "then: faster with hundreds of rows in a step; a state takes a fifth more memory, one of "
+        "float16 or bfloat16 two fifths. On a GPU only",
+    ),
+)
+
 MODEL_FLAGS = (
     Flag(
         names=("--device",),
@@ -183,22 +202,7 @@ MODEL_FLAGS = (
         choices=("none", "fp8", "int8"),
         text="of the large matrices, on a GPU: a byte for each weight (default: %(default)s)",
     ),
-    Flag(
-        names=("--state-dtype",),
-        field="state_dtype",
-        kind=str,
-        choices=("auto", "float32", "float16", "bfloat16"),
-        text="of the matrices of states, which are computed in float32 in any case; auto is "
-        "float32 (default: %(default)s)",
-    ),
-    Flag(
-        names=("--deferred-writes",),
-        field="deferred_writes",
-        kind=None,
-        text="write a state once in eight decoded tokens, which wait in a ring beside it until "
-        "then: faster with hundreds of rows in a step; a state takes a fifth more memory. On a GPU "
-        "only",
-    ),
+    *STATE_FLAGS,
     Flag(
         names=("--threads",),
         field="n_threads",

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from wkvm.assembly.models import find_model, model_name, require_engine
+from wkvm.cli.flags import STATE_FLAGS, values_of
+from wkvm.core.config import EngineConfig
+from wkvm.core.layout import StateOptions
 from wkvm.gateway.text import find_tokenizer, load_tokenizer
 
 
@@ -20,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     """
     path = find_model(args.model)
     require_engine()
-    report = make_report(path, device=args.device, dtype=args.dtype)
+    state = EngineConfig(**values_of(args, STATE_FLAGS)).state
+    report = make_report(path, device=args.device, dtype=args.dtype, state=state)
     if args.json:
         print(json.dumps(report))
     else:
@@ -29,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_report(path: Path, *, device: str, dtype: str) -> dict[str, Any]:
+def make_report(path: Path, *, device: str, dtype: str, state: StateOptions) -> dict[str, Any]:
     """Everything that is said about a model, as JSON can hold it."""
     import torch
 
@@ -37,7 +41,7 @@ def make_report(path: Path, *, device: str, dtype: str) -> dict[str, Any]:
     from wkvm.models.registry import describe, resolve_device, resolve_dtype
     from wkvm.models.weights import open_checkpoint
 
-    model = describe(path, device=device, dtype=dtype)
+    model = describe(path, device=device, dtype=dtype, state=state)
     resolved = resolve_device(device)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     layout = model.layout

@@ -16,6 +16,7 @@ from wkvm.cli.flags import (
     LOG_LEVELS,
     MODEL_FLAGS,
     SAMPLING_FLAGS,
+    STATE_FLAGS,
     add_flags,
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
@@ -234,3 +235,4 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of weights and activations, as for serve (default: %(default)s)",
     )
+    add_flags(parser, "states", STATE_FLAGS, EngineConfig)

@@ -2,11 +2,13 @@
 
 import contextlib
 from functools import partial
+from typing import cast
 
 import msgspec
 from aiohttp import web
 from wkvm_client import Completion, aio
 from wkvm_client.errors import ClientError
+from wkvm_client.results import Path as ScorePath
 
 from wkvm.gateway import native_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
@@ -74,7 +76,7 @@ async def score(call: Call) -> web.StreamResponse:
         call.gateway.check_model(body.model)
     scores = await call.client.score(
         body.ids,
-        path=body.path,
+        path=cast(ScorePath, body.path),  # the engine refuses what is none
         n_top=body.n_top,
         timeout_s=body.timeout_s,
         priority=body.priority,

@@ -79,7 +79,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     ids: list[int]
     model: str | None = None
-    path: Literal["chunked", "decode"] = "chunked"
+    path: str = "chunked"
     n_top: int = 0
     timeout_s: float | None = None
     priority: int = 0

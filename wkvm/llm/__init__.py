@@ -75,6 +75,9 @@ class LLM:
         device: str | None = None,
         dtype: str | None = None,
         quantization: str | None = None,
+        state_dtype: str | None = None,
+        deferred_writes: bool | None = None,
+        deterministic: bool | None = None,
         slots: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
@@ -91,6 +94,10 @@ class LLM:
             dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``; auto is float32 on a CPU
                 and the checkpoint's own on a GPU.
             quantization: of the large matrices, on a GPU: ``none``, ``fp8`` or ``int8``.
+            state_dtype: of the states' matrices: ``auto`` (float32), ``float32``, ``float16`` or
+                ``bfloat16``.
+            deferred_writes: write a state once in eight decoded tokens; on a GPU only.
+            deterministic: what comes of a text is the same to the bit whatever runs beside it.
             slots: how many texts are worked on at once; by default what fits in half of the
                 free memory, at most 64.
             threads: of a CPU; by default one for a small model, else all cores.
@@ -98,8 +105,8 @@ class LLM:
                 model give the same texts then.
             tokenizer: its file or folder; the model's if None.
             address: of a running server, ``tcp://HOST:PORT`` or ``unix:///PATH``. No model
-                is loaded; ``device``, ``dtype``, ``quantization``, ``slots`` and ``threads`` are
-                the server's.
+                is loaded; what says how to run one, from ``device`` to ``threads``, is the
+                server's.
             api_key: for the server; by default ``$WKVM_API_KEY``.
 
         Raises:
@@ -115,6 +122,9 @@ class LLM:
             "device": device,
             "dtype": dtype,
             "quantization": quantization,
+            "state_dtype": state_dtype,
+            "deferred_writes": deferred_writes,
+            "deterministic": deterministic,
             "n_slots": slots,
             "n_threads": threads,
         }

@@ -25,7 +25,7 @@ def score_spec(message: wire.Score, tenant: str) -> RequestSpec:
         case "decode":
             ids, forced = ids[:1], ids[1:]
         case other:
-            raise InvalidParameterError("path", f"no path is {other[:32]!r}")
+            raise InvalidParameterError("path", f"{other[:32]!r} is neither chunked nor decode")
     return RequestSpec(
         prompt=ids,
         params=_params(message.n_top, len(forced)),
