@@ -410,6 +410,34 @@ def test_what_is_kept_for_slots_is_released(device: str) -> None:
     assert rig.table.n_remembered == 1
 
 
+@DEVICES
+def test_no_record_names_what_was_released(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who ran in the slot all the same would write to what is somebody else's by then."""
+    fields = importlib.import_module("wkvm.kernels.device_sampling.records")
+    rig = Rig(device)
+    params = SamplingParams(frequency_penalty=1.0, allowed_ids=(5,))
+    rows = [plan(at, params) for at in range(3)]
+    rig.start(rows)
+    addresses = [fields.BIAS, fields.COUNTS, fields.RULED]
+    assert rig.table.records[:3, addresses].ne(0).all()
+    rig.table.forget([1])
+
+    def no_memory(*_: object, **__: object) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            rig.table.start([rows[2]])
+    records = rig.table.records.cpu()
+    assert records[0, addresses].ne(0).all()
+    assert records[1:3, addresses].eq(0).all()
+    assert records[1:3, fields.IS_DONE].eq(1).all()
+    rig.rows = rows
+    _, token_ids, slots = rig.begin()
+    assert (token_ids[1:], slots) == ([0, 0], [0, -1, -1])
+
+
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_pass_these_tests_in_the_interpreter() -> None:

@@ -9,7 +9,9 @@ A slot's life on the device:
    Both only launch kernels on tensors that stay where they are, so a captured graph may hold them.
 5. Once ``end`` has sampled a stop id or the last one of ``max_tokens``, or has met logits that are
    not finite, the slot is done: ``begin`` passes its rows over, and its state stays as it is.
-6. ``forget`` releases what is kept for the slot. The record stays until the next ``start``.
+6. ``forget`` releases what is kept for the slot. A record that held an address of it is done and
+   empty from then on, so that a row that is planned for the slot all the same, as after a
+   ``start`` that failed, writes to nothing of others. Other records stay until the next ``start``.
 
 All of it is for one stream: a step that was launched before ``forget`` may still read what is
 released, since the allocator gives it to later work of the same stream alone.
@@ -58,6 +60,7 @@ class SlotTable:
         self._device = torch.device(device)
         self.records = torch.zeros((n_slots, fields.WORDS), dtype=torch.int64, device=device)
         self.records[:, fields.IS_DONE] = 1
+        self._unused = self.records[0].clone()
         self._scratch = device_sampling.Scratch(max_rows, vocab_size, device)
         self._seen = dict[int, _Seen]()
         self._kept = dict[int, list[Tensor]]()
@@ -65,7 +68,7 @@ class SlotTable:
     @staticmethod
     def nbytes(n_slots: int, vocab_size: int, max_rows: int = 1024) -> int:
         """Bytes on the device that a table holds from the start, without what requests bring."""
-        of_slots = n_slots * fields.WORDS * 8
+        of_slots = (n_slots + 1) * fields.WORDS * 8
         return of_slots + device_sampling.Scratch.nbytes(max_rows, vocab_size)
 
     @property
@@ -80,7 +83,7 @@ class SlotTable:
         and a tensor more, each.
 
         Raises:
-            torch.OutOfMemoryError: no room for these tensors; no record was written.
+            torch.OutOfMemoryError: no room for these tensors; no record of them was written.
         """
         if not rows:
             return
@@ -118,8 +121,10 @@ class SlotTable:
     def forget(self, slots: Iterable[int]) -> None:
         """Release what is kept for slots that were freed."""
         for slot in slots:
-            self._seen.pop(slot, None)
-            self._kept.pop(slot, None)
+            seen, kept = self._seen.pop(slot, None), self._kept.pop(slot, None)
+            if seen is not None or kept is not None:
+                # No allocation: this comes before each start, also where there is no memory left.
+                self.records[slot].copy_(self._unused)
 
     def begin(self, slots_in: Tensor, token_ids: Tensor, slots: Tensor) -> None:
         """Launch what says which id each row of a decode step is fed; see the kernels' ``begin``.
