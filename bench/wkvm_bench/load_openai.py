@@ -186,12 +186,14 @@ class OpenAiSource:
         """The name of the first model that the server has.
 
         Raises:
-            BenchError: it names none.
+            BenchError: it names none, or refuses to.
         """
         one = await HttpConnection.connect(self._url)
         try:
             async with asyncio.timeout(self._timeout_s):
                 data = await one.ask(self._request("GET", "/v1/models", b""))
+            if why := _message(data):
+                raise BenchError(f"{self._url}: {why}")
             name: str = msgspec.json.decode(data.partition(b"\r\n\r\n")[2])["data"][0]["id"]
         except (OSError, TimeoutError, msgspec.MsgspecError, LookupError, TypeError) as error:
             raise BenchError(f"{self._url} names no model: give one with --model") from error

@@ -175,6 +175,14 @@ async def test_prompts_are_words_where_no_vocabulary_is_known(tmp_path: Path) ->
     assert body["model"] == "the-model"
 
 
+async def test_a_server_that_refuses_to_name_models_says_why(tmp_path: Path) -> None:
+    why = b'{"error": {"message": "a key is needed"}}'
+    refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(why), why)
+    with pytest.raises(BenchError, match="a key is needed"):
+        async with source_of(tmp_path, Scripted([refusal]), model=None):
+            pass
+
+
 async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"none\.sock"):
         async with connected(
