@@ -72,18 +72,20 @@ async def source_of(
 ) -> AsyncIterator[OpenAiSource]:
     path = str(folder / "http.sock")
     listening = await asyncio.start_unix_server(server.connected, path)
-    async with connected(
-        f"unix://{path}",
-        model=model,
-        vocab_size=vocab_size,
-        api_key="secret",
-        temperature=0.5,
-        top_p=0.25,
-        timeout_s=timeout_s,
-    ) as source:
-        yield source
-    listening.close()
-    await asyncio.gather(*server.serving)
+    try:
+        async with connected(
+            f"unix://{path}",
+            model=model,
+            vocab_size=vocab_size,
+            api_key="secret",
+            temperature=0.5,
+            top_p=0.25,
+            timeout_s=timeout_s,
+        ) as source:
+            yield source
+    finally:
+        listening.close()
+        await asyncio.gather(*server.serving)
 
 
 async def test_events_with_text_have_their_times_wherever_reads_are_cut(tmp_path: Path) -> None:
