@@ -5,6 +5,8 @@ mapped: a file that is cut short while it is mapped ends the process with a sign
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -42,11 +44,11 @@ class StoredTensor:
         """Read it into memory of its own.
 
         Raises:
-            CorruptCheckpointError: the file ends before the tensor does.
+            CorruptCheckpointError: the file ends before the tensor does, or cannot be read.
         """
         tensor = torch.empty(self.stop - self.start, dtype=torch.uint8)
         buffer = memoryview(tensor.numpy())  # type: ignore[arg-type]
-        with self.path.open("rb") as file:
+        with reading(self.path), self.path.open("rb") as file:
             file.seek(self.start)
             n_read = file.readinto(buffer)
         if n_read != self.stop - self.start:
@@ -54,6 +56,20 @@ class StoredTensor:
                 str(self.path), "the file became shorter while it was read"
             )
         return tensor.view(self.dtype).view(self.shape)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Within, a file whose headers were read is read again.
+
+    Raises:
+        CorruptCheckpointError: the system does not let it, as when the file is gone or the disk
+            fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CorruptCheckpointError(str(path), f"cannot be read: {error}") from error
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

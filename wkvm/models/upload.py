@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError
-from wkvm.models.safetensors_file import StoredTensor
+from wkvm.models.safetensors_file import StoredTensor, reading
 
 logger = logging.getLogger("wkvm.models")
 
@@ -47,7 +47,7 @@ def uploaded(
         device: a GPU.
 
     Raises:
-        CorruptCheckpointError: a file ends before one of its tensors does.
+        CorruptCheckpointError: a file ends before one of its tensors does, or cannot be read.
     """
     progress = _Progress(n_bytes)
     with _Uploader(device) as uploader:
@@ -145,7 +145,8 @@ class _Uploader:
         source: Tensor | None = None
         if isinstance(tensor, StoredTensor):
             if tensor.path not in self._files:
-                self._files[tensor.path] = os.open(tensor.path, os.O_RDONLY)
+                with reading(tensor.path):
+                    self._files[tensor.path] = os.open(tensor.path, os.O_RDONLY)
         else:
             source = tensor.contiguous().flatten().view(torch.uint8)
         on_device = torch.empty(_nbytes(tensor), dtype=torch.uint8, device=self._device)
@@ -190,11 +191,12 @@ def _read(tensor: StoredTensor, descriptor: int, at: int, buffer: Tensor) -> Non
     """Fill a buffer from byte ``at`` of a tensor on.
 
     Raises:
-        CorruptCheckpointError: the file ends before.
+        CorruptCheckpointError: the file ends before, or cannot be read.
     """
     view, n_read = memoryview(buffer.numpy()), 0  # type: ignore[arg-type]
     while n_read < len(view):
-        n = os.preadv(descriptor, [view[n_read:]], tensor.start + at + n_read)
+        with reading(tensor.path):
+            n = os.preadv(descriptor, [view[n_read:]], tensor.start + at + n_read)
         if n == 0:
             why = "the file became shorter while it was read"
             raise CorruptCheckpointError(str(tensor.path), why)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
-from wkvm.models.safetensors_file import StoredTensor, read_header
+from wkvm.models.safetensors_file import StoredTensor, read_header, reading
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -60,7 +60,8 @@ class Checkpoint:
         """One tensor, in the dtype it is stored in, in memory of its own.
 
         Raises:
-            CorruptCheckpointError: its file has changed since the headers were read.
+            CorruptCheckpointError: its file has changed since the headers were read, or cannot be
+                read.
         """
         tensor = self.stored[name]
         # A mapped tensor is copied: whoever shortens the file later must not end this process.
@@ -86,8 +87,12 @@ class Checkpoint:
 
         Reads every byte once; later calls find the answer under ``$XDG_CACHE_HOME/wkvm``, as long
         as path, size and time of change of each file are the same.
+
+        Raises:
+            CorruptCheckpointError: a file cannot be read.
         """
-        return _cached_digest(self.files)
+        with reading(self.path):
+            return _cached_digest(self.files)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
