@@ -186,7 +186,8 @@ def test_captured_prompts_stay_inside_their_memory(
     size: str, dtype: torch.dtype, quantization: str, deterministic: bool
 ) -> None:
     from wkvm.kernels.rwkv7_decode import tiles_of
-    from wkvm.models.rwkv7_prefill import ALIGNMENT, HIDDEN_NS, Buffers, Prefill
+    from wkvm.models.rwkv7_buffers import ALIGNMENT
+    from wkvm.models.rwkv7_prefill import HIDDEN_NS, Buffers, Prefill
     from wkvm.models.rwkv7_prefill_step import STEP_ROWS, STEP_TOKENS, step_bytes
 
     model = weightless(size, dtype, quantization, deterministic)

@@ -154,7 +154,6 @@ class DecodeStep:
             out=self._hidden,
             what=kernels.SQUARED_RELU,
             before=Before(layer.ln2, eps, ffn, layer.ffn_mix, ffn_normed),
-            ahead=None,
         )
         self._gemv(
             self._hidden,
@@ -179,7 +178,6 @@ class DecodeStep:
             shift=att,
             mixes=layer.mixes,
             embedding=(model.table, self.token_ids) if index == 0 else None,
-            ahead=self._ahead(layer.first.values),
             n_warps=plan.mix_warps,
             pdl=self._overlaps(index),
         )
@@ -196,7 +194,6 @@ class DecodeStep:
                     plan.first,
                     scales=layer.first.scales,
                     tiles=self._tiles,
-                    ahead=self._ahead(layer.output.values),
                     pdl=pdl,
                 )
             self._second_stage(layer, first)
@@ -211,7 +208,6 @@ class DecodeStep:
             slots,
             shift=ffn,
             mixes=layer.ffn_mix,
-            ahead=self._ahead(layer.ffn_key.values),
             n_warps=plan.mix_warps,
             pdl=pdl,
         )
@@ -329,7 +325,6 @@ class DecodeStep:
                 cut,
                 scales=weight.scales,
                 what=what,
-                ahead=self._ahead(ahead),
                 pdl=pdl,
             )
         elif isinstance(cut, Mapped):

@@ -51,7 +51,8 @@ class Plan:
         fuses_norms: norms, token shifts and mixes are done by each program of the product that
             they precede, which must be ``Gemv``: two launches fewer a layer.
         pdl: launches may begin while the one before runs.
-        looks_ahead: launches bring weights of the next ones into the L2 cache.
+        looks_ahead: ``Gemv`` and the recurrence bring weights of the next launches into the L2
+            cache.
     """
 
     first: Gemv | Blocks | Library

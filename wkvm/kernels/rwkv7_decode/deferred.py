@@ -63,7 +63,7 @@ class Ring:
 @triton.jit  # type: ignore[untyped-decorator]
 def _vectors(at_ring, j, n, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """The four vectors of entry ``j`` of ``n``; zeros where there is none."""
-    at = at_ring + j * (4 * K)
+    at = at_ring + j * (ENTRY * K)
     end = tl.where(j < n, K, 0)
     k = tl.load(at + keys, mask=keys < end, other=0.0)
     w = tl.load(at + K + keys, mask=keys < end, other=0.0)
@@ -134,7 +134,7 @@ def ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K: tl.co
 @triton.jit  # type: ignore[untyped-decorator]
 def put_entry(at_ring, n, k, w, a, v, keys, values, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write one entry behind the ``n`` that are there."""
-    at = at_ring + n * (4 * K)
+    at = at_ring + n * (ENTRY * K)
     dtype = at_ring.dtype.element_ty
     tl.store(at + keys, k.to(dtype), mask=keys < K)
     tl.store(at + K + keys, w.to(dtype), mask=keys < K)
@@ -176,7 +176,7 @@ def fold_kernel(  # type: ignore[no-untyped-def]
             k_a = tl.load(at_key + 4 * C, mask=key_inside, other=0.0)
             at_state = state + slot * state_stride + place.to(tl.int64) * (K * K)
             at_state = at_state + keys[:, None] * K + values[None, :]
-            at_ring = ring + slot * ring_stride + place.to(tl.int64) * ((R - 1) * 4 * K)
+            at_ring = ring + slot * ring_stride + place.to(tl.int64) * ((R - 1) * ENTRY * K)
             S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
             decay = tl.full([BLOCK], 1.0, tl.float32)
             S, decay = ring_absorbed(S, decay, at_ring, n, w0, a0, k_k, k_a, keys, values, K)

@@ -14,14 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.rwkv7_decode.common import (
-    NONE,
-    ahead_chunks,
-    applied,
-    launch_options,
-    prefetch,
-    widened,
-)
+from wkvm.kernels.rwkv7_decode.common import NONE, applied, launch_options, widened
 
 TILE_FIELDS = 7
 """Numbers of a tile: which of the inputs, first column of it, offset of the weights, length of the
@@ -51,7 +44,6 @@ def product_kernel(  # type: ignore[no-untyped-def]
     scales,
     out,
     tiles,
-    ahead,
     B,
     N,
     K,
@@ -71,8 +63,6 @@ def product_kernel(  # type: ignore[no-untyped-def]
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     N_FETCHED: tl.constexpr,
-    N_AHEAD: tl.constexpr,
-    N_THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per block of outputs, block of rows and part of the sum; see ``product``.
@@ -125,9 +115,6 @@ def product_kernel(  # type: ignore[no-untyped-def]
         at_row = weight + tl.minimum(n, n_columns - 1) * length + start
         item_bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
         _fetch(at_row, (end - start) * item_bytes, N_FETCHED)
-    if N_AHEAD > 0:
-        program = split * tl.num_programs(0) + tl.program_id(0)
-        prefetch(ahead, program, tl.num_programs(0) * N_SPLITS, N_AHEAD, N_THREADS)
     if PDL:
         gdc_wait()
     for at in range(start, end, BLOCK_K):
@@ -249,7 +236,6 @@ def product(
     what: int = NONE,
     tiles: Tiles | None = None,
     adds: bool = False,
-    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """``out = what(x @ weight.T)`` for tens to hundreds of rows.
@@ -265,7 +251,6 @@ def product(
         scales: as in ``gemv``; with tiles, all groups then have one length.
         tiles: from ``tiles_of`` with ``blocks.n``. Each names its input, weights and outputs.
         adds: the product is added to ``out`` instead.
-        ahead: as in ``gemv``.
         pdl: as in ``mix``.
     """
     B, K = x.shape[-2:]
@@ -282,7 +267,6 @@ def product(
         x if scales is None else scales,
         out,
         x if tiles is None else tiles.table,
-        x if ahead is None else ahead,
         B,
         N,
         K,
@@ -302,8 +286,6 @@ def product(
         EVEN_K=all(length % step == 0 for length in lengths),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         N_FETCHED=blocks.n_fetched,
-        N_AHEAD=ahead_chunks(ahead),
-        N_THREADS=blocks.n_warps * 32,
         PDL=pdl,
         num_warps=blocks.n_warps,
         num_stages=blocks.n_stages,

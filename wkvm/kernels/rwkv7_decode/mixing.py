@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.rwkv7_decode.common import ahead_chunks, launch_options, normalized, prefetch
+from wkvm.kernels.rwkv7_decode.common import launch_options, normalized
 
 
 @triton.jit
@@ -31,7 +31,6 @@ def mix_kernel(  # type: ignore[no-untyped-def]
     norm_weight,
     norm_bias,
     mixes,
-    ahead,
     shift_stride,
     B,
     eps,
@@ -40,8 +39,6 @@ def mix_kernel(  # type: ignore[no-untyped-def]
     EMBEDS: tl.constexpr,
     N_PARTS: tl.constexpr,
     N_MIXES: tl.constexpr,
-    N_AHEAD: tl.constexpr,
-    N_THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per row; see ``mix``."""
@@ -65,8 +62,6 @@ def mix_kernel(  # type: ignore[no-untyped-def]
             mix5 = tl.load(mixes + 5 * C + channels, mask=inside, other=0.0)
         at_shift = shift + slot * shift_stride + channels
         previous = tl.load(at_shift, mask=live, other=0.0).to(tl.float32)
-    if N_AHEAD > 0:
-        prefetch(ahead, row, tl.num_programs(0), N_AHEAD, N_THREADS)
     if PDL:
         gdc_wait()
     if EMBEDS:
@@ -105,7 +100,6 @@ def mix(
     shift: Tensor | None = None,
     mixes: Tensor | None = None,
     embedding: tuple[Tensor, Tensor] | None = None,
-    ahead: Tensor | None = None,
     n_warps: int = 8,
     pdl: bool = False,
 ) -> None:
@@ -128,7 +122,6 @@ def mix(
             or written.
         mixes: ``[n_mixes, C]``.
         embedding: a table ``[V, C]``, and the ids ``[B]`` int64 of the rows; then x is not read.
-        ahead: as in ``gemv``.
         pdl: launch while the kernel before this one may still run.
     """
     B, C = x.shape
@@ -143,7 +136,6 @@ def mix(
         slots,
         *norm,
         x if mixes is None else mixes,
-        x if ahead is None else ahead,
         0 if shift is None else shift.stride(0),
         B,
         eps,
@@ -152,8 +144,6 @@ def mix(
         EMBEDS=embedding is not None,
         N_PARTS=0 if branch is None else branch.shape[0],
         N_MIXES=0 if mixes is None else mixes.shape[0],
-        N_AHEAD=ahead_chunks(ahead),
-        N_THREADS=n_warps * 32,
         PDL=pdl,
         num_warps=n_warps,
         **launch_options(pdl),

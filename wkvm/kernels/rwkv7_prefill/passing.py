@@ -167,8 +167,6 @@ def outputs(
     y: Tensor,
     group_eps: float,
     tables: Tables,
-    *,
-    n_warps: int = 4,
 ) -> None:
     """What each token reads from its state; group norm, bonus and gate.
 
@@ -179,7 +177,6 @@ def outputs(
         gate: ``[T, C]``, any first stride: of the low-rank map g.
         vectors: ``[8, C]`` float32: the last two are weight and bias of the group norm.
         y: ``[T, C]``, overwritten.
-        n_warps: of a program.
     """
     H, K = effects.decays.shape[1:]
     exact = y.dtype == torch.float32
@@ -200,5 +197,5 @@ def outputs(
         BLOCK=triton.next_power_of_2(K),
         L=tables.chunk,
         PRECISION="ieee" if exact else "tf32",
-        num_warps=n_warps,
+        num_warps=4,
     )

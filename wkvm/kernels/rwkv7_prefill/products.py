@@ -26,7 +26,6 @@ def squared_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     N_TOGETHER: tl.constexpr,
-    FLAT: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
     """Programs that take one block of outputs after another; see ``squared_product``."""
@@ -34,7 +33,9 @@ def squared_kernel(  # type: ignore[no-untyped-def]
     n_tiles = tl.cdiv(N, BLOCK_N)
     n_steps = tl.cdiv(K, BLOCK_K)
     n_items = n_token_blocks * n_tiles
-    for item in tl.range(tl.program_id(0), n_items, tl.num_programs(0), flatten=FLAT):
+    # Made one with the loop over the sum, so that the next block is fetched while the last one is
+    # stored.
+    for item in tl.range(tl.program_id(0), n_items, tl.num_programs(0), flatten=True):
         first = item // (N_TOGETHER * n_tiles) * N_TOGETHER
         n_first = tl.minimum(n_token_blocks - first, N_TOGETHER)
         within = item % (N_TOGETHER * n_tiles)
@@ -67,7 +68,6 @@ class SquaredCut:
             many stay in the L2 cache, with the weights.
         n_warps, n_stages: of one program; blocks that are under way at a time.
         n_programs: at most as many, one for each multiprocessor.
-        flat: the next block is fetched while the last one is stored.
         n_parts: of a block of outputs, stored one after the other: 1 or 2.
     """
 
@@ -78,7 +78,6 @@ class SquaredCut:
     n_warps: int = 8
     n_stages: int = 3
     n_programs: int = 132
-    flat: bool = True
     n_parts: int = 1
 
 
@@ -107,7 +106,6 @@ def squared_product(x: Tensor, weight: Tensor, out: Tensor, cut: SquaredCut) -> 
         BLOCK_N=cut.n,
         BLOCK_K=cut.k,
         N_TOGETHER=cut.n_together,
-        FLAT=cut.flat,
         N_PARTS=cut.n_parts,
         num_warps=cut.n_warps,
         num_stages=cut.n_stages,
