@@ -60,8 +60,7 @@ def main(argv: Sequence[str]) -> int:
         to_line(arguments.name, one, command=command, settings=settings, environment=before)
         for one in results
     ]
-    _keep(arguments, lines)
-    return 0
+    return _keep(arguments, lines)
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -78,27 +77,36 @@ def _serve(argv: Sequence[str]) -> int:
     except BenchError as error:
         print(f"serve: {error}", file=sys.stderr)
         return 1
-    _keep(arguments, serve.lines(arguments, cases, command=_command(argv), environment=before))
-    return 0
+    lines = serve.lines(arguments, cases, command=_command(argv), environment=before)
+    return _keep(arguments, lines)
 
 
 def _command(argv: Sequence[str]) -> list[str]:
     return ["python", "-m", "wkvm_bench", *argv]
 
 
-def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
-    """Append the lines to where they belong, if anywhere."""
+def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> int:
+    """Append the lines to where they belong, if anywhere.
+
+    Returns:
+        The exit status: 1 if they could not be written.
+    """
     folder: Path | None = arguments.results
     if folder is None and RESULTS.is_dir() and not arguments.smoke:
         folder = RESULTS
     if folder is not None:
-        print(f"added to {append(folder, arguments.name, lines)}")
+        try:
+            print(f"added to {append(folder, arguments.name, lines)}")
+        except OSError as error:
+            print(f"{arguments.name}: results: {folder}: {error.strerror}", file=sys.stderr)
+            return 1
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wkvm bench",
-        description="Measure wkvm beside a peer: both by turns, and the ratio of each pair.",
+        description="Measure wkvm: beside a peer, both by turns, or by itself.",
         epilog="\n".join(f"  {name:<8} {what}" for name, what in BENCHES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

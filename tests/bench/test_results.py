@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+from wkvm_bench.command import main
 from wkvm_bench.harness import Bar, Comparison, Finding
 from wkvm_bench.results import _gpu_name, append, environment, to_line, to_text
 
@@ -48,3 +50,12 @@ def test_a_figure_of_its_own_is_judged_by_its_value() -> None:
     text = to_text("aborts", finding).splitlines()
     assert text[0] == "aborts, tasks: 1 left over; the bar is at most 0: MISSED"
     assert text[1:] == ["    before: 2", "    after: 3"]
+
+
+def test_results_that_cannot_be_written_are_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["serve", "--smoke", "--results", str(tmp_path / "file")]) == 1
+    error = capsys.readouterr().err
+    assert error == f"serve: results: {tmp_path}/file: File exists\n"

@@ -53,6 +53,14 @@ def test_without_flags_a_server_at_the_default_address_is_used(
     assert capsys.readouterr().err == ""
 
 
+def test_a_flag_of_the_engine_is_not_lost_on_a_server(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("wkvm.cli.place.DEFAULT_ADDRESS", address)
+    assert main(["complete", PROMPT, "--device", "cpu", "--deferred-writes"]) == 2
+    assert capsys.readouterr().err.startswith("wkvm complete: deferred-writes: only a GPU")
+
+
 def test_without_a_server_at_the_default_address_the_engine_is_in_this_process(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +171,8 @@ def test_special_tokens_in_the_prompt_are_plain_text_unless_asked_for(
         (("x", "--timeout-s", "0"), 2, "timeout-s: "),
         (("x", "--allowed-ids", "5000"), 1, "allowed_ids: "),
         (("x", "--local"), 2, "local: cannot be together with --connect"),
+        (("x", "--state-dtype", "float16"), 2, "state-dtype: cannot be together with --connect"),
+        (("x", "--deferred-writes"), 2, "deferred-writes: cannot be together with --connect"),
         (("x", "--logprobs", "1"), 2, "logprobs: "),
         (("x", "--stop", ""), 2, "stop: "),
     ],

@@ -190,8 +190,8 @@ def _chat(parser: argparse.ArgumentParser) -> None:
 def _engine_or_server(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group(
         "where it runs",
-        f"Without a flag of this group: on the server at {DEFAULT_ADDRESS} if there is one, "
-        "otherwise in this process.",
+        "Without --connect, --local, --model or a flag of the next group: on the server at "
+        f"{DEFAULT_ADDRESS} if there is one, otherwise in this process.",
     )
     where.add_argument(
         "--connect", metavar="ADDRESS", help="the server: tcp://HOST:PORT or unix:///PATH"

@@ -72,6 +72,8 @@ def open_setting(args: argparse.Namespace) -> Generator[Setting]:
     path = find_model(args.model)
     if args.connect is not None and args.local:
         raise ConfigError("local", "cannot be together with --connect")
+    if args.connect is not None and (flag := _engine_flag(args)) is not None:
+        raise ConfigError(flag, "cannot be together with --connect: the server runs the model")
     tokenizer, template = tokenizer_of(args.tokenizer, path), load_chat_template(path)
     suggested = generation_settings(path).suggested()
     with _open_backend(args, path) as backend:
@@ -110,7 +112,7 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     if args.connect is not None:
         return _open_remote(Remote(args.connect, api_key))
-    if not args.local and args.model is None:
+    if not args.local and args.model is None and _engine_flag(args) is None:
         try:
             return _open_remote(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
         except (ConnectFailedError, ConnectTimeoutError, BadPeerError):
@@ -121,6 +123,15 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     from wkvm.assembly.engine import build_engine
 
     return Backend.open(Local(build_engine(path, config, served_name=model_name(path))))
+
+
+def _engine_flag(args: argparse.Namespace) -> str | None:
+    """A flag that says how this process runs a model, if one does; its name without dashes."""
+    values, default = values_of(args, MODEL_FLAGS), EngineConfig()
+    for flag in MODEL_FLAGS:
+        if values[flag.field] != getattr(default, flag.field):
+            return flag.names[0].removeprefix("--")
+    return None
 
 
 def _check_fallback() -> None:
