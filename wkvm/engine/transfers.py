@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wkvm.kernels.streams import stream_beside_graphs
+
 NUMPY_DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.bool: np.bool_}
 """What is sent; numpy reads a list four times as fast as torch does."""
 
@@ -93,7 +95,7 @@ class Beside:
 
     def __init__(self, device: str) -> None:
         is_gpu = device != "cpu"
-        self._stream = torch.cuda.Stream() if is_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = stream_beside_graphs() if is_gpu else None
 
     def begin(self) -> None:
         """What is queued from here on comes after all that was launched before."""

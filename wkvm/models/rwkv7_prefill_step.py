@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wkvm.kernels.rwkv7_prefill import Tables, n_chunks_of
+from wkvm.kernels.streams import stream_beside_graphs
 from wkvm.models.base import Batch, StateViews
 from wkvm.models.rwkv7_packed import Rwkv7Decode
 from wkvm.models.rwkv7_prefill import Buffers, Prefill, buffer_bytes
@@ -87,7 +88,7 @@ class PrefillGraphs:
         self._graphs = list[torch.cuda.CUDAGraph]()
         # The library's workspace belongs to the stream of a capture. With one of their own these
         # graphs may be replayed beside those of decode steps.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = stream_beside_graphs()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for step in self._steps:

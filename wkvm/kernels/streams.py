@@ -1,0 +1,15 @@
+"""Streams whose library calls may run beside those of captured graphs."""
+
+import torch
+
+
+def stream_beside_graphs() -> torch.cuda.Stream:
+    """A stream that is not the one on which torch captures graphs.
+
+    torch hands out the same few streams again and again. The library's workspace belongs to a
+    stream, and that of the captured one is written by each replay of what was captured there.
+    """
+    while True:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if stream != torch.cuda.graph.default_capture_stream:
+            return stream
