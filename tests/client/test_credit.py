@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wkvm_client.drafts import Draft, draft
 from wkvm_client.lanes import Lane
-from wkvm_protocol.messages import Cancel, Credit
+from wkvm_protocol.messages import Cancel, Credit, Score
 
 from tests.client.drivers import Driver
 from tests.client.fake_server import FakeServer
@@ -45,6 +45,7 @@ class Granted:
     """What a server may still send on a lane, from the messages alone."""
 
     def __init__(self, request: Draft) -> None:
+        assert not isinstance(request.message, Score)
         self.credit = request.message.credit
         self.lane = Lane(1, request, self.add)
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from wkvm.kernels.device_sampling.common import WORDS, uniform
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def uniform_kernel(records, numbers):  # type: ignore[no-untyped-def]
     """Of each record one number, float64."""
     row = tl.program_id(0)

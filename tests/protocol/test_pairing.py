@@ -14,6 +14,7 @@ from wkvm_protocol.connection import (
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
     GRAMMAR_FEATURE,
+    SCORE_FEATURE,
     Cancel,
     Credit,
     End,
@@ -26,6 +27,7 @@ from wkvm_protocol.messages import (
     Hello,
     Ping,
     Pong,
+    Score,
     Stats,
     StatsReply,
     pack_ids,
@@ -34,7 +36,7 @@ from wkvm_protocol.messages import (
 from tests.protocol.helpers import SERVED, generate
 
 MAX_LANES = 3
-FEATURES = (GRAMMAR_FEATURE,)
+FEATURES = (GRAMMAR_FEATURE, SCORE_FEATURE)
 IDS = st.integers(0, 5)
 
 
@@ -65,6 +67,8 @@ class Pairing(RuleBasedStateMachine):
                     self.to_client += self.server.send_hello_ok(**SERVED)
                 case Generate() | GenerateConstrained():
                     self.of_server[event.request_id] = set(range(event.sampling.n))
+                case Score():
+                    self.of_server[event.request_id] = {0}
                 case Stats():
                     self.of_server[event.request_id] = None
                 case Refused():
@@ -113,11 +117,16 @@ class Pairing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.client.is_open)
     @rule(request_id=IDS)
+    def ask_for_scores(self, request_id: int) -> None:
+        self.try_to_open(Score(request_id, pack_ids([1]), "chunked"), request_id, {0})
+
+    @precondition(lambda self: self.client.is_open)
+    @rule(request_id=IDS)
     def query(self, request_id: int) -> None:
         self.try_to_open(Stats(request_id), request_id, None)
 
     def try_to_open(
-        self, message: Generation | Stats, request_id: int, choices: set[int] | None
+        self, message: Generation | Score | Stats, request_id: int, choices: set[int] | None
     ) -> None:
         away = self.client.going_away or self.client.peer_going_away
         try:

@@ -1,5 +1,8 @@
 """The launches of the sampler: fixed ones for a number of rows, so that they can be captured."""
 
+# A kernel's compile-time parameters are given as plain values, which type checkers do not know.
+# pyright: reportArgumentType=false
+
 import torch
 import triton
 from torch import Tensor
