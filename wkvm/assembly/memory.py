@@ -33,7 +33,8 @@ SAMPLER_SLOT_BYTES = 256
 """Of each slot, beside its state."""
 
 SPARE_BYTES = 512 * 2**20
-"""For what nobody counts: workspaces of libraries, code, and what an allocator cannot hand out."""
+"""For what nobody counts: workspaces of libraries, code, the sampler's scratch (36 MiB for 1,024
+rows), and what an allocator cannot hand out."""
 
 
 @dataclass(frozen=True, slots=True)

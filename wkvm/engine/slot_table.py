@@ -48,7 +48,8 @@ class SlotTable:
     Attributes:
         records: ``[N, WORDS]`` int64 on the device, see ``wkvm.kernels.device_sampling.records``.
 
-    ``max_rows`` bounds the rows of one ``end``. Memory: 256 bytes a slot, and for slots whose
+    ``max_rows`` bounds the rows of one ``end``. Memory: 256 bytes a slot, 36 KiB for each of them
+    (of 65,536 ids), and for slots whose
     requests have them, 4 V bytes for bias or allowed ids, 5 V for penalties, and 4 V if they have
     any of these, ``min_tokens`` or a grammar.
     """
@@ -64,12 +65,6 @@ class SlotTable:
         self._scratch = device_sampling.Scratch(max_rows, vocab_size, device)
         self._seen = dict[int, _Seen]()
         self._kept = dict[int, list[Tensor]]()
-
-    @staticmethod
-    def nbytes(n_slots: int, vocab_size: int, max_rows: int = 1024) -> int:
-        """Bytes on the device that a table holds from the start, without what requests bring."""
-        of_slots = (n_slots + 1) * fields.WORDS * 8
-        return of_slots + device_sampling.Scratch.nbytes(max_rows, vocab_size)
 
     @property
     def n_remembered(self) -> int:

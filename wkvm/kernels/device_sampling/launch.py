@@ -76,17 +76,6 @@ class Scratch:
         self.listed = empty(2 * LIST, torch.int32)
         self.samples = self.listed.view(torch.float32)
 
-    @staticmethod
-    def nbytes(max_rows: int, vocab_size: int) -> int:
-        """Bytes of such a scratch."""
-        return max_rows * (
-            8 * LIST
-            + 104 * -(-vocab_size // CHUNK)
-            + 8
-            + 4 * int(CURSOR.value)
-            + 8 * int(FOUND.value)
-        )
-
 
 def begin(slots_in: Tensor, records: Tensor, token_ids: Tensor, slots: Tensor) -> None:
     """Say what each row of a decode step is fed: the id that was sampled for its slot.
