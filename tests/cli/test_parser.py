@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from wkvm.cli.chat import COMMANDS
-from wkvm.cli.flags import ADDRESS_FLAGS, ENGINE_FLAGS, LIMIT_FLAGS, MODEL_FLAGS, values_of
+from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
+from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings

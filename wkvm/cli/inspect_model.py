@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from wkvm.assembly.models import find_model, model_name, require_engine
-from wkvm.cli.flags import STATE_FLAGS, values_of
+from wkvm.cli.engine_flags import STATE_FLAGS
+from wkvm.cli.flags import values_of
 from wkvm.core.config import EngineConfig
 from wkvm.core.layout import StateOptions
 from wkvm.gateway.text import find_tokenizer, load_tokenizer

@@ -5,18 +5,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from wkvm import __version__
+from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS, STATE_FLAGS
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
     DEFAULT_ADDRESS,
     DRAIN_FLAG,
-    ENGINE_FLAGS,
     EXACT_FLAGS,
     HOST_FLAG,
     LIMIT_FLAGS,
     LOG_LEVELS,
-    MODEL_FLAGS,
     SAMPLING_FLAGS,
-    STATE_FLAGS,
     add_flags,
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS

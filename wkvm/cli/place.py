@@ -21,7 +21,8 @@ from wkvm_protocol.messages import HelloOk
 from wkvm.assembly.backend import Backend, Local, Remote
 from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
 from wkvm.assembly.texts import check_tokenizer
-from wkvm.cli.flags import DEFAULT_ADDRESS, MODEL_FLAGS, Flag, values_of
+from wkvm.cli.engine_flags import MODEL_FLAGS
+from wkvm.cli.flags import DEFAULT_ADDRESS, Flag, values_of
 from wkvm.cli.terminal import harmless
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError, MissingExtraError

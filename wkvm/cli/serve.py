@@ -7,13 +7,8 @@ from pathlib import Path
 from wkvm_protocol.messages import MAX_SHORT_TEXT
 
 from wkvm.assembly.models import find_model, model_name, require_engine
-from wkvm.cli.flags import (
-    ADDRESS_FLAGS,
-    ENGINE_FLAGS,
-    LIMIT_FLAGS,
-    MODEL_FLAGS,
-    values_of,
-)
+from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
+from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.core.config import (
     API_KEY_VARIABLE,
