@@ -49,8 +49,9 @@ class SlotTable:
         records: ``[N, WORDS]`` int64 on the device, see ``wkvm.kernels.device_sampling.records``.
 
     ``max_rows`` bounds the rows of one ``end``. Memory: 256 bytes a slot; 36 KiB for each of
-    ``max_rows``, if there are 65,536 ids; and for slots whose requests have them, 4 V bytes for bias
-    or allowed ids, 5 V for penalties, and 4 V if they have any of these, ``min_tokens`` or a grammar.
+    ``max_rows``, if there are 65,536 ids; and for slots whose requests have them, 4 V bytes for
+    bias or allowed ids, 5 V for penalties, and 4 V if they have any of these, ``min_tokens`` or a
+    grammar.
     """
 
     def __init__(
