@@ -20,6 +20,9 @@ POINTERS = {
     "token_ids": "i64",
 }
 
+MAPS = {"x_map": "128,64", "weight_map": "256,64", "out_map": "128,128"}
+"""Blocks of the squared product that tensor maps move."""
+
 
 def compiled_bytes(kernel: Any, **constants: Any) -> int:
     """Bytes of machine code."""
@@ -27,6 +30,10 @@ def compiled_bytes(kernel: Any, **constants: Any) -> int:
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif name in MAPS:
+            signature[name] = f"tensordesc<bf16[{MAPS[name]}]>"
+        elif name in ("T", "N", "K"):
+            signature[name] = "i32"
         elif name.endswith("stride"):
             signature[name] = "i64"
         elif name.endswith("eps"):
@@ -52,8 +59,10 @@ def main() -> None:
         "OPERAND": tl.bfloat16,
         "NARROW": tl.float16,
     }
+    squared = {"BLOCK_T": 128, "BLOCK_N": 256, "BLOCK_K": 64, "N_TOGETHER": 16, "N_PARTS": 2}
     found = {
         "mix": compiled_bytes(kernels.mix_kernel, C=320, BLOCK=512, **mixes),
+        "squared": compiled_bytes(kernels.squared_kernel, **squared),
         "move": compiled_bytes(kernels.move_kernel, C=320, BLOCK=512),
         "within": compiled_bytes(kernels.within_kernel, **sizes, **units, **within),
         "pass": compiled_bytes(

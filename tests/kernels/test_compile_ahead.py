@@ -8,38 +8,41 @@ from pathlib import Path
 
 import pytest
 
-
 # Found, not imported: it prints at the end of each process that imported it.
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_every_kernel_compiles_for_sm_90() -> None:
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+
+def compiled(script: str) -> list[str]:
+    """What a script beside this file says that it compiled."""
     # In a process of its own: where TRITON_INTERPRET is set, nothing can be compiled.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_ahead.py"))],
+        [sys.executable, str(Path(__file__).with_name(script))],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_every_kernel_of_decode_steps_compiles_for_sm_90() -> None:
     products = ["product_kernel", "mapped_kernel", "gemv_kernel"]
     of_each = ["product_kernel"] * 3 + ["mapped_kernel"] + ["gemv_kernel"] * 3
     recurrence = [*["wkv_kernel"] * 4, "fold_kernel", "empty_kernel", "begin_ring_kernel"]
     float32 = ["mix_kernel", *products, *recurrence]
     bfloat16 = ["mix_kernel", *of_each, *recurrence]
     back = ["dequantise_kernel"] * 2
-    assert run.stdout.split() == float32 + bfloat16 + back
+    assert compiled("compile_ahead.py") == float32 + bfloat16 + back
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_every_kernel_of_prompts_compiles_for_sm_90() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_ahead_prefill.py"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["mix", "move", "within", "pass", "outputs"]
+    kernels = ["mix", "squared", "move", "within", "pass", "outputs"]
+    assert compiled("compile_ahead_prefill.py") == kernels
+
+
+def test_every_kernel_of_the_sampler_compiles_for_sm_90() -> None:
+    assert len(compiled("compile_sampling_ahead.py")) == 21
