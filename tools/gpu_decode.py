@@ -24,9 +24,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.models.float64_step import Float64Step  # noqa: E402
+from tests.models.float64_step import Float64Step, relative  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
-from tools.gpu_models import BUNDLED, random_parameters, relative, shape_of  # noqa: E402
+from tools.gpu_models import BUNDLED, random_parameters, shape_of  # noqa: E402
 from tools.gpu_timing import copy_bandwidth, graph_of, milliseconds  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_decode import DecodeStep  # noqa: E402

@@ -74,9 +74,3 @@ def random_parameters(shape: Rwkv7Shape, dtype: torch.dtype, seed: int = 0) -> d
         normal(f"{block}.ffn.key.weight", F, C, std=C**-0.5)
         normal(f"{block}.ffn.value.weight", C, F, std=F**-0.5)
     return p
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    """Norm of the error over norm of the exact value; infinite if anything is not finite."""
-    error = float((value.double() - exact).norm() / exact.norm())
-    return error if error == error else float("inf")

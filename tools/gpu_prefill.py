@@ -23,10 +23,10 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.models.float64_step import Float64Step  # noqa: E402
+from tests.models.float64_step import Float64Step, relative  # noqa: E402
 from tests.models.tiny_rwkv7 import Row, batch_of  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
-from tools.gpu_models import random_parameters, relative, shape_of  # noqa: E402
+from tools.gpu_models import random_parameters, shape_of  # noqa: E402
 from wkvm.models.rwkv7 import WKV, layout_of  # noqa: E402
 from wkvm.models.rwkv7_packed import Rwkv7Decode  # noqa: E402
 from wkvm.models.rwkv7_prefill import Prefill  # noqa: E402

@@ -19,8 +19,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.models.float64_step import relative  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
-from tools.gpu_models import random_parameters, relative, shape_of  # noqa: E402
+from tools.gpu_models import random_parameters, shape_of  # noqa: E402
 from tools.gpu_timing import copy_bandwidth, graph_of, milliseconds  # noqa: E402
 from wkvm.core.layout import StateOptions  # noqa: E402
 from wkvm.kernels.rwkv7_decode import Ring, begin_ring, fold, wkv  # noqa: E402

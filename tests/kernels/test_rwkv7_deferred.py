@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.float64_step import relative
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton reads this variable while it is imported, so the interpreter has a process of its own."""
 
@@ -88,10 +90,6 @@ class Kept:
         fill = self.fill[slot]
         used = self.entries[slot, :, : int(fill[0])]
         return [self.state[slot].clone(), fill.clone(), used.clone()]
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    return float((value.double() - exact.double()).norm() / exact.double().norm())
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:

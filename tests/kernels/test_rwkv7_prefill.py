@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.float64_step import relative
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton reads this variable while it is imported, so the interpreter has a process of its own."""
 
@@ -82,10 +84,6 @@ def exact(c: dict[str, Tensor], H: int, K: int) -> tuple[Tensor, Tensor]:
     y = y.flatten(1) * norm_w + norm_b
     bonus = (r * k * r_k.view(H, K)).sum(-1, keepdim=True) * v
     return (y + bonus.flatten(1)) * g, S
-
-
-def relative(value: Tensor, expected: Tensor) -> float:
-    return float((value.double().cpu() - expected).norm() / expected.norm())
 
 
 def absorbed(

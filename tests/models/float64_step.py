@@ -11,6 +11,13 @@ from wkvm.models.rwkv7_params import Rwkv7Shape
 States = dict[str, Tensor]
 
 
+def relative(value: Tensor, exact: Tensor) -> float:
+    """Norm of the error over norm of the exact value; infinite if anything is not a number."""
+    exact = exact.double()
+    error = float((value.double().to(exact.device) - exact).norm() / exact.norm())
+    return error if error == error else float("inf")
+
+
 class Float64Step:
     """A model, and the states ``[B, L, ...]`` of its rows."""
 

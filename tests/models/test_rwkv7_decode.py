@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.float64_step import Float64Step
+from tests.models.float64_step import Float64Step, relative
 from tests.models.tiny_rwkv7 import Tiny, random_weights, write_pth
 from wkvm.core.layout import StateLayout
 from wkvm.kernels.weight import quantised
@@ -42,10 +42,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     shape = read_shape(checkpoint)
     parameters = dict(load_parameters(checkpoint, shape))
     return shape, parameters, layout_of(shape, "float32")
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    return float((value.double() - exact).norm() / exact.norm())
 
 
 def unquantised(parameters: dict[str, Tensor], quantization: str) -> dict[str, Tensor]:

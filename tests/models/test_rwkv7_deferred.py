@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.float64_step import relative
 from tests.models.tiny_rwkv7 import Tiny, batch_of, random_weights, write_pth
 from wkvm.core.layout import StateOptions
 from wkvm.models.base import ModelInfo
@@ -80,10 +81,6 @@ class Session:
         self.step.token_ids.copy_(torch.tensor(ids))
         self.step.launch(self.arena.views)
         return self.step.logits.clone()
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    return float((value - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("device", DEVICES)

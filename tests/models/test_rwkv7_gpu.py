@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.models.float64_step import Float64Step
+from tests.models.float64_step import Float64Step, relative
 from tests.models.tiny_rwkv7 import Row, Tiny, batch_of, random_weights, write_pth
 from wkvm.models.base import ModelInfo
 from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape
@@ -77,10 +77,6 @@ def random_ids(n: int, vocab_size: int, seed: int = 0) -> list[int]:
     draw = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(vocab_size, (n,), generator=draw).tolist()
     return ids
-
-
-def relative(value: Tensor, exact: Tensor) -> float:
-    return float((value.double() - exact).norm() / exact.norm())
 
 
 def filled(model: "Rwkv7Gpu", n_slots: int, live: Sequence[int]) -> Arena:
