@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from wkvm_protocol.errors import RemoteProtocolError
-from wkvm_protocol.messages import End, EndReason, Logprobs, unpack_floats, unpack_ids
+from wkvm_protocol.messages import End, EndReason, Logprobs, Score, unpack_floats, unpack_ids
 
 from wkvm_client.drafts import MAX_CREDIT, Draft
 from wkvm_client.errors import ClientError
@@ -17,6 +17,9 @@ from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
 
 ID_BYTES = 4
 _NEVER = sys.maxsize
+
+CUT_SHORT = frozenset({EndReason.CANCELLED, EndReason.TIMED_OUT})
+"""Ends after which not all that was asked for has come."""
 
 
 class Track:
@@ -249,7 +252,7 @@ class Lane:
         """Keep log probabilities. Those of the prompt count once, whichever choice brings them.
 
         Raises:
-            RemoteProtocolError: they are more than were asked for.
+            RemoteProtocolError: they are more than were asked for, or some before them are missing.
         """
         draft = self._draft
         n_asked = draft.prompt_logprobs if message.of_prompt else draft.logprobs
@@ -266,18 +269,31 @@ class Lane:
             raise self.overrun("Logprobs")
         # the first id of a prompt has none, so positions start at 1
         n_known = len(self.prompt_logprobs) + 1
-        if message.first <= n_known:
-            self.prompt_logprobs += unpack_logprobs(message)[n_known - message.first :]
+        if message.first > n_known:
+            raise self._lacking("Logprobs", n_known)
+        self.prompt_logprobs += unpack_logprobs(message)[n_known - message.first :]
 
     def overrun(self, name: str) -> RemoteProtocolError:
         """What is wrong with a message that brings more than may come."""
         return RemoteProtocolError(f"{name}: more than request id {self.request_id} may get")
 
+    def _lacking(self, name: str, position: int) -> RemoteProtocolError:
+        what = f"log probabilities from position {position} on"
+        return RemoteProtocolError(f"{name}: request id {self.request_id} lacks {what}")
+
     def end(self, message: End) -> None:
-        """Complete one choice."""
+        """Complete one choice.
+
+        Raises:
+            RemoteProtocolError: it is a text that is scored, and not all of it was.
+        """
+        draft = self._draft
+        if isinstance(draft.message, Score) and message.reason not in CUT_SHORT:
+            n_known = len(self.prompt_logprobs) + 1
+            if n_known < len(draft.message.prompt) // ID_BYTES:
+                raise self._lacking("End", n_known)
         self.n_open -= 1
         track = self.tracks[message.choice]
-        draft = self._draft
         track.completion = Completion(
             choice=message.choice,
             ids=track.ids.tolist(),

@@ -20,7 +20,14 @@ from wkvm_client.errors import (
 )
 from wkvm_client.session import Session
 from wkvm_protocol.connection import ServerConnection
-from wkvm_protocol.messages import Logprobs, pack_floats, pack_ids
+from wkvm_protocol.messages import (
+    SCORE_FEATURE,
+    EndReason,
+    Logprobs,
+    Score,
+    pack_floats,
+    pack_ids,
+)
 
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
 from tests.client.fake_server import FakeServer, frame
@@ -265,6 +272,41 @@ async def test_log_probabilities_beyond_what_was_asked_are_a_violation(
     )
     with pytest.raises(BadPeerError, match="Logprobs"):
         await driver.read(stream)
+
+
+@pytest.mark.parametrize(
+    ("first", "n_ids", "reason"),
+    [
+        (1, 0, EndReason.LENGTH),
+        (1, 2, EndReason.LENGTH),
+        (1, 2, EndReason.STOP),
+        (2, 1, EndReason.LENGTH),
+        (2, 2, EndReason.CANCELLED),
+    ],
+)
+async def test_a_text_that_is_not_scored_in_full_is_a_violation(
+    driver: Driver, server: FakeServer, first: int, n_ids: int, reason: EndReason
+) -> None:
+    peer = await connected(driver, server, features=[SCORE_FEATURE])
+    scoring = asyncio.create_task(driver.score([5, 6, 7, 8]))
+    request = await peer.next(Score)
+    peer.send(
+        Logprobs(
+            request_id=request.request_id,
+            choice=0,
+            of_prompt=True,
+            first=first,
+            n_top=0,
+            ids=pack_ids([1] * n_ids),
+            logprobs=pack_floats([-1.0] * n_ids),
+            ranks=pack_ids([1] * n_ids),
+            top_ids=b"",
+            top_logprobs=b"",
+        )
+    )
+    peer.end(request.request_id, reason=reason)
+    with pytest.raises(BadPeerError, match="lacks log probabilities"):
+        await scoring
 
 
 async def test_a_server_that_drops_every_connection_is_not_stormed(
