@@ -1,6 +1,7 @@
 """The load over the binary protocol, against a server that does what a test says."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,13 +51,15 @@ async def one(folder: Path, script: Script, n_out: int = 3, timeout_s: float = 5
 
 
 async def test_each_id_has_its_time(tmp_path: Path) -> None:
-    asked = list[Generate]()
+    asked, sent = list[Generate](), list[float]()
 
     async def script(peer: Peer, request: Generate) -> None:
         asked.append(request)
+        sent.append(time.perf_counter())
         peer.tokens([request.request_id], [1])
         await peer.writer.drain()
         await asyncio.sleep(0.03)
+        sent.append(time.perf_counter())
         peer.tokens([request.request_id], [2, 3], counts=[2])
         peer.end(request.request_id, n_output=3)
 
@@ -64,7 +67,8 @@ async def test_each_id_has_its_time(tmp_path: Path) -> None:
     assert (result.error, result.n_ids, result.n_prompt) == (None, 3, 3)
     first, second, third = result.arrivals
     assert result.due_at < first < second == third <= result.ended_at
-    assert second - first > 0.02
+    assert sent[0] <= first
+    assert sent[1] <= second
     (request,) = asked
     sampling = request.sampling
     assert list(unpack_ids(request.prompt)) == [7, 8]
@@ -111,7 +115,9 @@ async def test_what_goes_wrong_is_named(tmp_path: Path) -> None:
     for number, (name, script) in enumerate(scripts.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert (await one(folder, script, timeout_s=0.2)).error == name
+        # Only the one that waits for it has a time that others might need on a busy machine.
+        timeout_s = 0.2 if script is stall else 60.0
+        assert (await one(folder, script, timeout_s=timeout_s)).error == name
 
 
 async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:
