@@ -36,7 +36,8 @@ run: $(STAMPS)/engine
 
 test: $(STAMPS)/test
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope \
+	    --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(STAMPS)/lint
 	$(BIN)/ruff format --check

@@ -1,8 +1,18 @@
 import os
 
+import pytest
 from hypothesis import settings
 
 # A timing never fails a test. In continuous integration the examples are the same each time, so
 # that a change is judged by what it does; elsewhere they are new ones, to find more.
 settings.register_profile("wkvm", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("wkvm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with a test marked ``long`` come first.
+
+    Workers take one module after another: one that came last would be waited for alone.
+    """
+    long = {item.path for item in items if item.get_closest_marker("long") is not None}
+    items.sort(key=lambda item: item.path not in long)

@@ -35,6 +35,9 @@ DEVICES = pytest.mark.parametrize(
 )
 NAN, INF = float("nan"), float("inf")
 VOCAB = 300 if INTERPRETED else 65_536
+N_ALONE = 5 if INTERPRETED else 8
+"""Rows that are sampled by themselves too; five are more than ``MANY_ROWS`` of the interpreter."""
+
 NOT_FINITE, ENDED = 1, 2
 """As in ``wkvm.kernels.device_sampling.records``, which imports Triton."""
 
@@ -205,22 +208,23 @@ def test_ids_equal_those_of_the_cpu_under_all_parameters_over_several_steps(
 @DEVICES
 def test_a_row_depends_on_no_other_and_pad_rows_are_passed_over(device: str) -> None:
     rng = random.Random(3)
-    params = [random_params(rng, VOCAB) for _ in range(8)]
+    params = [random_params(rng, VOCAB) for _ in range(N_ALONE)]
     rows = [plan(at, one) for at, one in enumerate(params)]
     together, alone = Rig(device), Rig(device)
     together.start(rows)
     alone.start(rows)
-    logits = random_logits(9, VOCAB, 5)
-    slots = torch.tensor([0, 1, 2, -1, 3, 4, 5, 6, 7], dtype=torch.int32, device=device)
+    logits = random_logits(N_ALONE + 1, VOCAB, 5)
+    slots = torch.tensor([0, 1, 2, -1, *range(3, N_ALONE)], dtype=torch.int32, device=device)
     records = together.table.records.clone()
     ids, _ = together.end(logits, slots)
     assert ids[3] == 0
-    assert torch.equal(together.table.records[8:], records[8:])
+    assert torch.equal(together.table.records[N_ALONE:], records[N_ALONE:])
     for at, slot in enumerate(slots.tolist()):
         if slot >= 0:
             ids_alone, _ = alone.end(logits[at : at + 1], slots[at : at + 1])
             assert ids_alone == ids[at : at + 1]
-    assert torch.equal(together.table.records[:8, :5].cpu(), alone.table.records[:8, :5].cpu())
+    fields = [one.table.records[:N_ALONE, :5].cpu() for one in (together, alone)]
+    assert torch.equal(*fields)
 
 
 @DEVICES
@@ -281,7 +285,7 @@ def test_a_vocabulary_may_have_any_size(vocab_size: int, device: str) -> None:
         replace(base, top_p=0.8, presence_penalty=0.5, logit_bias=((1, 2.0),)),
     ]
     rig.start([plan(at, one, ids=(1, 0, 1, 1)) for at, one in enumerate(mixes)])
-    for seed in range(2):
+    for seed in range(1 if INTERPRETED else 2):
         logits = random_logits(len(mixes), vocab_size, seed)
         ids, _ = rig.end(logits)
         assert ids == rig.expected(logits)
@@ -438,6 +442,7 @@ def test_no_record_names_what_was_released(device: str, monkeypatch: pytest.Monk
     assert (token_ids[1:], slots) == ([0, 0], [0, -1, -1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_pass_these_tests_in_the_interpreter() -> None:

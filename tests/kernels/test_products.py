@@ -35,6 +35,7 @@ def test_a_product_can_be_added_to_what_is_there(quantization: str, device: str)
     assert (out - expected).norm() < 1e-5 * expected.norm()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_products_pass_these_tests_in_the_interpreter() -> None:

@@ -192,6 +192,7 @@ def test_states_of_two_bytes_stay_within_their_bar(
     assert relative(kept.state, exact.state) < STATE_BARS[dtype]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_deferred_writes_pass_these_tests_in_the_interpreter() -> None:

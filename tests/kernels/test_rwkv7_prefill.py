@@ -160,6 +160,7 @@ def test_no_bit_depends_on_cuts_at_multiples_of_64_or_on_who_else_is_packed(
     assert torch.equal(second["state"][1], whole["state"][1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_the_chunks_pass_these_tests_in_the_interpreter() -> None:

@@ -79,12 +79,13 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     parameters = unquantised(parameters, quantization)
     plan = None
     if INTERPRETED:
-        few = Gemv(4096)
-        block = Blocks(16, 16, 32)
+        # To the interpreter a program with large blocks is little more than one with small ones.
+        few = Gemv(16_384)
+        block = Blocks(64, 16, 64)
         key: Cut = block
-        split: Cut = Blocks(16, 16, 32, n_splits=2)
+        split: Cut = Blocks(64, 16, 64, n_splits=2)
         if n_rows == 6 and quantization == "none":
-            key, split = Mapped(16, 16, 32, n_programs=7), Mapped(16, 16, 32, n_splits=2)
+            key, split = Mapped(64, 16, 64, n_programs=3), Mapped(64, 16, 64, n_splits=2)
         plan = Plan(block, None, block, split, key, split, key, wkv_warps=1, pdl=False)
         if n_rows <= 3:
             plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
@@ -137,6 +138,7 @@ def test_memory_for_the_most_rows_holds_the_buffers_of_fewer_apart(loaded: Loade
             views_of(memory[:1000], buffers)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_the_step_passes_these_tests_in_the_interpreter() -> None:

@@ -228,6 +228,7 @@ def test_a_forward_takes_no_more_memory_than_it_says(
     assert taken <= model.workspace_bytes(n_tokens, n_logit_rows)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_the_model_passes_these_tests_in_the_interpreter() -> None:
