@@ -42,26 +42,25 @@ NOT_FINITE, ENDED = 1, 2
 """As in ``wkvm.kernels.device_sampling.records``, which imports Triton."""
 
 
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter a row has chunks, parts of many rows have two, lists can be too short.
+
+    Of some of these sizes the launches are made, and not the table, so they hold for a whole test.
+    """
+    if INTERPRETED:
+        launch = importlib.import_module("wkvm.kernels.device_sampling.launch")
+        sizes = {"CHUNK": 128, "GROUP": 2, "MANY_ROWS": 4, "LIST": 64, "SAMPLES": 64, "OF_WARP": 16}
+        for name, size in sizes.items():
+            monkeypatch.setattr(launch, name, size)
+
+
 class Rig:
     """The slot table and the CPU's sampler side by side, on rows that feed what they sample."""
 
     def __init__(self, device: str, vocab_size: int = VOCAB, n_slots: int = 64) -> None:
         table = importlib.import_module("wkvm.engine.slot_table")
-        launch = importlib.import_module("wkvm.kernels.device_sampling.launch")
-        with pytest.MonkeyPatch.context() as patch:
-            if INTERPRETED:
-                # So that a row has chunks, and more ids than can be listed.
-                sizes = {
-                    "CHUNK": 128,
-                    "GROUP": 2,
-                    "MANY_ROWS": 4,
-                    "LIST": 64,
-                    "SAMPLES": 64,
-                    "OF_WARP": 16,
-                }
-                for name, size in sizes.items():
-                    patch.setattr(launch, name, size)
-            self.table: Any = table.SlotTable(n_slots, vocab_size, device, max_rows=n_slots)
+        self.table: Any = table.SlotTable(n_slots, vocab_size, device, max_rows=n_slots)
         self.reference = Sampler(vocab_size, "cpu")
         self.device = device
         self.vocab_size = vocab_size

@@ -85,7 +85,7 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
         key: Cut = block
         split: Cut = Blocks(64, 16, 64, n_splits=2)
         if n_rows == 6 and quantization == "none":
-            key, split = Mapped(64, 16, 64, n_programs=3), Mapped(64, 16, 64, n_splits=2)
+            key, split = Mapped(64, 16, 64, n_programs=2), Mapped(64, 16, 64, n_splits=2)
         plan = Plan(block, None, block, split, key, split, key, wkv_warps=1, pdl=False)
         if n_rows <= 3:
             plan = Plan(few, None, None, few, few, few, few, 1, fuses_norms=True, pdl=False)
