@@ -1,11 +1,7 @@
 """The sampler on the device against the one on a CPU: in Triton's interpreter, and on a GPU."""
 
 import importlib
-import importlib.util
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -14,15 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from wkvm.core.grammar import Constraint
 from wkvm.core.plan import RowPlan
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.sampler import Sampler
 from wkvm.kernels.philox import uniform
 from wkvm.kernels.sampling import finite_rows
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
 
 # Infinities are meant; numpy, under the interpreter, is not told.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
@@ -441,19 +435,6 @@ def test_no_record_names_what_was_released(device: str, monkeypatch: pytest.Monk
     assert (token_ids[1:], slots) == ([0, 0], [0, -1, -1])
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@starts_the_interpreter
 def test_the_kernels_pass_these_tests_in_the_interpreter() -> None:
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-k", "interpreter and not kernels_pass", __file__),
-        ],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "interpreter and not kernels_pass")

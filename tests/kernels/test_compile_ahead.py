@@ -1,17 +1,13 @@
 """The Triton kernels compile for the GPUs they are meant for, on a machine that has none."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.interpreter import needs_triton
 
-# Found, not imported: it prints at the end of each process that imported it.
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+pytestmark = needs_triton
 
 
 def compiled(script: str) -> list[str]:

@@ -3,18 +3,11 @@
 How whole steps use it is tested beside the models.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from tests.interpreter import DEVICES, run_in_the_interpreter, starts_the_interpreter
 from wkvm.kernels.weight import quantised
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -35,17 +28,6 @@ def test_a_product_can_be_added_to_what_is_there(quantization: str, device: str)
     assert (out - expected).norm() < 1e-5 * expected.norm()
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@starts_the_interpreter
 def test_products_pass_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "added"]
-    run = subprocess.run(
-        [*command, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "added")

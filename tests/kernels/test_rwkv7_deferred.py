@@ -1,22 +1,14 @@
 """Deferred writes against writes at once: in Triton's interpreter, small, and on a GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from tests.models.float64_step import relative
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 H, K = (1, 16) if INTERPRETED else (3, 64)
 N_STEPS = 17 if INTERPRETED else 400
 N_SLOTS, R = 6, 8
@@ -192,17 +184,6 @@ def test_states_of_two_bytes_stay_within_their_bar(
     assert relative(kept.state, exact.state) < STATE_BARS[dtype]
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@starts_the_interpreter
 def test_deferred_writes_pass_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-    run = subprocess.run(
-        [*command, "-k", "not interpreter", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "not interpreter")

@@ -3,22 +3,15 @@
 On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from math import exp
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from tests.models.float64_step import relative
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 GROUP_EPS = 64e-5
 
 GPU_CASES = [
@@ -160,17 +153,6 @@ def test_no_bit_depends_on_cuts_at_multiples_of_64_or_on_who_else_is_packed(
     assert torch.equal(second["state"][1], whole["state"][1])
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@starts_the_interpreter
 def test_the_chunks_pass_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-    run = subprocess.run(
-        [*command, "-k", "not interpreter", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "not interpreter")

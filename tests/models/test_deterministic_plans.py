@@ -1,14 +1,12 @@
 """The plans of deterministic decode steps: what all of them must have in common."""
 
-import importlib.util
 from dataclasses import fields
 
 import pytest
 
-# Found, not imported: Triton prints at the end of each process that imported it.
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+from tests.interpreter import needs_triton
+
+pytestmark = needs_triton
 BUCKETS = (1, 2, 4, 5, 8, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 257, 512, 513, 1024)
 CUTS = ("first", "second", "output", "key", "value", "head")
 

@@ -1,13 +1,10 @@
 """The plans of steps with quantised weights: products that can widen them, at every size."""
 
-import importlib.util
-
 import pytest
 
-# Found, not imported: Triton prints at the end of each process that imported it.
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+from tests.interpreter import needs_triton
+
+pytestmark = needs_triton
 
 
 @pytest.mark.parametrize("width", [2048, 4096])

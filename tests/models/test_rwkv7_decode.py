@@ -3,16 +3,19 @@
 On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import (
+    DEVICES,
+    INTERPRETED,
+    needs_triton,
+    run_in_the_interpreter,
+    starts_the_interpreter,
+)
 from tests.models.float64_step import Float64Step, relative
 from tests.models.tiny_rwkv7 import Tiny, random_weights, write_pth
 from wkvm.core.layout import StateLayout
@@ -22,11 +25,6 @@ from wkvm.models.rwkv7_params import Rwkv7Shape, load_parameters, read_shape
 from wkvm.models.weights import open_checkpoint
 from wkvm.state.arena import Arena
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = 1e-5
 """Relative norm, float32; the bar of one layer."""
 
@@ -120,7 +118,7 @@ def test_a_step_meets_float64_and_touches_only_its_slots(
     assert step.logits.isfinite().all()
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@needs_triton
 def test_memory_for_the_most_rows_holds_the_buffers_of_fewer_apart(loaded: Loaded) -> None:
     from wkvm.models.rwkv7_buffers import buffers_of, step_bytes, views_of
     from wkvm.models.rwkv7_packed import Rwkv7Decode
@@ -138,17 +136,6 @@ def test_memory_for_the_most_rows_holds_the_buffers_of_fewer_apart(loaded: Loade
             views_of(memory[:1000], buffers)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@starts_the_interpreter
 def test_the_step_passes_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "float64"]
-    run = subprocess.run(
-        [*command, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "float64")

@@ -3,10 +3,6 @@
 On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from tests.models.float64_step import relative
 from tests.models.tiny_rwkv7 import Tiny, batch_of, random_weights, write_pth
 from wkvm.core.layout import StateOptions
@@ -23,11 +20,6 @@ from wkvm.models.rwkv7_params import load_parameters, read_shape
 from wkvm.models.weights import open_checkpoint
 from wkvm.state.arena import Arena
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = 1e-5
 """Relative norm, float32."""
 
@@ -115,17 +107,6 @@ def test_turns_of_prompts_and_answers_give_the_logits_of_writes_at_once(
         assert torch.equal(logits[0][0], logits[0][1])
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@starts_the_interpreter
 def test_deferred_writes_pass_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-    run = subprocess.run(
-        [*command, "-k", "turns", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "turns")

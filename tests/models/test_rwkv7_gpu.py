@@ -4,10 +4,6 @@ On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
 import dataclasses
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.interpreter import (
+    DEVICES,
+    INTERPRETED,
+    needs_triton,
+    run_in_the_interpreter,
+    starts_the_interpreter,
+)
 from tests.models.float64_step import Float64Step, relative
 from tests.models.tiny_rwkv7 import Row, Tiny, batch_of, random_weights, write_pth
 from wkvm.models.base import ModelInfo
@@ -27,11 +30,6 @@ from wkvm.state.arena import Arena
 if TYPE_CHECKING:
     from wkvm.models.rwkv7_gpu import Rwkv7Gpu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads this variable while it is imported, so the interpreter has a process of its own."""
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = 1e-5
 """Relative norm, float32; the bar of one layer."""
 
@@ -145,7 +143,7 @@ def test_more_chunks_than_are_absorbed_at_a_time_give_the_same(loaded: Loaded, d
         assert relative(pieces.views[name], view.double()) < TOLERANCE
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@needs_triton
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=8), max_chunks=st.integers(1, 9))
 def test_pieces_are_all_tokens_in_order_and_cut_only_between_chunks(
     lengths: list[int], max_chunks: int
@@ -228,17 +226,6 @@ def test_a_forward_takes_no_more_memory_than_it_says(
     assert taken <= model.workspace_bytes(n_tokens, n_logit_rows)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@starts_the_interpreter
 def test_the_model_passes_these_tests_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-    run = subprocess.run(
-        [*command, "-k", "not interpreter", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_in_the_interpreter(__file__, "not interpreter")
