@@ -1,6 +1,6 @@
 """An engine whose device is a clock: what is left is the host's work, beside steps that take time.
 
-The scheduler, the loop and the server are the real ones. The device takes a fixed time for a step
+The engine, the loop and the server are the real ones. The device takes a fixed time for a step
 and runs one after the other, as a GPU with a stream does; how often and how long it had to wait
 for the host's next launch is what this engine tells.
 """
@@ -8,14 +8,13 @@ for the host's next launch is what this engine tells.
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import WkvmError
 from wkvm.core.plan import StepPlan, StepResult
-from wkvm.core.request import Event, RequestSpec
-from wkvm.core.scheduler import Scheduler
-from wkvm.engine.interface import EngineInfo
+from wkvm.engine.engine import Engine
+from wkvm_bench.null_model import CountingModel
 
 VOCAB_SIZE = 65536
 
@@ -67,72 +66,16 @@ class TimedDevice:
         self._collected_at = None
 
 
-class TimedEngine:
-    """A scheduler over a ``TimedDevice``. Every id is the row's position."""
+class _Runner:
+    """Runs plans on a ``TimedDevice``. Every id is the row's position."""
 
-    def __init__(self, config: EngineConfig, *, step_s: float, depth: int = 2) -> None:
-        self._device = TimedDevice(step_s, depth)
-        self._scheduler = Scheduler(config, vocab_size=VOCAB_SIZE, eos_ids=(), depth=depth)
-        self._n_submitted = 0
-        self._n_in_flight = 0
-        self._info = EngineInfo(
-            model="timed",
-            model_digest="0" * 64,
-            layout_fingerprint="0" * 64,
-            tokenizer_digest="",
-            vocab_size=VOCAB_SIZE,
-            eos_ids=(),
-            n_slots=config.n_slots,
-            max_model_len=None,
-        )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is served: nothing."""
-        return self._info
-
-    @property
-    def blocks(self) -> bool:
-        """It waits for its clock."""
-        return True
+    def __init__(self, device: TimedDevice) -> None:
+        self._device = device
 
     @property
     def depth(self) -> int:
         """How many plans may be in flight."""
         return self._device.depth
-
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
-        """Queue a request for each choice."""
-        first, n = self._n_submitted + 1, spec.params.n
-        request_ids = tuple(range(first, first + n))
-        self._scheduler.submit(request_ids, spec, seed=0, branches=range(n), now=now)
-        self._n_submitted += n
-        return request_ids
-
-    def cancel(self, request_id: int, now: float) -> None:
-        """End a request."""
-        self._scheduler.cancel(request_id, now)
-
-    def grant(self, request_id: int, n_tokens: int, now: float) -> None:
-        """Add to a request's credit."""
-        self._scheduler.grant(request_id, n_tokens, now)
-
-    def hold(self, request_id: int, now: float) -> None:
-        """Produce nothing for a request until released."""
-        self._scheduler.hold(request_id, now)
-
-    def release(self, request_id: int, now: float) -> None:
-        """End a hold."""
-        self._scheduler.release(request_id, now)
-
-    def plan(self, now: float) -> StepPlan | None:
-        """Choose the next step's rows."""
-        plan = self._scheduler.plan(now)
-        if plan is not None:
-            self._n_in_flight += 1
-        elif not self._n_in_flight:
-            self._device.pause()
-        return plan
 
     def launch(self, plan: StepPlan) -> None:
         """Begin a step."""
@@ -151,38 +94,42 @@ class TimedEngine:
             )
         )
 
+
+class TimedEngine(Engine):
+    """An engine over a ``TimedDevice``, which it tells when there is nothing to do."""
+
+    def __init__(self, config: EngineConfig, *, step_s: float, depth: int = 2) -> None:
+        self._device = TimedDevice(step_s, depth)
+        self._n_in_flight = 0
+        super().__init__(
+            CountingModel(VOCAB_SIZE), config, make_runner=lambda *_: _Runner(self._device)
+        )
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Choose the next step's rows."""
+        plan = super().plan(now)
+        if plan is not None:
+            self._n_in_flight += 1
+        elif not self._n_in_flight:
+            self._device.pause()
+        return plan
+
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Apply a step's result."""
         self._n_in_flight -= 1
-        self._scheduler.commit(plan, result, now)
+        super().commit(plan, result, now)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
         """End every request of a plan."""
         self._n_in_flight -= 1
-        self._scheduler.fail(plan, error, now)
-
-    def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
-        return self._scheduler.take_events()
-
-    def next_deadline(self) -> float | None:
-        """When ``plan`` should be called although nothing else happens."""
-        return self._scheduler.next_deadline()
-
-    def set_wake(self, wake: Callable[[], None]) -> None:
-        """Nothing comes up by itself."""
-        del wake
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self._scheduler.drain()
+        super().fail(plan, error, now)
 
     def stats(self) -> Mapping[str, int]:
-        """The scheduler's, and what the device saw; and CPU time of this process."""
+        """The engine's, and what the device saw; and CPU time of this process."""
         device = self._device
         ranked = sorted(device.turnaround_s) or [0.0]
         return {
-            **self._scheduler.stats(),
+            **super().stats(),
             "device_steps": device.n_steps,
             "device_late_steps": device.n_late,
             "device_idle_ns": round(device.idle_s * 1e9),
