@@ -5,19 +5,34 @@ WkvmError
 │   ├── InvalidParameterError    a field has a value that is not allowed
 │   ├── TokenOutOfRangeError     an id that the vocabulary does not have
 │   ├── EmptyPromptError         no ids to start from
-│   └── PromptTooLongError       more ids than the server takes
+│   ├── PromptTooLongError       more ids than the server takes
+│   ├── StateNotFoundError       no such handle, version or checkpoint, for whoever asks
+│   ├── StateExistsError         the name is taken
+│   ├── StaleVersionError        the handle has moved on since
+│   ├── StateMismatchError       a state of another model or layout
+│   ├── BadStateFileError        bytes that are no state, or not a whole one
+│   ├── StateNotFiniteError      the state would hold NaN or infinity
+│   └── KeyReusedError           an idempotency key that stands for another operation
 ├── CapacityError            no room now; the same request may succeed later
 │   ├── OutOfSlotsError          fewer slots are free than were asked for
 │   ├── QueueFullError           the waiting line has reached its bound
-│   └── DrainingError            the engine finishes what it has and takes nothing new
+│   ├── DrainingError            the engine finishes what it has and takes nothing new
+│   ├── QuotaError               a tenant has as much as it may have
+│   ├── StoreFullError           the disk has no room but its reserve
+│   └── HostTierFullError        host memory holds states that are nowhere else
 ├── ExecutionError           the request was good and could not be carried out
 │   ├── NonFiniteError           its logits hold NaN or infinity
 │   ├── StalledError             its client granted no credit for too long
-│   └── StepFailedError          the forward pass raised
+│   ├── StepFailedError          the forward pass raised
+│   ├── StateDamagedError        the stored bytes are not those that were written
+│   └── StoreFailedError         the disk refused; nothing was changed
 ├── CheckpointError          a model cannot be loaded
 │   ├── ModelNotFoundError       nothing at that path
 │   ├── CorruptCheckpointError   the files contradict themselves or end early
 │   └── UnsupportedModelError    a model that wkvm does not run
+├── StoreError               a store cannot be opened
+│   ├── StoreLockedError         another process has it open
+│   └── BadStoreError            not a store, not ours, damaged, or of a newer wkvm
 ├── ConfigError              a setting, or a combination of settings, is not allowed
 └── MissingExtraError        an optional part of wkvm is not installed
 """
@@ -71,6 +86,68 @@ class PromptTooLongError(RequestError):
         self.limit = limit
 
 
+class StateNotFoundError(RequestError):
+    """The tenant has no such handle, version or checkpoint, or has it no more.
+
+    The same for what never was, what expired, and what is another tenant's.
+    """
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"no state {ref}")
+        self.ref = ref
+
+
+class StateExistsError(RequestError):
+    """The name is taken, or was, by versions that must not be taken for these."""
+
+    def __init__(self, name: str, why: str = "the name is taken") -> None:
+        super().__init__(f"{name}: {why}")
+        self.name = name
+
+
+class StaleVersionError(RequestError):
+    """The handle is not at the version that was expected. Nothing was changed."""
+
+    def __init__(self, name: str, expected: int, head: int) -> None:
+        super().__init__(f"{name}: expected version {expected}, the head is {head}")
+        self.name = name
+        self.expected = expected
+        self.head = head
+
+
+class StateMismatchError(RequestError):
+    """The state belongs to another model, another layout, or another tokenizer."""
+
+    def __init__(self, what: str, expected: str, given: str) -> None:
+        super().__init__(f"the state's {what} is {given[:16]}, and not {expected[:16]}")
+        self.what = what
+        self.expected = expected
+        self.given = given
+
+
+class BadStateFileError(RequestError):
+    """What was given as a state is none, or not a whole one."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"not a state: {why}")
+        self.why = why
+
+
+class StateNotFiniteError(RequestError):
+    """The state would hold NaN or infinity. Nothing was kept of it."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"{tensor} would not be finite")
+        self.tensor = tensor
+
+
+class KeyReusedError(RequestError):
+    """An idempotency key came again with another operation."""
+
+    def __init__(self) -> None:
+        super().__init__("the idempotency key was used for another operation")
+
+
 class CapacityError(WkvmError):
     """No room now. The request was good; retrying later may succeed."""
 
@@ -100,6 +177,32 @@ class DrainingError(CapacityError):
         super().__init__("the server is draining; retry elsewhere or later")
 
 
+class QuotaError(CapacityError):
+    """The tenant has as much of something as it may have. Deleting makes room."""
+
+    def __init__(self, of: str, limit: int) -> None:
+        super().__init__(f"the limit is {limit:,} {of}; delete what is not needed")
+        self.of = of
+        self.limit = limit
+
+
+class StoreFullError(CapacityError):
+    """The disk has no room for a payload beside the reserve. Deleting still works."""
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(f"the store needs {wanted:,} bytes, {free:,} are free beside the reserve")
+        self.wanted = wanted
+        self.free = free
+
+
+class HostTierFullError(CapacityError):
+    """Host memory is full of states that are not on disk, and cannot be put there."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"all {limit:,} bytes for states in host memory are taken")
+        self.limit = limit
+
+
 class ExecutionError(WkvmError):
     """The request was good, and carrying it out failed."""
 
@@ -125,6 +228,24 @@ class StepFailedError(ExecutionError):
 
     def __init__(self) -> None:
         super().__init__("the step failed; see the server's log")
+
+
+class StateDamagedError(ExecutionError):
+    """What is stored of a state is not what was written. It is kept apart and not used."""
+
+    def __init__(self, ref: str, why: str) -> None:
+        super().__init__(f"{ref} is damaged: {why}")
+        self.ref = ref
+        self.why = why
+
+
+class StoreFailedError(ExecutionError):
+    """The disk failed or refused. What was committed before stands; nothing was changed."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"the store could not {what}: {why}")
+        self.what = what
+        self.why = why
 
 
 class CheckpointError(WkvmError):
@@ -153,6 +274,27 @@ class UnsupportedModelError(CheckpointError):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path = path
+
+
+class StoreError(WkvmError):
+    """A store cannot be opened."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: another process has this store open; stop it first")
+        self.path = path
+
+
+class BadStoreError(StoreError):
+    """The folder is not a store that may be used."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
 
 
 class ConfigError(WkvmError):

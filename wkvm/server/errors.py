@@ -22,6 +22,7 @@ from wkvm.core.errors import (
     RequestError,
     StalledError,
     StepFailedError,
+    StoreError,
     TokenOutOfRangeError,
     WkvmError,
 )
@@ -48,6 +49,7 @@ CODES: dict[type[WkvmError], ErrorCode] = {
     StepFailedError: ErrorCode.STEP_FAILED,
     # these end the process before it serves, or are bugs where they come later
     CheckpointError: ErrorCode.INTERNAL,
+    StoreError: ErrorCode.INTERNAL,
     ConfigError: ErrorCode.INTERNAL,
     MissingExtraError: ErrorCode.INTERNAL,
 }

@@ -1,0 +1,58 @@
+"""Small states for tests."""
+
+import torch
+
+from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.registry import Carried, Identity, SamplerMemory
+from wkvm.state.image import StateImage, pack_ids, views_of
+
+LAYOUT = StateLayout(
+    (
+        TensorSpec("toy.matrix", (2, 3, 5), "float32"),
+        TensorSpec("toy.shift", (7,), "bfloat16"),
+        TensorSpec("toy.count", (1,), "int64"),
+    )
+)
+LARGE = StateLayout(
+    (
+        TensorSpec("toy.matrix", (3, 700_001), "float16"),
+        TensorSpec("toy.shift", (1001,), "float32"),
+    )
+)
+
+
+def identity_of(layout: StateLayout, model: str = "ab" * 32) -> Identity:
+    return Identity(model_digest=model, fingerprint=layout.fingerprint, tokenizer_digest="cd" * 32)
+
+
+IDENTITY = identity_of(LAYOUT)
+
+
+def an_image(
+    seed: int = 0, *, n_tokens: int = 3, layout: StateLayout = LAYOUT, branch: int = 0
+) -> StateImage:
+    """An image whose bytes and ids follow from ``seed``."""
+    random = torch.Generator().manual_seed(seed)
+    record = torch.zeros(layout.record_bytes, dtype=torch.uint8)
+    for view in views_of(layout, record).values():
+        view.copy_(torch.randint(0, 1000, view.shape, generator=random))
+    return StateImage(
+        identity=identity_of(layout),
+        layout=layout,
+        carried=Carried(
+            n_computed=n_tokens, pending=(seed,), sampler=SamplerMemory(seed=seed, branch=branch)
+        ),
+        token_ids=pack_ids([seed + at for at in range(n_tokens)]),
+        record=record,
+    )
+
+
+def same(one: StateImage, other: StateImage) -> bool:
+    """Whether two images are equal in every bit, padding included."""
+    return (
+        one.identity == other.identity
+        and one.layout == other.layout
+        and one.carried == other.carried
+        and one.token_ids == other.token_ids
+        and torch.equal(one.record, other.record)
+    )
