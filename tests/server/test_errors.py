@@ -41,6 +41,7 @@ WITHOUT_CODES: tuple[WkvmError, ...] = (
     core.QuotaError("handles", 10),
     core.StoreFullError(10, 5),
     core.HostTierFullError(10),
+    core.MutationFailedError("flip", "raised"),
     core.StateDamagedError("name@3", "its digest differs"),
     core.StoreFailedError("write", "an input or output error"),
 )

@@ -24,6 +24,7 @@ WkvmError
 │   ├── NonFiniteError           its logits hold NaN or infinity
 │   ├── StalledError             its client granted no credit for too long
 │   ├── StepFailedError          the forward pass raised
+│   ├── MutationFailedError      a plug-in that changes states is broken
 │   ├── StateDamagedError        the stored bytes are not those that were written
 │   └── StoreFailedError         the disk refused; nothing was changed
 ├── CheckpointError          a model cannot be loaded
@@ -228,6 +229,15 @@ class StepFailedError(ExecutionError):
 
     def __init__(self) -> None:
         super().__init__("the step failed; see the server's log")
+
+
+class MutationFailedError(ExecutionError):
+    """A plug-in that changes states cannot be loaded, raised, or returned what does not fit."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"the plug-in for the operation {name!r} is broken: {why}")
+        self.name = name
+        self.why = why
 
 
 class StateDamagedError(ExecutionError):

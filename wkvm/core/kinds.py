@@ -1,0 +1,37 @@
+"""What the tensors of a state are for, by their names.
+
+Whoever changes or compares states asks here: a matrix of the recurrence may be scaled, the ring of
+tokens that wait beside it may not.
+"""
+
+from enum import Enum
+
+from wkvm.core.layout import StateLayout, TensorSpec
+
+
+class TensorKind(Enum):
+    """The part that a tensor has in a state."""
+
+    MATRIX = "matrices"
+    """``[L, H, K, V]``: what the recurrence keeps of all tokens."""
+    SHIFT = "shifts"
+    """``[L, C]``: what the last token left for the next one to be mixed with."""
+    RING = "ring"
+    """Tokens that are not in the matrices yet."""
+    RING_FILL = "ring_fill"
+    """How many those are."""
+
+
+KINDS = {
+    "rwkv7.wkv": TensorKind.MATRIX,
+    "rwkv7.att_shift": TensorKind.SHIFT,
+    "rwkv7.ffn_shift": TensorKind.SHIFT,
+    "rwkv7.ring": TensorKind.RING,
+    "rwkv7.ring_fill": TensorKind.RING_FILL,
+}
+"""Of the tensors of all families. A tensor that is not here cannot be changed or compared."""
+
+
+def of_kind(layout: StateLayout, *kinds: TensorKind) -> tuple[TensorSpec, ...]:
+    """The tensors of those kinds, in the order of ``layout``."""
+    return tuple(spec for spec in layout.tensors if KINDS.get(spec.name) in kinds)

@@ -1,0 +1,37 @@
+"""Tokens that wait in a ring beside a state: whoever looks at its matrices takes them in first."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from wkvm.core.errors import InvalidParameterError
+from wkvm.core.kinds import TensorKind, of_kind
+from wkvm.state.image import StateImage
+
+Fold: TypeAlias = Callable[[StateImage], StateImage]
+"""Takes the tokens in a state's ring into its matrices, which needs the model's weights. The same
+log and position; the ring comes back empty, in zeros."""
+
+
+def n_waiting(image: StateImage) -> int:
+    """How many tokens are in the image's ring; 0 where its layout has none."""
+    views = image.views()
+    return sum(int(views[spec.name].max()) for spec in of_kind(image.layout, TensorKind.RING_FILL))
+
+
+def folded(image: StateImage, fold: Fold | None) -> StateImage:
+    """The same state with all its tokens in its matrices.
+
+    Raises:
+        InvalidParameterError: it has tokens in its ring, and there is no ``fold``.
+    """
+    waiting = n_waiting(image)
+    if waiting == 0:
+        return image
+    if fold is None:
+        raise InvalidParameterError(
+            "parents", f"{waiting} tokens wait in a state's ring, and no model is here to fold them"
+        )
+    whole = fold(image)
+    if n_waiting(whole) != 0 or whole.layout != image.layout:
+        raise ValueError("the fold left tokens in the ring, or changed the layout")
+    return whole
