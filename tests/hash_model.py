@@ -1,0 +1,178 @@
+"""A model without weights whose state is a whole record of exact integers: the hash of its tokens.
+
+It computes what ``tests.fakes`` defines, so any part of a state that is lost, stale, doubled,
+swapped or from somewhere else changes, all but certainly, every id after it. Beyond the fake
+model its record is as long as is asked: each word of it is a function of the hash, and whatever
+differs in any word is added to the hash. So a record that was copied in part, or of which one
+page is an older one, does not go on as if nothing had been. What comes of a history is known
+without an engine: ``HashLog`` says it over Python integers.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from tests.fakes import WORD, absorb, mix
+from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.models.base import Batch, ModelInfo, StateViews
+
+VOCAB_SIZE = 64
+N_WORDS = 64
+DIGEST = "4a54" * 16
+
+
+class HashLog:
+    """What the hash of a history is, and what comes next, told without an engine."""
+
+    def __init__(self, ids: Iterable[int] = (), vocab_size: int = VOCAB_SIZE) -> None:
+        self.state = 0
+        self._vocab_size = vocab_size
+        self.feed(ids)
+
+    def feed(self, ids: Iterable[int]) -> None:
+        """Absorb ids."""
+        state = self.state
+        for token_id in ids:
+            state = absorb(state, token_id)
+        self.state = state
+
+    def logits(self) -> list[float]:
+        """Of the next id: exact in float32."""
+        state = self.state
+        return [(mix(state ^ token_id) >> 52) / 512 for token_id in range(1, self._vocab_size + 1)]
+
+    def likeliest(self) -> int:
+        """The id that greedy decoding takes next. It is not absorbed."""
+        logits = self.logits()
+        return logits.index(max(logits))
+
+    def generate(self, n: int) -> list[int]:
+        """The next ``n`` ids of greedy decoding, absorbed."""
+        ids = list[int]()
+        for _ in range(n):
+            token_id = self.likeliest()
+            self.feed((token_id,))
+            ids.append(token_id)
+        return ids
+
+
+def expected_words(ids: Iterable[int], n_words: int = N_WORDS) -> list[int]:
+    """The words of a state's record after ``ids``, as int64 has them."""
+    return [_signed(word) for word in words_of(HashLog(ids).state, n_words)]
+
+
+def words_of(state: int, n_words: int) -> list[int]:
+    """The words of the record of a hash: the hash, and functions of it. Zeros for zero."""
+    return [state, *(mix(state * (2 * at + 1) & WORD) for at in range(1, n_words))]
+
+
+class HashModel:
+    """The model of ``HashLog``, over an arena.
+
+    Args:
+        n_words: of a record, each of eight bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = VOCAB_SIZE,
+        n_words: int = N_WORDS,
+        eos_ids: tuple[int, ...] = (),
+        digest: str = DIGEST,
+    ) -> None:
+        self._odd = torch.arange(3, 2 * n_words + 1, 2)
+        self._ids = torch.arange(1, vocab_size + 1)
+        self._layout = StateLayout(
+            (
+                TensorSpec("hash.words", (n_words,), "int64"),
+                TensorSpec("hash.zero", (3,), "float32"),
+            )
+        )
+        self._info = ModelInfo(
+            name="hash",
+            vocab_size=vocab_size,
+            n_layers=1,
+            width=1,
+            n_heads=1,
+            head_size=1,
+            n_parameters=0,
+            weight_bytes=0,
+            dtype="float32",
+            device="cpu",
+            digest=digest,
+            eos_ids=eos_ids,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def layout(self) -> StateLayout:
+        return self._layout
+
+    def decode_step(self, n_rows: int, *, apart: bool = False) -> None:
+        """It has none."""
+
+    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
+        return 0
+
+    def capture_prompts(self, states: StateViews) -> None:
+        """Nothing is captured."""
+
+    def prompt_graph_bytes(self) -> int:
+        return 0
+
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        token_ids = batch.token_ids.tolist()
+        rows = [row for row, slot in enumerate(batch.slot_list) if slot >= 0]
+        slots = torch.tensor([batch.slot_list[row] for row in rows])
+        words, zeros = states["hash.words"], states["hash.zero"]
+        hashes = iter(self._hashes(words[slots]))
+        # Zero, unless the slot was poisoned and neither zeroed nor overwritten.
+        stains = iter(zeros[slots].sum(dim=1).tolist())
+        after, stained, last = list[int](), list[float](), list[int]()
+        for slot, length in zip(batch.slot_list, batch.lengths, strict=True):
+            start = len(after)
+            state, stain = (0, 0.0) if slot < 0 else (next(hashes), next(stains))
+            for token_id in token_ids[start : start + length]:
+                state = absorb(state, token_id)
+                after.append(state)
+            stained += [stain] * length
+            if slot >= 0:
+                last.append(_signed(state))
+        words[slots] = self._records(last)
+        return self._logits(after, stained, batch.logit_rows.tolist())
+
+    def _hashes(self, records: Tensor) -> Sequence[int]:
+        """The hash that each record holds, with all that is wrong in its other words added."""
+        hashes = records[:, 0]
+        wrong = records[:, 1:] - _mix(hashes[:, None] * self._odd)
+        return [number & WORD for number in (hashes + wrong.sum(dim=1)).tolist()]
+
+    def _records(self, hashes: Sequence[int]) -> Tensor:
+        column = torch.tensor(hashes, dtype=torch.int64)[:, None]
+        return torch.cat((column, _mix(column * self._odd)), dim=1)
+
+    def _logits(self, after: list[int], stained: list[float], wanted: list[int]) -> Tensor:
+        hashes = torch.tensor([_signed(after[at]) for at in wanted], dtype=torch.int64)
+        stains = torch.tensor([stained[at] for at in wanted], dtype=torch.float32)
+        mixed = _mix(hashes[:, None] ^ self._ids)
+        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + stains[:, None]
+
+
+def _signed(word: int) -> int:
+    return word - ((word >> 63) << 64)
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """``mix``, over int64 that stands for unsigned 64-bit numbers."""
+    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, n: int) -> Tensor:
+    return (numbers >> n) & ((1 << (64 - n)) - 1)
