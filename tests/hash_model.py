@@ -5,11 +5,13 @@ swapped or from somewhere else changes, all but certainly, every id after it. Be
 model its record is as long as is asked: each word of it is a function of the hash, and whatever
 differs in any word is added to the hash. So a record that was copied in part, or of which one
 page is an older one, does not go on as if nothing had been. What comes of a history is known
-without an engine: ``HashLog`` says it over Python integers.
+without an engine: ``HashLog`` says it over plain integers.
 """
 
 from collections.abc import Iterable, Sequence
 
+import numpy
+import numpy.typing
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ class HashLog:
 
     def __init__(self, ids: Iterable[int] = (), vocab_size: int = VOCAB_SIZE) -> None:
         self.state = 0
-        self._vocab_size = vocab_size
+        self._ids = numpy.arange(1, vocab_size + 1, dtype=numpy.uint64)
         self.feed(ids)
 
     def feed(self, ids: Iterable[int]) -> None:
@@ -39,13 +41,18 @@ class HashLog:
 
     def logits(self) -> list[float]:
         """Of the next id: exact in float32."""
-        state = self.state
-        return [(mix(state ^ token_id) >> 52) / 512 for token_id in range(1, self._vocab_size + 1)]
+        logits: list[float] = (self._numbers() / 512).tolist()
+        return logits
 
     def likeliest(self) -> int:
         """The id that greedy decoding takes next. It is not absorbed."""
-        logits = self.logits()
-        return logits.index(max(logits))
+        return int(self._numbers().argmax())
+
+    def _numbers(self) -> "numpy.typing.NDArray[numpy.uint64]":
+        mixed = numpy.uint64(self.state) ^ self._ids
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ mixed >> numpy.uint64(shift)) * numpy.uint64(factor)
+        return (mixed ^ mixed >> numpy.uint64(31)) >> numpy.uint64(52)
 
     def generate(self, n: int) -> list[int]:
         """The next ``n`` ids of greedy decoding, absorbed."""

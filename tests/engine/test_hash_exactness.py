@@ -1,5 +1,6 @@
 """Over the hash model: no order of arrivals, cuts, ends and slots loses or doubles a token."""
 
+import itertools
 import random
 
 import pytest
@@ -39,7 +40,7 @@ def test_its_record_is_a_function_of_the_tokens_and_not_of_how_they_were_cut(
     model = HashModel()
     arena = Arena(model.layout, 2, "cpu")
     places = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         logits = model.forward(batch({1: ids[start:end]}), arena.views)
     assert arena.views["hash.words"][1].tolist() == expected_words(ids)
     assert logits[0].tolist() == HashLog(ids).logits()
