@@ -34,8 +34,8 @@ from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
+from wkvm_client.link_core import Reply
 from wkvm_client.results import Path, TokenLogprobs, scores_of
-from wkvm_client.session import Reply
 
 __all__ = ["Attach", "Choice", "Client", "Stream", "connect", "from_socket", "over"]
 
@@ -151,8 +151,8 @@ class Client:
     def server(self) -> HelloOk:
         """What the server said of itself: model, vocabulary, limits."""
         assert self._link is not None, "the client is not connected yet"
-        assert self._link.session.hello is not None
-        return self._link.session.hello
+        assert self._link.core.hello is not None
+        return self._link.core.hello
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether a request would find a connection that takes it."""
-        return self._link is not None and self._link.session.takes_lanes
+        return self._link is not None and self._link.core.takes_lanes
 
     async def generate(
         self,
@@ -298,7 +298,7 @@ class Client:
                     link = await self._ready_link()
             except TimeoutError as error:
                 raise RequestTimeoutError(request.timeout_s or 0.0) from error
-        return Stream(link.session, link.open(request))
+        return Stream(link.core, link.open(request))
 
     async def ping(self, *, timeout_s: float | None = 10.0) -> float:
         """Measure a round trip.
@@ -314,11 +314,11 @@ class Client:
             async with asyncio.timeout(timeout_s):
                 link = await self._ready_link()
                 start = time.perf_counter()
-                reply = link.session.ping()
+                reply = link.core.ping()
                 try:
                     await self._reply(reply)
                 finally:
-                    link.session.forget(reply)
+                    link.core.forget(reply)
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
         return time.perf_counter() - start
@@ -333,7 +333,7 @@ class Client:
         try:
             async with asyncio.timeout(timeout_s):
                 link = await self._ready_link()
-                return await self._reply(link.session.query_stats())
+                return await self._reply(link.core.query_stats())
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
 
@@ -372,10 +372,10 @@ class Client:
         """The connection for a new request: the one there is, or a new one."""
         while True:
             link = self._link
-            if link is None or not link.session.takes_lanes:
+            if link is None or not link.core.takes_lanes:
                 link = await self._reconnect()
             await link.writable()
-            if link.session.takes_lanes:
+            if link.core.takes_lanes:
                 return link
 
     async def _reconnect(self) -> Link:
@@ -385,9 +385,9 @@ class Client:
                 raise ClientClosedError("the client was closed")
             if link is None:
                 return await self._connect()
-            if link.session.takes_lanes:
+            if link.core.takes_lanes:
                 return link
-            why = link.session.error or link.session.gone()
+            why = link.core.error or link.core.gone()
             if self._reconnect_timeout_s is None:
                 raise why.again()
             backoff = Backoff(
@@ -395,7 +395,7 @@ class Client:
                 timeout_s=self._reconnect_timeout_s,
                 not_before_s=max(
                     self._not_before_s,
-                    0.0 if link.session.was_of_use else self._pace.not_before_s,
+                    0.0 if link.core.was_of_use else self._pace.not_before_s,
                 ),
                 random=random.random,
             )
@@ -423,7 +423,7 @@ class Client:
             await link.aclose()
             raise ClientClosedError("the client was closed")
         self._pace.connected(
-            time.monotonic(), was_of_use=self._link is None or self._link.session.was_of_use
+            time.monotonic(), was_of_use=self._link is None or self._link.core.was_of_use
         )
         self._old_links = {old for old in self._old_links if not old.is_closed}
         if self._link is not None and not self._link.is_closed:
@@ -432,7 +432,7 @@ class Client:
         return link
 
     def _going_away(self, link: Link) -> None:
-        self._not_before_s = time.monotonic() + link.session.gone().retry_after_ms / 1000
+        self._not_before_s = time.monotonic() + link.core.gone().retry_after_ms / 1000
 
     async def _reply(self, reply: Reply) -> dict[str, int]:
         over = asyncio.Event()

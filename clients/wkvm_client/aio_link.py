@@ -19,7 +19,7 @@ from wkvm_client.errors import (
     RequestTimeoutError,
 )
 from wkvm_client.lanes import Lane
-from wkvm_client.session import Session
+from wkvm_client.link_core import LinkCore
 
 Attach: TypeAlias = Callable[[asyncio.BufferedProtocol], None]
 """Gives a protocol its transport, by the time it returns."""
@@ -50,7 +50,7 @@ class Link(asyncio.BufferedProtocol):
         self._opened = asyncio.Event()
         self._closed = asyncio.Event()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self.session = Session(self._write, self._is_behind)
+        self.core = LinkCore(self._write, self._is_behind)
 
     # --- called by the client -------------------------------------------------------------
 
@@ -60,10 +60,10 @@ class Link(asyncio.BufferedProtocol):
         Raises:
             ClientError: the server refused, vanished or broke the protocol.
         """
-        self.session.start(api_key)
+        self.core.start(api_key)
         await self._opened.wait()
-        if self.session.error is not None:
-            raise self.session.error.again()
+        if self.core.error is not None:
+            raise self.core.error.again()
 
     @property
     def is_ready(self) -> bool:
@@ -73,7 +73,7 @@ class Link(asyncio.BufferedProtocol):
             RuntimeError: as ``writable``.
         """
         self._check_loop()
-        return self.session.takes_lanes and self._may_write.is_set()
+        return self.core.takes_lanes and self._may_write.is_set()
 
     async def writable(self) -> None:
         """Wait until the peer has read enough of what was written.
@@ -90,9 +90,9 @@ class Link(asyncio.BufferedProtocol):
         """Send a request, and watch its deadline.
 
         Raises:
-            ClientError: as ``Session.open``.
+            ClientError: as ``LinkCore.open``.
         """
-        lane = self.session.open(draft)
+        lane = self.core.open(draft)
         if draft.timeout_s is not None:
             timer = self._loop.call_later(
                 draft.timeout_s + self._grace_s, self._expire, lane, draft.timeout_s
@@ -107,7 +107,7 @@ class Link(asyncio.BufferedProtocol):
             RuntimeError: as ``writable``.
         """
         self._check_loop()
-        self.session.close(ClientClosedError("the client was closed"))
+        self.core.close(ClientClosedError("the client was closed"))
         self._after()
         try:
             with contextlib.suppress(TimeoutError):
@@ -124,7 +124,7 @@ class Link(asyncio.BufferedProtocol):
 
     def drop(self) -> None:
         """Close without waiting. What was written may be lost."""
-        self.session.close(ClientClosedError("the client was closed"))
+        self.core.close(ClientClosedError("the client was closed"))
         if self._transport is not None:
             self._transport.abort()
 
@@ -150,7 +150,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle what was read."""
-        self.session.receive(self._buffer[:nbytes])
+        self.core.receive(self._buffer[:nbytes])
         self._after()
 
     def eof_received(self) -> bool:
@@ -159,7 +159,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End everything that is open."""
-        self.session.end_of_stream(exc)
+        self.core.end_of_stream(exc)
         self._after()
         self._may_write.set()
         self._closed.set()
@@ -186,33 +186,33 @@ class Link(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def _after(self) -> None:
-        """Follow up on what the session was told."""
-        session = self.session
-        if session.is_drained:
-            session.close(session.gone())
-        if session.error is not None:
+        """Follow up on what the core was told."""
+        core = self.core
+        if core.is_drained:
+            core.close(core.gone())
+        if core.error is not None:
             self._opened.set()
             if self._tick_timer is not None:
                 self._tick_timer.cancel()
                 self._tick_timer = None
             if self._transport is not None:
                 self._transport.close()
-        elif session.hello is not None and not self._opened.is_set():
+        elif core.hello is not None and not self._opened.is_set():
             self._opened.set()
             self._tick_later()
-        if session.going_away is not None and self._on_going_away is not None:
+        if core.going_away is not None and self._on_going_away is not None:
             callback, self._on_going_away = self._on_going_away, None
             callback(self)
 
     def _tick_later(self) -> None:
-        interval_s = self.session.ping_interval_s
+        interval_s = self.core.ping_interval_s
         if interval_s > 0:
             self._tick_timer = self._loop.call_later(interval_s, self._tick)
 
     def _tick(self) -> None:
         self._tick_timer = None
-        self.session.tick()
-        if self.session.error is None:
+        self.core.tick()
+        if self.core.error is None:
             self._tick_later()
         else:
             # a peer that is silent will not read the rest either
@@ -221,7 +221,7 @@ class Link(asyncio.BufferedProtocol):
             self._after()
 
     def _expire(self, lane: Lane, timeout_s: float) -> None:
-        self.session.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
+        self.core.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
 
 
 async def open_link(

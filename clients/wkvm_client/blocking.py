@@ -34,8 +34,8 @@ from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
+from wkvm_client.link_core import Reply
 from wkvm_client.results import Path, TokenLogprobs, scores_of
-from wkvm_client.session import Reply
 
 __all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
 
@@ -125,7 +125,7 @@ class Client:
     @property
     def server(self) -> HelloOk:
         """What the server said of itself: model, vocabulary, limits."""
-        hello = self._link.session.hello
+        hello = self._link.core.hello
         assert hello is not None
         return hello
 
@@ -137,7 +137,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether the next request would find a connection, as far as was read."""
-        return self._link.session.takes_lanes
+        return self._link.core.takes_lanes
 
     def generate(
         self,
@@ -221,10 +221,10 @@ class Client:
             link = self._ready_link(deadline_s)
         except TimeoutError as error:
             raise RequestTimeoutError(timeout_s or 0.0) from error
-        lane = link.session.open(request)
+        lane = link.core.open(request)
         if not link.flush(deadline_s):
             late = RequestTimeoutError(timeout_s or 0.0)
-            link.session.give_up(lane, late)
+            link.core.give_up(lane, late)
             raise late
         return Stream(link, lane, None if timeout_s is None else timeout_s + self._grace_s)
 
@@ -242,11 +242,11 @@ class Client:
         try:
             link = self._ready_link(deadline_s)
             start = time.perf_counter()
-            reply = link.session.ping()
+            reply = link.core.ping()
             try:
                 self._reply(link, reply, deadline_s)
             finally:
-                link.session.forget(reply)
+                link.core.forget(reply)
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
         return time.perf_counter() - start
@@ -261,7 +261,7 @@ class Client:
         deadline_s = _deadline_s(timeout_s)
         try:
             link = self._ready_link(deadline_s)
-            return self._reply(link, link.session.query_stats(), deadline_s)
+            return self._reply(link, link.core.query_stats(), deadline_s)
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
 
@@ -301,13 +301,13 @@ class Client:
         # what is left of earlier requests goes first, or it would grow without bound
         if not self._link.flush(deadline_s):
             raise TimeoutError
-        if self._link.session.takes_lanes:
+        if self._link.core.takes_lanes:
             return self._link
         return self._reconnect(math.inf if deadline_s is None else deadline_s)
 
     def _reconnect(self, deadline_s: float) -> Link:
-        session = self._link.session
-        why = session.error or session.gone()
+        core = self._link.core
+        why = core.error or core.gone()
         if self._reconnect_timeout_s is None:
             raise why.again()
         now_s = time.monotonic()
@@ -316,7 +316,7 @@ class Client:
             timeout_s=self._reconnect_timeout_s,
             not_before_s=max(
                 self._link.not_before_s,
-                0.0 if session.was_of_use else self._pace.not_before_s,
+                0.0 if core.was_of_use else self._pace.not_before_s,
             ),
             random=random.random,
         )
@@ -333,9 +333,9 @@ class Client:
                 why = error
                 now_s = time.monotonic()
                 continue
-            self._pace.connected(time.monotonic(), was_of_use=session.was_of_use)
-            self._old_links = [old for old in self._old_links if old.session.error is None]
-            if session.error is None:
+            self._pace.connected(time.monotonic(), was_of_use=core.was_of_use)
+            self._old_links = [old for old in self._old_links if old.core.error is None]
+            if core.error is None:
                 self._old_links.append(self._link)
             self._link = link
             return link

@@ -14,7 +14,7 @@ import time
 from wkvm_protocol.address import Address, TcpAddress
 
 from wkvm_client.errors import ClientError, ConnectFailedError, ConnectTimeoutError
-from wkvm_client.session import Session
+from wkvm_client.link_core import LinkCore
 
 READ_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
@@ -28,7 +28,7 @@ _NOTHING = memoryview(b"")
 class Link:
     """One connection of a client.
 
-    Frames that the session writes are queued; ``flush`` and ``push`` send them, several in
+    Frames that the core writes are queued; ``flush`` and ``push`` send them, several in
     one call.
     """
 
@@ -41,7 +41,7 @@ class Link:
         self._half_sent = _NOTHING
         self.not_before_s = 0.0
         """When a server that is going away wants to see us again."""
-        self.session = Session(self._unsent.append, lambda: self.has_unsent)
+        self.core = LinkCore(self._unsent.append, lambda: self.has_unsent)
 
     def handshake(self, api_key: str, deadline_s: float) -> None:
         """Say HELLO and wait for the answer.
@@ -50,14 +50,14 @@ class Link:
             TimeoutError: it is ``deadline_s``.
             ClientError: the server refused, vanished or broke the protocol.
         """
-        self.session.start(api_key)
+        self.core.start(api_key)
         if not self.flush(deadline_s):
             raise TimeoutError
-        while self.session.hello is None and self.session.error is None:
+        while self.core.hello is None and self.core.error is None:
             if not self.receive(deadline_s):
                 raise TimeoutError
-        if self.session.error is not None:
-            raise self.session.error.again()
+        if self.core.error is not None:
+            raise self.core.error.again()
 
     def flush(self, deadline_s: float | None = None) -> bool:
         """Send what is queued. Receives meanwhile if the server does not keep up with us.
@@ -108,9 +108,9 @@ class Link:
         Returns:
             False if ``deadline_s``, on the monotonic clock, came first.
         """
-        session = self.session
-        while session.error is None:
-            timeout_s = session.ping_interval_s
+        core = self.core
+        while core.error is None:
+            timeout_s = core.ping_interval_s
             is_last = False
             if deadline_s is not None:
                 left_s = deadline_s - time.monotonic()
@@ -131,7 +131,7 @@ class Link:
             if not is_silent:
                 break
             if not is_last:
-                session.silence()
+                core.silence()
                 self.push()
                 self._after()
         return True
@@ -140,13 +140,13 @@ class Link:
         """Take what has arrived, without waiting."""
         # a server that never stops talking must not keep us here
         stop_s = time.monotonic() + PENDING_S
-        while self.session.error is None and self._receive_some(socket.MSG_DONTWAIT):
+        while self.core.error is None and self._receive_some(socket.MSG_DONTWAIT):
             if time.monotonic() >= stop_s:
                 return
 
     def close(self, error: ClientError) -> None:
         """Close the socket, and end whatever is open with ``error``."""
-        self.session.close(error)
+        self.core.close(error)
         self._after()
 
     # --- inside ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Link:
             self._end(None)
             return True
         try:
-            self.session.receive(self._buffer[:n_bytes])
+            self.core.receive(self._buffer[:n_bytes])
         except BaseException:
             # interrupted in the middle of a message: the rest would be misunderstood
             self._end(None)
@@ -190,16 +190,16 @@ class Link:
         self._receive_timeout_s = timeout_s
 
     def _end(self, cause: OSError | None) -> None:
-        self.session.end_of_stream(cause)
+        self.core.end_of_stream(cause)
         self._after()
 
     def _after(self) -> None:
-        session = self.session
-        if session.going_away is not None and not self.not_before_s:
-            self.not_before_s = time.monotonic() + session.going_away.retry_after_ms / 1000
-        if session.is_drained:
-            session.close(session.gone())
-        if session.error is not None:
+        core = self.core
+        if core.going_away is not None and not self.not_before_s:
+            self.not_before_s = time.monotonic() + core.going_away.retry_after_ms / 1000
+        if core.is_drained:
+            core.close(core.gone())
+        if core.error is not None:
             self._socket.close()
             self._takes_bytes = False
             self._half_sent = _NOTHING

@@ -95,12 +95,12 @@ class Choice(ChoiceView):
         if not link.receive(self._deadline_s):
             # the consumer may have been away: what arrived meanwhile is not late
             link.receive_pending()
-            link.session.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
+            link.core.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
             link.push()
 
     def _abandon(self) -> None:
         if self._track.abandon():
-            self._link.session.cancel(self._track.lane)
+            self._link.core.cancel(self._track.lane)
             self._link.push()
 
 
@@ -138,7 +138,7 @@ class Stream(LaneView[Choice]):
 
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""
-        self._link.session.cancel(self._lane)
+        self._link.core.cancel(self._lane)
         self._link.push()
 
     def close(self) -> None:

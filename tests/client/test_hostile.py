@@ -18,7 +18,7 @@ from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
-from wkvm_client.session import Session
+from wkvm_client.link_core import LinkCore
 from wkvm_protocol.connection import ServerConnection
 from wkvm_protocol.messages import (
     SCORE_FEATURE,
@@ -187,7 +187,7 @@ async def test_an_interrupt_in_the_middle_of_a_message_ends_the_connection(
             return "interrupted"
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_handle", interrupted)
+        patch.setattr(LinkCore, "_handle", interrupted)
         peer.tokens([request.request_id], [5])
         assert await driver.call(read) == "interrupted"
     with pytest.raises(ConnectionLostError):

@@ -10,7 +10,7 @@ from wkvm_client.drafts import Draft
 from wkvm_client.errors import ClientError
 from wkvm_client.lanes import Lane
 from wkvm_client.results import TokenLogprobs
-from wkvm_client.session import Session
+from wkvm_client.link_core import LinkCore
 from wkvm_protocol.messages import End, EndReason, Generate, Sampling
 
 from tests.fakes import FakeModel
@@ -68,7 +68,7 @@ class FilledChoice:
         draft = Draft(Generate(request_id=0, prompt=b"\0" * 4, sampling=sampling), None, None)
         self._lane = Lane(1, draft, lambda lane, n: None)
         self.cancelled = False
-        self.choice = Choice(cast(Session, self), self._lane.tracks[0])
+        self.choice = Choice(cast(LinkCore, self), self._lane.tracks[0])
 
     def when_received(self, callback: Callable[[], None]) -> None:
         """What a session does that has taken in all that came."""

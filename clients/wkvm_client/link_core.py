@@ -80,7 +80,7 @@ class Reply:
             self.on_over()
 
 
-class Session:
+class LinkCore:
     """The state of one connection.
 
     Args:
