@@ -13,7 +13,6 @@ connection. A client belongs to the event loop that connected it.
 """
 
 import asyncio
-import random
 import socket
 import time
 from collections.abc import Generator, Iterable, Mapping
@@ -24,13 +23,11 @@ from wkvm_protocol.address import Address
 from wkvm_protocol.messages import HelloOk, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.aio_link import Attach, Link, Where, open_link
+from wkvm_client.aio_connections import Connections
+from wkvm_client.aio_link import Attach, Where
 from wkvm_client.aio_streams import Choice, Stream
-from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
-    ClientClosedError,
-    ClientError,
     ReplyTimeoutError,
     RequestTimeoutError,
 )
@@ -135,24 +132,21 @@ class Client:
         reconnect_timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        self._where = where
-        self._api_key = api_key
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnect_timeout_s = reconnect_timeout_s
-        self._grace_s = grace_s
-        self._lock = asyncio.Lock()
-        self._link: Link | None = None
-        self._old_links: set[Link] = set()
-        self._not_before_s = 0.0
-        self._pace = Pace()
-        self._closed = False
+        self._connections = Connections(
+            where,
+            api_key=api_key,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            grace_s=grace_s,
+        )
 
     @property
     def server(self) -> HelloOk:
         """What the server said of itself: model, vocabulary, limits."""
-        assert self._link is not None, "the client is not connected yet"
-        assert self._link.core.hello is not None
-        return self._link.core.hello
+        link = self._connections.link
+        assert link is not None, "the client is not connected yet"
+        assert link.core.hello is not None
+        return link.core.hello
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -162,7 +156,8 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether a request would find a connection that takes it."""
-        return self._link is not None and self._link.core.takes_lanes
+        link = self._connections.link
+        return link is not None and link.core.takes_lanes
 
     async def generate(
         self,
@@ -291,14 +286,14 @@ class Client:
 
     async def _open(self, request: Draft) -> Stream:
         """Send a request on a connection that takes it."""
-        link = self._link
+        link = self._connections.link
         if link is None or not link.is_ready:
             try:
                 async with asyncio.timeout(request.timeout_s):
-                    link = await self._ready_link()
+                    link = await self._connections.ready()
             except TimeoutError as error:
                 raise RequestTimeoutError(request.timeout_s or 0.0) from error
-        return Stream(link.core, link.open(request))
+        return Stream(link.open(request))
 
     async def ping(self, *, timeout_s: float | None = 10.0) -> float:
         """Measure a round trip.
@@ -312,7 +307,7 @@ class Client:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                link = await self._ready_link()
+                link = await self._connections.ready()
                 start = time.perf_counter()
                 reply = link.core.ping()
                 try:
@@ -332,30 +327,21 @@ class Client:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                link = await self._ready_link()
+                link = await self._connections.ready()
                 return await self._reply(link.core.query_stats())
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
 
     async def aclose(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
-        self._closed = True
-        links = [link for link in (self._link, *self._old_links) if link is not None]
-        self._old_links.clear()
-        try:
-            await asyncio.gather(*(link.aclose() for link in links))
-        except asyncio.CancelledError:
-            # some may not have begun
-            for link in links:
-                link.drop()
-            raise
+        await self._connections.aclose()
 
     def __await__(self) -> Generator[None, None, Self]:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
-        if self._link is None:
-            await self._reconnect()
+        if self._connections.link is None:
+            await self._connections.connect()
         return self
 
     async def __aexit__(
@@ -365,74 +351,6 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-    # --- connections ----------------------------------------------------------------------
-
-    async def _ready_link(self) -> Link:
-        """The connection for a new request: the one there is, or a new one."""
-        while True:
-            link = self._link
-            if link is None or not link.core.takes_lanes:
-                link = await self._reconnect()
-            await link.writable()
-            if link.core.takes_lanes:
-                return link
-
-    async def _reconnect(self) -> Link:
-        async with self._lock:
-            link = self._link
-            if self._closed:
-                raise ClientClosedError("the client was closed")
-            if link is None:
-                return await self._connect()
-            if link.core.takes_lanes:
-                return link
-            why = link.core.error or link.core.gone()
-            if self._reconnect_timeout_s is None:
-                raise why.again()
-            backoff = Backoff(
-                now_s=time.monotonic(),
-                timeout_s=self._reconnect_timeout_s,
-                not_before_s=max(
-                    self._not_before_s,
-                    0.0 if link.core.was_of_use else self._pace.not_before_s,
-                ),
-                random=random.random,
-            )
-            while (pause_s := backoff.next_pause_s(time.monotonic())) is not None:
-                await asyncio.sleep(pause_s)
-                try:
-                    return await self._connect()
-                except ClientError as error:
-                    if not error.retryable:
-                        raise
-                    why = error
-            raise why.again()
-
-    async def _connect(self) -> Link:
-        if self._closed:
-            raise ClientClosedError("the client was closed")
-        link = await open_link(
-            self._where,
-            api_key=self._api_key,
-            timeout_s=self._connect_timeout_s,
-            on_going_away=self._going_away,
-            grace_s=self._grace_s,
-        )
-        if self._closed:
-            await link.aclose()
-            raise ClientClosedError("the client was closed")
-        self._pace.connected(
-            time.monotonic(), was_of_use=self._link is None or self._link.core.was_of_use
-        )
-        self._old_links = {old for old in self._old_links if not old.is_closed}
-        if self._link is not None and not self._link.is_closed:
-            self._old_links.add(self._link)
-        self._link = link
-        return link
-
-    def _going_away(self, link: Link) -> None:
-        self._not_before_s = time.monotonic() + link.core.gone().retry_after_ms / 1000
 
     async def _reply(self, reply: Reply) -> dict[str, int]:
         over = asyncio.Event()

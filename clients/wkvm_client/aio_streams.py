@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from functools import partial
 from types import TracebackType
 from typing import Self
 
 from wkvm_client.lanes import Lane, Track
-from wkvm_client.link_core import LinkCore
 from wkvm_client.results import Completion
 from wkvm_client.views import ChoiceView, LaneView
 
@@ -21,9 +19,8 @@ class Choice(ChoiceView):
     that obligation.
     """
 
-    def __init__(self, core: LinkCore, track: Track) -> None:
+    def __init__(self, track: Track) -> None:
         super().__init__(track)
-        self._core = core
         # another loop that awaits a future of this one is told so, and does not hang
         self._loop = asyncio.get_running_loop()
 
@@ -92,7 +89,7 @@ class Choice(ChoiceView):
         if track.n_read < len(track.ids) or track.is_over:
             callback()
         else:
-            track.wait(partial(self._core.when_received, callback))
+            track.wait(lambda: track.lane.home.when_received(callback))
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back whenever ids or the end have come, until ``unwatch``; as ``call_when_ready``.
@@ -104,8 +101,8 @@ class Choice(ChoiceView):
             RuntimeError: somebody waits already.
             ValueError: the stream has several choices.
         """
-        core, track = self._core, self._track
-        track.watch(partial(core.when_received, callback), core.hook(callback))
+        track = self._track
+        track.watch(callback)
         if track.n_read < len(track.ids) or track.is_over:
             callback()
 
@@ -128,7 +125,7 @@ class Choice(ChoiceView):
     def abandon(self) -> None:
         """Give the choice up. The lane is cancelled once none is left that somebody may want."""
         if self._track.abandon():
-            self._core.cancel(self._track.lane)
+            self._track.lane.home.cancel(self._track.lane)
 
     async def completion(self) -> Completion:
         """Wait for the end. All ids are in it, also those that were read before.
@@ -175,9 +172,8 @@ class Stream(LaneView[Choice]):
     ``async with stream`` cancels what is not complete when the block is left.
     """
 
-    def __init__(self, core: LinkCore, lane: Lane) -> None:
-        super().__init__(lane, tuple(Choice(core, track) for track in lane.tracks))
-        self._core = core
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(lane, tuple(Choice(track) for track in lane.tracks))
 
     def __aiter__(self) -> AsyncIterator[int]:
         """As of the only choice."""
@@ -205,7 +201,7 @@ class Stream(LaneView[Choice]):
 
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""
-        self._core.cancel(self._lane)
+        self._lane.home.cancel(self._lane)
 
     async def aclose(self) -> None:
         """Cancel, without waiting for the end."""

@@ -12,8 +12,6 @@ nothing is read; a server that has dropped an idle client is connected to again 
 next request. A client and its streams belong to one thread at a time.
 """
 
-import math
-import random
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -24,13 +22,11 @@ from wkvm_protocol.address import Address
 from wkvm_protocol.messages import HelloOk, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.backoff import Backoff, Pace
-from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
+from wkvm_client.blocking_connections import Connections
+from wkvm_client.blocking_link import Link
 from wkvm_client.blocking_streams import Choice, Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
-    ClientClosedError,
-    ClientError,
     ReplyTimeoutError,
     RequestTimeoutError,
 )
@@ -112,20 +108,18 @@ class Client:
         reconnect_timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        self._where = where
-        self._api_key = api_key
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnect_timeout_s = reconnect_timeout_s
+        self._connections = Connections(
+            where,
+            api_key=api_key,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
         self._grace_s = grace_s
-        self._closed = False
-        self._pace = Pace()
-        self._old_links: list[Link] = []
-        self._link = self._open_link(connect_timeout_s)
 
     @property
     def server(self) -> HelloOk:
         """What the server said of itself: model, vocabulary, limits."""
-        hello = self._link.core.hello
+        hello = self._connections.link.core.hello
         assert hello is not None
         return hello
 
@@ -137,7 +131,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether the next request would find a connection, as far as was read."""
-        return self._link.core.takes_lanes
+        return self._connections.link.core.takes_lanes
 
     def generate(
         self,
@@ -218,7 +212,7 @@ class Client:
         timeout_s = request.timeout_s
         deadline_s = _deadline_s(timeout_s)
         try:
-            link = self._ready_link(deadline_s)
+            link = self._connections.ready(deadline_s)
         except TimeoutError as error:
             raise RequestTimeoutError(timeout_s or 0.0) from error
         lane = link.core.open(request)
@@ -240,7 +234,7 @@ class Client:
         """
         deadline_s = _deadline_s(timeout_s)
         try:
-            link = self._ready_link(deadline_s)
+            link = self._connections.ready(deadline_s)
             start = time.perf_counter()
             reply = link.core.ping()
             try:
@@ -260,17 +254,14 @@ class Client:
         """
         deadline_s = _deadline_s(timeout_s)
         try:
-            link = self._ready_link(deadline_s)
+            link = self._connections.ready(deadline_s)
             return self._reply(link, link.core.query_stats(), deadline_s)
         except TimeoutError as error:
             raise ReplyTimeoutError(timeout_s or 0.0) from error
 
     def close(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
-        self._closed = True
-        for link in (self._link, *self._old_links):
-            link.close(ClientClosedError("the client was closed"))
-        self._old_links.clear()
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -282,64 +273,6 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    # --- connections ----------------------------------------------------------------------
-
-    def _open_link(self, timeout_s: float) -> Link:
-        return open_link(self._where, api_key=self._api_key, timeout_s=timeout_s)
-
-    def _ready_link(self, deadline_s: float | None) -> Link:
-        """The connection for a new request: the one there is, or a new one.
-
-        Raises:
-            TimeoutError: it could not be had, or takes nothing more, until ``deadline_s``.
-        """
-        if self._closed:
-            raise ClientClosedError("the client was closed")
-        # a server may have gone, or pinged, while nobody read
-        self._link.receive_pending()
-        # what is left of earlier requests goes first, or it would grow without bound
-        if not self._link.flush(deadline_s):
-            raise TimeoutError
-        if self._link.core.takes_lanes:
-            return self._link
-        return self._reconnect(math.inf if deadline_s is None else deadline_s)
-
-    def _reconnect(self, deadline_s: float) -> Link:
-        core = self._link.core
-        why = core.error or core.gone()
-        if self._reconnect_timeout_s is None:
-            raise why.again()
-        now_s = time.monotonic()
-        backoff = Backoff(
-            now_s=now_s,
-            timeout_s=self._reconnect_timeout_s,
-            not_before_s=max(
-                self._link.not_before_s,
-                0.0 if core.was_of_use else self._pace.not_before_s,
-            ),
-            random=random.random,
-        )
-        while (pause_s := backoff.next_pause_s(now_s)) is not None:
-            if now_s + pause_s >= deadline_s:
-                raise TimeoutError from why
-            time.sleep(pause_s)
-            left_s = max(deadline_s - time.monotonic(), SHORTEST_WAIT_S)
-            try:
-                link = self._open_link(min(self._connect_timeout_s, left_s))
-            except ClientError as error:
-                if not error.retryable:
-                    raise
-                why = error
-                now_s = time.monotonic()
-                continue
-            self._pace.connected(time.monotonic(), was_of_use=core.was_of_use)
-            self._old_links = [old for old in self._old_links if old.core.error is None]
-            if core.error is None:
-                self._old_links.append(self._link)
-            self._link = link
-            return link
-        raise why.again()
 
     def _reply(self, link: Link, reply: Reply, deadline_s: float | None) -> dict[str, int]:
         if not link.flush(deadline_s):

@@ -7,6 +7,7 @@ whether somebody waits for it; everything else happens when ids are taken.
 import sys
 from array import array
 from collections.abc import Callable
+from typing import Protocol
 
 from wkvm_protocol.errors import RemoteProtocolError
 from wkvm_protocol.messages import End, EndReason, Logprobs, Score, unpack_floats, unpack_ids
@@ -20,6 +21,26 @@ _NEVER = sys.maxsize
 
 CUT_SHORT = frozenset({EndReason.CANCELLED, EndReason.TIMED_OUT})
 """Ends after which not all that was asked for has come."""
+
+
+class Home(Protocol):
+    """The connection that a lane is on. A lane may move to another one: see ``Lane.move``."""
+
+    def grant(self, lane: "Lane", n_ids: int) -> None:
+        """Let the server send more ids."""
+        ...
+
+    def cancel(self, lane: "Lane") -> None:
+        """Ask the server to end a lane."""
+        ...
+
+    def when_received(self, callback: Callable[[], None]) -> None:
+        """Call back when all that has come with what comes now is taken in."""
+        ...
+
+    def hook(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """What to call for each id that comes, so that ``callback`` is called as above."""
+        ...
 
 
 class Track:
@@ -46,7 +67,7 @@ class Track:
         "n_read",
         "on_end",
         "on_ids",
-        "watched",
+        "watcher",
     )
 
     def __init__(self, lane: "Lane", index: int, *, is_alone: bool) -> None:
@@ -57,7 +78,7 @@ class Track:
         self.n_read = 0
         self.hook: Callable[[], None] | None = None
         self.on_ids: Callable[[], None] | None = None
-        self.watched = False
+        self.watcher: Callable[[], None] | None = None
         self.on_end: list[Callable[[], None]] = []
         self.logprobs: list[TokenLogprobs] = []
         self.completion: Completion | None = None
@@ -107,8 +128,8 @@ class Track:
             self.lane.starve()
             self.lane.set_hooks()
 
-    def watch(self, callback: Callable[[], None], hook: Callable[[], None]) -> None:
-        """Call back each time, until ``stop_waiting``: ``callback`` at the end, ``hook`` for ids.
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back whenever ids or the end have come, until ``stop_waiting``.
 
         Raises:
             RuntimeError: somebody waits already.
@@ -116,14 +137,14 @@ class Track:
         """
         if not self.is_alone:
             raise ValueError("only the one choice of a lane can be watched")
-        self.wait(callback)
-        self.watched = True
-        self.hook = hook
+        self.wait(lambda: self.lane.home.when_received(callback))
+        self.watcher = callback
+        self.hook = self.lane.home.hook(callback)
 
     def stop_waiting(self) -> None:
         """Forget the callback of ``wait`` or ``watch``."""
         self.on_ids = None
-        self.watched = False
+        self.watcher = None
         if self.is_alone:
             self.hook = None
         else:
@@ -133,7 +154,7 @@ class Track:
         """Tell the reader, if there is one, that it should look again."""
         callback = self.on_ids
         if callback is not None:
-            if not self.watched:
+            if self.watcher is None:
                 self.stop_waiting()
             callback()
 
@@ -141,10 +162,9 @@ class Track:
 class Lane:
     """One request on a connection, from its Generate to its last End or Failed.
 
-    Args:
-        grant: sends a Credit for this lane.
-
     Attributes:
+        home: the connection that it is on.
+        draft: what was asked for.
         tracks: one for each choice.
         error: why the lane failed, if it did.
         grant_at: when this many ids were consumed, more credit is due.
@@ -155,14 +175,14 @@ class Lane:
     """
 
     __slots__ = (
-        "_draft",
-        "_grant",
         "_max_ids",
         "_window",
         "cancelled",
+        "draft",
         "error",
         "grant_at",
         "granted",
+        "home",
         "n_consumed",
         "n_open",
         "n_room",
@@ -172,10 +192,10 @@ class Lane:
         "tracks",
     )
 
-    def __init__(self, request_id: int, draft: Draft, grant: Callable[["Lane", int], None]) -> None:
+    def __init__(self, request_id: int, draft: Draft, home: Home) -> None:
         self.request_id = request_id
-        self._grant = grant
-        self._draft = draft
+        self.home = home
+        self.draft = draft
         self._max_ids = draft.max_ids
         self._window = draft.window or 0
         is_alone = draft.n == 1
@@ -228,7 +248,7 @@ class Lane:
             n_ids = min(total - self.granted, MAX_CREDIT)
             self.granted += n_ids
             self.n_room += n_ids
-            self._grant(self, n_ids)
+            self.home.grant(self, n_ids)
         self._set_grant_at()
 
     def _set_grant_at(self) -> None:
@@ -254,7 +274,7 @@ class Lane:
         Raises:
             RemoteProtocolError: they are more than were asked for, or some before them are missing.
         """
-        draft = self._draft
+        draft = self.draft
         n_asked = draft.prompt_logprobs if message.of_prompt else draft.logprobs
         if n_asked is None or message.n_top > n_asked:
             raise RemoteProtocolError(f"Logprobs: not asked for on request id {self.request_id}")
@@ -287,7 +307,7 @@ class Lane:
         Raises:
             RemoteProtocolError: it is a text that is scored, and not all of it was.
         """
-        draft = self._draft
+        draft = self.draft
         if isinstance(draft.message, Score) and message.reason not in CUT_SHORT:
             n_known = len(self.prompt_logprobs) + 1
             if n_known < len(draft.message.prompt) // ID_BYTES:
@@ -324,7 +344,7 @@ class Lane:
 
     def heir(self) -> "Lane":
         """A lane for what still arrives after this one was given up: nobody holds it."""
-        heir = Lane(self.request_id, self._draft, self._grant)
+        heir = Lane(self.request_id, self.draft, self.home)
         heir.n_room = self.n_room
         return heir
 

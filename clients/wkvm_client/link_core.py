@@ -159,7 +159,7 @@ class LinkCore:
             frame = self._wire.send(message)
         except LocalProtocolError as error:
             raise refusal(message, error, max_frame_bytes=self._wire.max_frame_bytes) from None
-        lane = Lane(message.request_id, draft, self._grant)
+        lane = Lane(message.request_id, draft, self)
         self._lanes[message.request_id] = lane
         self._first_tracks[message.request_id] = lane.tracks[0]
         self._send(frame)
@@ -250,7 +250,8 @@ class LinkCore:
             raise TooManyLanesError(f"{self.hello.max_lanes} lanes are open already")
         return self._wire.new_request_id()
 
-    def _grant(self, lane: Lane, n_ids: int) -> None:
+    def grant(self, lane: Lane, n_ids: int) -> None:
+        """Let the server send more ids."""
         if self.error is None:
             self._write(self._wire.send(Credit(lane.request_id, n_ids)))
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,11 +49,22 @@ class Granted:
     def __init__(self, request: Draft) -> None:
         assert not isinstance(request.message, Score)
         self.credit = request.message.credit
-        self.lane = Lane(1, request, self.add)
+        self.n_grants = 0
+        self.lane = Lane(1, request, self)
 
-    def add(self, lane: Lane, n_ids: int) -> None:
+    def grant(self, lane: Lane, n_ids: int) -> None:
         assert n_ids >= 1
         self.credit += n_ids
+        self.n_grants += 1
+
+    def cancel(self, lane: Lane) -> None:
+        raise AssertionError("nobody cancels it")
+
+    def when_received(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def hook(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return callback
 
     def send(self, choice: int, n_ids: int) -> None:
         assert n_ids <= self.credit
@@ -132,14 +145,9 @@ def test_grants_beyond_one_message_are_several() -> None:
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_limit_that_no_server_takes_costs_few_grants(n: int) -> None:
-    n_grants = 0
-
-    def count(lane: Lane, n_ids: int) -> None:
-        nonlocal n_grants
-        n_grants += 1
-        assert n_grants <= n + 1
-
-    Lane(1, make_draft(n=n, max_tokens=2**64 - 1, credit=1024), count).grant_all()
+    granted = Granted(make_draft(n=n, max_tokens=2**64 - 1, credit=1024))
+    granted.lane.grant_all()
+    assert granted.n_grants <= n + 1
 
 
 async def test_credit_goes_out_as_ids_are_taken(driver: Driver, server: FakeServer) -> None:

@@ -1,7 +1,6 @@
 """Output that a test decides: a model that follows a script, and a choice that a test fills."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from wkvm_client.drafts import Draft
 from wkvm_client.errors import ClientError
 from wkvm_client.lanes import Lane
 from wkvm_client.results import TokenLogprobs
-from wkvm_client.link_core import LinkCore
 from wkvm_protocol.messages import End, EndReason, Generate, Sampling
 
 from tests.fakes import FakeModel
@@ -66,9 +64,12 @@ class FilledChoice:
     def __init__(self, *, max_tokens: int = 1 << 20, logprobs: int | None = None) -> None:
         sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
         draft = Draft(Generate(request_id=0, prompt=b"\0" * 4, sampling=sampling), None, None)
-        self._lane = Lane(1, draft, lambda lane, n: None)
+        self._lane = Lane(1, draft, self)
         self.cancelled = False
-        self.choice = Choice(cast(LinkCore, self), self._lane.tracks[0])
+        self.choice = Choice(self._lane.tracks[0])
+
+    def grant(self, lane: Lane, n_ids: int) -> None:
+        """What a connection does for who reads."""
 
     def when_received(self, callback: Callable[[], None]) -> None:
         """What a session does that has taken in all that came."""
