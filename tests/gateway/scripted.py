@@ -72,15 +72,15 @@ class FilledChoice:
         """What a connection does for who reads."""
 
     def when_received(self, callback: Callable[[], None]) -> None:
-        """What a session does that has taken in all that came."""
+        """What a connection does that has taken in all that came."""
         callback()
 
     def hook(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """What a session has called for each id."""
+        """What a connection has called for each id."""
         return callback
 
     def cancel(self, lane: Lane) -> None:
-        """What a session does for a choice."""
+        """What a connection does for a choice."""
         assert lane is self._lane
         self.cancelled = True
 
