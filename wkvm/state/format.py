@@ -43,6 +43,8 @@ class Header:
     Attributes:
         digest: hex, of the whole file; see ``digest_of``.
         n_bytes: of the file up to its data.
+        history: how the state came to be, as text; empty in files of the store, whose catalogue
+            has it.
     """
 
     identity: Identity
@@ -50,6 +52,7 @@ class Header:
     carried: Carried
     digest: str
     n_bytes: int
+    history: str = ""
 
     @property
     def data_bytes(self) -> int:
@@ -63,7 +66,11 @@ class Header:
 
 
 def encode_header(
-    identity: Identity, layout: StateLayout, carried: Carried, digest: str = NO_DIGEST
+    identity: Identity,
+    layout: StateLayout,
+    carried: Carried,
+    digest: str = NO_DIGEST,
+    history: str = "",
 ) -> bytes:
     """The first bytes of the file, its length prefix included. The digest does not change how many.
 
@@ -89,6 +96,8 @@ def encode_header(
         "wkvm.format": FORMAT,
         "wkvm.identity": canonical_json(identity.to_json()),
     }
+    if history:
+        entries["__metadata__"]["wkvm.history"] = history
     text = canonical_json(entries).encode("ascii")
     n_bytes = -(-(8 + len(text)) // HEADER_MULTIPLE) * HEADER_MULTIPLE - 8
     if n_bytes > MAX_HEADER_BYTES:
@@ -125,19 +134,34 @@ def decode_header(raw: bytes) -> Header:
         identity = Identity.from_json(json.loads(metadata["wkvm.identity"]))
         carried = Carried.from_json(json.loads(metadata["wkvm.carried"]))
         digest = metadata["wkvm.digest"]
+        history = metadata.get("wkvm.history", "")
+        if not isinstance(digest, str) or not isinstance(history, str):
+            raise BadStateFileError("its metadata are not text")
         entries.pop(TOKEN_IDS)
         layout = StateLayout(tuple(_spec(name, entries[name]) for name in _in_order(entries)))
-        again = encode_header(identity, layout, carried, digest)
+        again = encode_header(identity, layout, carried, digest, history)
     except BadStateFileError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise BadStateFileError(f"its header is none: {type(error).__name__}") from error
     if len(digest) != DIGEST_CHARS or again != raw:
         raise BadStateFileError("its header is not written as wkvm writes it")
     if layout.fingerprint != identity.fingerprint:
         raise BadStateFileError("its tensors are not those that its fingerprint stands for")
     return Header(
-        identity=identity, layout=layout, carried=carried, digest=digest, n_bytes=len(raw)
+        identity=identity,
+        layout=layout,
+        carried=carried,
+        digest=digest,
+        n_bytes=len(raw),
+        history=history,
     )
 
 

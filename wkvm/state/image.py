@@ -175,7 +175,7 @@ def decode_image(file: bytes | memoryview) -> StateImage:
     header = decode_header(bytes(data[:n_header]))
     if len(data) != header.file_bytes:
         raise BadStateFileError(f"it has {len(data)} bytes, its header says {header.file_bytes}")
-    blank = encode_header(header.identity, header.layout, header.carried)
+    blank = encode_header(header.identity, header.layout, header.carried, history=header.history)
     if digest_of(blank, [data[n_header:]]) != header.digest:
         raise BadStateFileError("its digest is not that of its bytes")
     record = torch.zeros(header.layout.record_bytes, dtype=torch.uint8)
