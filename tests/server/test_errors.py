@@ -38,6 +38,7 @@ WITHOUT_CODES: tuple[WkvmError, ...] = (
     core.BadStateFileError("too short"),
     core.StateNotFiniteError("rwkv7.wkv"),
     core.KeyReusedError(),
+    core.StateMovedError("name", "tcp://host:1", "name@4"),
     core.QuotaError("handles", 10),
     core.StoreFullError(10, 5),
     core.HostTierFullError(10),

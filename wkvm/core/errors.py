@@ -12,7 +12,8 @@ WkvmError
 │   ├── StateMismatchError       a state of another model or layout
 │   ├── BadStateFileError        bytes that are no state, or not a whole one
 │   ├── StateNotFiniteError      the state would hold NaN or infinity
-│   └── KeyReusedError           an idempotency key that stands for another operation
+│   ├── KeyReusedError           an idempotency key that stands for another operation
+│   └── StateMovedError          the state is at another engine now
 ├── CapacityError            no room now; the same request may succeed later
 │   ├── OutOfSlotsError          fewer slots are free than were asked for
 │   ├── QueueFullError           the waiting line has reached its bound
@@ -147,6 +148,16 @@ class KeyReusedError(RequestError):
 
     def __init__(self) -> None:
         super().__init__("the idempotency key was used for another operation")
+
+
+class StateMovedError(RequestError):
+    """The state was moved to another engine, where it goes on."""
+
+    def __init__(self, name: str, target: str, moved_to: str) -> None:
+        super().__init__(f"{name} is {moved_to} at {target} now")
+        self.name = name
+        self.target = target
+        self.moved_to = moved_to
 
 
 class CapacityError(WkvmError):

@@ -7,6 +7,8 @@ from enum import StrEnum
 from wkvm.core.errors import WkvmError
 from wkvm.core.grammar import Grammar
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Saved, Start
+from wkvm.core.states import StateEnd
 
 
 class Status(StrEnum):
@@ -63,6 +65,15 @@ class RequestSpec:
         forced: what the completion is, id by id: as many as ``params.max_tokens``, of one choice
             and without a grammar. Nothing is left to choose; their log probabilities are what
             is asked for. Not copied either. Empty for anything.
+        start: the state to go on from; its pending ids come before the prompt, which may then be
+            empty. None for one that has absorbed nothing.
+        save: whether the state is wanted at the end.
+        hold_back_last: absorb all ids but the last one, and end with that one pending. Only
+            where ``params.max_tokens`` is 0.
+        fresh_key: draw random numbers that nobody has drawn, instead of those that the start
+            would have drawn next. A seed of ``params`` comes first.
+        checkpoint_every: the state is wanted too wherever it has absorbed a multiple of so many
+            tokens, those of the start included; None for nowhere.
     """
 
     prompt: Sequence[int]
@@ -73,6 +84,11 @@ class RequestSpec:
     credit: int | None = None
     grammar: Grammar | None = None
     forced: Sequence[int] = ()
+    start: Start | None = None
+    save: bool = False
+    hold_back_last: bool = False
+    fresh_key: bool = False
+    checkpoint_every: int | None = None
 
     @property
     def n_ids(self) -> int:
@@ -153,6 +169,8 @@ class EndEvent:
         n_prompt, n_output: token counts.
         queue_s, first_token_s, total_s: seconds from submission to admission, to the
             first id, and to the end; None for what never happened.
+        saved: its state, if that was wanted and the request was not ended by an error.
+        state: what came of the states of the request, once that is known.
     """
 
     request_id: int
@@ -164,12 +182,27 @@ class EndEvent:
     queue_s: float | None
     first_token_s: float | None
     total_s: float
+    saved: Saved | None = None
+    state: StateEnd | None = None
 
 
-Event = TokensEvent | PromptLogprobsEvent | EndEvent
+@dataclass(frozen=True, slots=True)
+class SavedEvent:
+    """The state of a request as it was on the way; the request goes on.
+
+    Attributes:
+        is_checkpoint: it is one of ``checkpoint_every``, and was not asked for by itself.
+    """
+
+    request_id: int
+    saved: Saved
+    is_checkpoint: bool
+
+
+Event = TokensEvent | PromptLogprobsEvent | SavedEvent | EndEvent
 """What an engine tells, in order."""
 
-RequestEvent = TokenEvent | PromptLogprobsEvent | EndEvent
+RequestEvent = TokenEvent | PromptLogprobsEvent | SavedEvent | EndEvent
 """What happened to one request."""
 
 

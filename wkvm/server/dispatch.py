@@ -13,6 +13,7 @@ from wkvm.core.request import (
     EndEvent,
     Event,
     Logprobs,
+    PromptLogprobsEvent,
     RequestSpec,
     Status,
     TokensEvent,
@@ -175,7 +176,7 @@ class Dispatcher:
             choice.box.touch(touched)
             if isinstance(event, EndEvent):
                 self._end(choice, event)
-            else:
+            elif isinstance(event, PromptLogprobsEvent):
                 choice.box.logprobs.append(
                     _logprobs(choice, event.logprobs, event.first, of_prompt=True)
                 )
