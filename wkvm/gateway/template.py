@@ -18,7 +18,7 @@ import jinja2.meta
 import jinja2.sandbox
 import msgspec
 
-from wkvm.gateway.errors import TemplateError
+from wkvm.gateway.errors import TemplateError, UnknownTokenError
 from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -46,7 +46,13 @@ WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 
 _MARK = re.compile("\ufdd0([0-9]{1,9})\ufdd1")
 _CUT = "\ufdd2"
-"""Stands where a prompt is to end that the model continues."""
+"""Stands where a prompt is to end that the model continues, and where one begins that continues
+a state."""
+_ANSWERED: Sequence[Message] = (
+    {"role": "user", "content": "."},
+    {"role": "assistant", "content": _CUT},
+)
+"""Stands for what a state has absorbed: some templates want a user's turn before an answer."""
 
 
 class ChatTemplate:
@@ -131,6 +137,8 @@ class ChatTemplate:
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        after: Sequence[int] = (),
+        between: bool = False,
     ) -> list[int]:
         """The ids of a prompt: of the text that ``render`` gives.
 
@@ -141,6 +149,11 @@ class ChatTemplate:
             messages, tools, add_generation_prompt: as of ``render``.
             continue_final_message: end right after the content of the last message, which
                 the model then continues.
+            after: the last ids of the state that the prompt continues, those that wait to be fed
+                included. The prompt is then what comes after an answer: what closes it, as far as
+                the state does not end so already, and ``messages``. None: nothing was absorbed.
+            between: end where another message may begin, whosever; instead of
+                ``add_generation_prompt``.
 
         Raises:
             TemplateError: the template refused the messages or failed on them, or does not
@@ -169,7 +182,17 @@ class ChatTemplate:
             number = int(mark[1])
             return plain[number] if number < len(plain) else mark.group()  # the template's own
 
-        text = self.render(hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt)
+        if after:
+            hidden = [*_ANSWERED, *hidden]
+        if between:
+            text = self._common_start(hidden, pattern)
+        else:
+            text = self.render(
+                hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt
+            )
+        if after:
+            text = _after_cut(text)
+            text = text.removeprefix(self._closed(after, tokenizer))
         if continue_final_message:
             end = text.rfind(_CUT)
             if end < 0:
@@ -183,6 +206,63 @@ class ChatTemplate:
                 for run in tokenizer.split_specials(text)
             ]
         )
+
+    def _closed(self, after: Sequence[int], tokenizer: Tokenizer) -> str:
+        """How much of what closes an answer a state ends with already."""
+        special = tokenizer.special_pattern
+        closing = _after_cut(self._common_start(_ANSWERED, special))
+        asked = _after_cut(self._common_start([{"role": "user", "content": _CUT}], special))
+        shared = closing[len(closing) - _n_shared(closing[::-1], asked[::-1]) :]
+        if shared and _ends_with(after, shared, tokenizer):
+            # It is between turns, whosever the last one was.
+            return closing
+        parts = (closing[:end] for end in range(len(closing), 0, -1))
+        return next((part for part in parts if _ends_with(after, part, tokenizer)), "")
+
+    def _common_start(self, messages: Sequence[Message], special: re.Pattern[str] | None) -> str:
+        """The text of messages, and of what follows them whatever that is."""
+        answer = self.render(messages)
+        try:
+            question = self.render([*messages, {"role": "user", "content": "."}])
+        except TemplateError:
+            return self.render(messages, add_generation_prompt=False)  # one user's turn, no more
+        end = _n_shared(answer, question)
+        for found in special.finditer(answer) if special is not None else ():
+            if found.start() < end < found.end():
+                end = found.start()
+        return answer[:end]
+
+
+def _after_cut(text: str) -> str:
+    start = text.find(_CUT)
+    if start < 0:
+        raise TemplateError("chat template: what follows a message cannot be told")
+    return text[start + 1 :]
+
+
+def _ends_with(ids: Sequence[int], text: str, tokenizer: Tokenizer) -> bool:
+    """Whether ids end with a text. Characters that spell a special token's name are not it."""
+    special = tokenizer.special_pattern
+    if special is not None and special.search(text):
+        last = tokenizer.encode(text, special=True)
+        return list(ids[-len(last) :]) == last
+    return b"".join([_plain_bytes(token_id, tokenizer) for token_id in ids]).endswith(text.encode())
+
+
+def _plain_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
+    """The bytes of an id that is plain text; a NUL for any other."""
+    if token_id in tokenizer.special_ids:
+        return b"\0"
+    try:
+        return tokenizer.token_bytes(token_id)
+    except UnknownTokenError:
+        return b"\0"  # a model's vocabulary may be padded
+
+
+def _n_shared(one: str, other: str) -> int:
+    """How many characters two texts have in common from their start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def load_chat_template(path: Path) -> ChatTemplate:
