@@ -10,8 +10,8 @@ without an engine: ``HashLog`` says it over plain integers.
 
 from collections.abc import Iterable, Sequence
 
-import numpy
-import numpy.typing
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class HashLog:
 
     def __init__(self, ids: Iterable[int] = (), vocab_size: int = VOCAB_SIZE) -> None:
         self.state = 0
-        self._ids = numpy.arange(1, vocab_size + 1, dtype=numpy.uint64)
+        self._ids = np.arange(1, vocab_size + 1, dtype=np.uint64)
         self.feed(ids)
 
     def feed(self, ids: Iterable[int]) -> None:
@@ -48,11 +48,11 @@ class HashLog:
         """The id that greedy decoding takes next. It is not absorbed."""
         return int(self._numbers().argmax())
 
-    def _numbers(self) -> "numpy.typing.NDArray[numpy.uint64]":
-        mixed = numpy.uint64(self.state) ^ self._ids
+    def _numbers(self) -> "npt.NDArray[np.uint64]":
+        mixed = np.uint64(self.state) ^ self._ids
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ mixed >> numpy.uint64(shift)) * numpy.uint64(factor)
-        return (mixed ^ mixed >> numpy.uint64(31)) >> numpy.uint64(52)
+            mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
+        return (mixed ^ mixed >> np.uint64(31)) >> np.uint64(52)
 
     def generate(self, n: int) -> list[int]:
         """The next ``n`` ids of greedy decoding, absorbed."""
