@@ -1,0 +1,251 @@
+"""The catalogue's database: opening it, its schema, and transactions.
+
+SQLite in WAL mode. One connection writes, under a lock; another one reads and does not wait for
+writers. Between two opens of a store nobody else has the files: the store's lock sees to that.
+What the tables mean is in ``wkvm.state.tables``.
+"""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from wkvm.core.errors import BadStoreError, StoreFailedError, StoreFullError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[Any, ...]
+
+SCHEMA_VERSION = 1
+"""Stores of an earlier one are brought up to date, those of a later one are refused."""
+
+APPLICATION_ID = 0x776B766D
+"""``wkvm``, where SQLite keeps whose file it is."""
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE tenants (
+  tenant TEXT PRIMARY KEY, n_handles INTEGER NOT NULL, n_bytes INTEGER NOT NULL,
+  floor INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE payloads (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+  content_id TEXT NOT NULL, digest TEXT NOT NULL, n_bytes INTEGER NOT NULL,
+  identity TEXT NOT NULL, n_computed INTEGER NOT NULL, n_pending INTEGER NOT NULL,
+  seal BLOB NOT NULL, n_refs INTEGER NOT NULL, file TEXT UNIQUE, object TEXT UNIQUE, damage TEXT,
+  UNIQUE (tenant, content_id)
+);
+CREATE INDEX payloads_in_memory ON payloads (id)
+  WHERE file IS NULL AND object IS NULL AND damage IS NULL;
+CREATE TABLE handles (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, name TEXT NOT NULL,
+  head INTEGER NOT NULL, next_version INTEGER NOT NULL, tags TEXT NOT NULL,
+  created_at REAL NOT NULL, updated_at REAL NOT NULL, expires_at REAL, seal BLOB NOT NULL,
+  UNIQUE (tenant, name)
+);
+CREATE INDEX handles_expiry ON handles (expires_at) WHERE expires_at IS NOT NULL;
+CREATE TABLE versions (
+  handle INTEGER NOT NULL, version INTEGER NOT NULL, name TEXT NOT NULL,
+  payload INTEGER NOT NULL, base_handle INTEGER, base_version INTEGER, base_tokens INTEGER,
+  key TEXT, provenance TEXT NOT NULL, created_at REAL NOT NULL, seal BLOB NOT NULL,
+  PRIMARY KEY (handle, version)
+) WITHOUT ROWID;
+CREATE INDEX versions_payload ON versions (payload);
+CREATE TABLE checkpoints (
+  handle INTEGER NOT NULL, version INTEGER NOT NULL, n_computed INTEGER NOT NULL,
+  payload INTEGER NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (handle, version, n_computed)
+) WITHOUT ROWID;
+CREATE INDEX checkpoints_payload ON checkpoints (payload);
+CREATE TABLE names (
+  id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, handle INTEGER NOT NULL,
+  floor INTEGER NOT NULL, UNIQUE (tenant, name)
+);
+CREATE TABLE applied (
+  tenant TEXT NOT NULL, key TEXT NOT NULL, operation TEXT NOT NULL, result TEXT NOT NULL,
+  created_at REAL NOT NULL, PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX applied_age ON applied (created_at);
+CREATE TABLE objects (object TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+_FULL = 13
+_BROKEN = frozenset({10, 11, 26})
+"""SQLITE_IOERR, SQLITE_CORRUPT and SQLITE_NOTADB."""
+
+
+class Catalogue:
+    """An open database. Threads may call any method at the same time.
+
+    Args:
+        path: of the database's file; it is made where it is missing.
+        store_id: for a new database.
+        make_room: called when the disk is full and a transaction would free space: makes
+            some room, or returns False.
+
+    Raises:
+        BadStoreError: it is damaged, of a newer wkvm, or of another program.
+    """
+
+    def __init__(self, path: str, store_id: str, make_room: Callable[[], bool]) -> None:
+        self._make_room = make_room
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._is_failed = False
+        self._synchronous = ""
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        try:
+            self._writer = _connect(path)
+            if not _prepare(self._writer, path, store_id):
+                raise BadStoreError(path, "the database is not one of wkvm")
+            self._reader = _connect(path)
+            self._reader.execute("PRAGMA query_only=1")
+            ((self.store_id,),) = self._reader.execute(
+                "SELECT value FROM meta WHERE name = 'store_id'"
+            )
+        except (sqlite3.Error, ValueError) as error:
+            self.close()
+            raise BadStoreError(path, f"the database cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_failed(self) -> bool:
+        """The disk failed under it: nothing can be written before the store is reopened."""
+        return self._is_failed
+
+    def read(self, query: str, parameters: Row = ()) -> list[Row]:
+        """The rows of one query. About 10 us for one row by key.
+
+        Raises:
+            StoreFailedError: the database cannot be read.
+        """
+        return self.view(lambda reader: reader.execute(query, parameters).fetchall())
+
+    def view(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        """Run queries, each of which sees what was committed before it.
+
+        Raises:
+            StoreFailedError: the database cannot be read.
+        """
+        with self._read_lock:
+            if self._reader is None:
+                raise StoreFailedError("read the catalogue", "the store is closed")
+            try:
+                return look(self._reader)
+            except sqlite3.Error as error:
+                raise StoreFailedError("read the catalogue", str(error)) from error
+
+    def write(
+        self,
+        change: Callable[[sqlite3.Connection], T],
+        *,
+        durable: bool = True,
+        frees: bool = False,
+    ) -> T:
+        """Run ``change`` in a transaction, and commit it.
+
+        Args:
+            change: may run twice. What it raises undoes all of it.
+            durable: return only when the transaction is on the disk.
+            frees: it makes room: where the disk is full it gets some.
+
+        Raises:
+            StoreFullError: the disk is full. Nothing was changed.
+            StoreFailedError: the disk failed. Nothing was changed as long as the store is open;
+                what is found when it is opened again is the transaction whole, or nothing of it.
+        """
+        with self._write_lock:
+            try:
+                return self._run(change, durable)
+            except StoreFullError:
+                if not frees or not self._make_room():
+                    raise
+                return self._run(change, durable)
+
+    def close(self) -> None:
+        """Close both connections. What was not committed is undone."""
+        with self._write_lock, self._read_lock:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._reader = self._writer = None
+
+    def _run(self, change: Callable[[sqlite3.Connection], T], durable: bool) -> T:
+        writer = self._writer
+        if writer is None or self._is_failed:
+            why = "the store is closed" if writer is None else "it failed before; reopen the store"
+            raise StoreFailedError("write the catalogue", why)
+        try:
+            self._choose_synchronous(writer, "FULL" if durable else "NORMAL")
+            writer.execute("BEGIN IMMEDIATE")
+            result = change(writer)
+            writer.execute("COMMIT")
+        except BaseException as error:
+            self._undo(writer)
+            if not isinstance(error, sqlite3.Error):
+                raise
+            code = getattr(error, "sqlite_errorcode", 1) & 0xFF
+            if code == _FULL:
+                raise StoreFullError(0, 0) from error
+            if code in _BROKEN:
+                # Whether a page that could not be synced is on the disk, only recovery knows.
+                self._is_failed = True
+            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+                raise  # a bug
+            raise StoreFailedError("write the catalogue", str(error)) from error
+        return result
+
+    def _undo(self, writer: sqlite3.Connection) -> None:
+        if not writer.in_transaction:
+            return
+        try:
+            writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            logger.exception("a transaction could not be undone")
+            self._is_failed = True
+
+    def _choose_synchronous(self, writer: sqlite3.Connection, level: str) -> None:
+        if level != self._synchronous:
+            writer.execute(f"PRAGMA synchronous={level}")
+            self._synchronous = level
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    # A damaged page is an error where it is read, not an answer. Databases are read, not mapped.
+    connection.execute("PRAGMA cell_size_check=1")
+    connection.execute("PRAGMA mmap_size=0")
+    connection.execute("PRAGMA trusted_schema=0")
+    return connection
+
+
+def _prepare(writer: sqlite3.Connection, path: str, store_id: str) -> bool:
+    """Make the schema, or check it. False if the database is somebody else's."""
+    ((mode,),) = writer.execute("PRAGMA journal_mode=WAL")
+    if mode != "wal":
+        raise BadStoreError(path, f"the database cannot be in WAL mode, only in {mode!r}")
+    writer.execute("PRAGMA synchronous=FULL")
+    writer.execute("PRAGMA journal_size_limit=4194304")
+    ((application,),) = writer.execute("PRAGMA application_id")
+    ((version,),) = writer.execute("PRAGMA user_version")
+    ((n_tables,),) = writer.execute("SELECT count(*) FROM sqlite_schema")
+    if application == 0 and version == 0 and n_tables == 0:
+        writer.executescript(
+            f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id={APPLICATION_ID}; "
+            f"PRAGMA user_version={SCHEMA_VERSION}; "
+            f"INSERT INTO meta VALUES ('store_id', '{store_id}'), ('floor', 0), ('reserved', 0); "
+            "COMMIT"
+        )
+        return True
+    if application != APPLICATION_ID:
+        return False
+    if version != SCHEMA_VERSION:
+        raise BadStoreError(
+            path, f"the store has format {version}, this wkvm knows {SCHEMA_VERSION}"
+        )
+    return True

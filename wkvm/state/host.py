@@ -1,0 +1,98 @@
+"""The tier in host memory: images by the uid of their payload, up to so many bytes.
+
+What is nowhere else stays until it is; of the rest the one that was used longest ago goes first.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from wkvm.state.image import StateImage
+
+
+@dataclass(slots=True)
+class _Held:
+    image: StateImage
+    is_only_copy: bool
+
+
+class HostTier:
+    """Images in memory. Threads may call any method at the same time.
+
+    Args:
+        limit: bytes; an image that is larger is not taken.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = OrderedDict[str, _Held]()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all images that are held."""
+        return self._n_bytes
+
+    @property
+    def n_images(self) -> int:
+        """How many images are held."""
+        return len(self._held)
+
+    def get(self, payload: str) -> StateImage | None:
+        """The image of a payload, which becomes the one used last; None if it is not held."""
+        with self._lock:
+            held = self._held.get(payload)
+            if held is None:
+                return None
+            self._held.move_to_end(payload)
+            return held.image
+
+    def admit(self, payload: str, image: StateImage, *, is_only_copy: bool) -> bool:
+        """Hold an image; others that exist elsewhere make room.
+
+        Returns:
+            False if there is no room: nothing was changed.
+        """
+        with self._lock:
+            held = self._held.get(payload)
+            if held is not None:
+                held.is_only_copy = held.is_only_copy and is_only_copy
+                self._held.move_to_end(payload)
+                return True
+            needed = self._n_bytes + image.nbytes - self._limit
+            leaving = list[str]()
+            for other, one in self._held.items():
+                if needed <= 0:
+                    break
+                if not one.is_only_copy:
+                    leaving.append(other)
+                    needed -= one.image.nbytes
+            if needed > 0:
+                return False
+            for other in leaving:
+                self._remove(other)
+            self._held[payload] = _Held(image, is_only_copy)
+            self._n_bytes += image.nbytes
+            return True
+
+    def settle(self, payload: str) -> None:
+        """The tier below has a verified copy of it."""
+        with self._lock:
+            held = self._held.get(payload)
+            if held is not None:
+                held.is_only_copy = False
+
+    def drop(self, payload: str) -> None:
+        """Nobody needs it any more."""
+        with self._lock:
+            if payload in self._held:
+                self._remove(payload)
+
+    def coldest_only_copy(self) -> str | None:
+        """Of what is nowhere else, the payload that was used longest ago."""
+        with self._lock:
+            return next((at for at, held in self._held.items() if held.is_only_copy), None)
+
+    def _remove(self, payload: str) -> None:
+        self._n_bytes -= self._held.pop(payload).image.nbytes

@@ -1,0 +1,172 @@
+"""What a store can be asked without changing it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from wkvm.core.errors import BadStateFileError, StateDamagedError
+from wkvm.core.registry import (
+    HandleRecord,
+    Identity,
+    RandomKey,
+    Ref,
+    SamplerMemory,
+    VersionRecord,
+    check_name,
+    parse_ref,
+)
+from wkvm.state import reading
+from wkvm.state.catalogue import Catalogue
+from wkvm.state.image import StateImage, check_same
+from wkvm.state.reading import Lineage, find_version
+from wkvm.state.shelf import Shelf
+from wkvm.state.tables import HandleRow, PayloadRow
+
+
+class Loaded(NamedTuple):
+    """A version and its bytes."""
+
+    record: VersionRecord
+    image: StateImage
+
+
+class Lookup:
+    """The half of a store that changes nothing, but for putting apart what is damaged.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, catalogue: Catalogue, shelf: Shelf, clock: Callable[[], float]) -> None:
+        self._catalogue = catalogue
+        self._shelf = shelf
+        self._clock = clock
+
+    def get(self, tenant: str, ref: Ref | str) -> VersionRecord:
+        """What is known of a version, of the head by default. About 30 us.
+
+        Raises:
+            StateNotFoundError: the tenant has none such; the same for what never was.
+            StateDamagedError: its row is not what was written.
+        """
+        return self._find(tenant, as_ref(ref))[1]
+
+    def handle(self, tenant: str, name: str) -> HandleRecord:
+        """What is known of a handle.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+        """
+        return reading.get_handle(self._catalogue, tenant, check_name(name), self._clock())
+
+    def handles(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        tags: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[HandleRecord]:
+        """Handles by name, a page at a time.
+
+        Args:
+            prefix: of names.
+            tags: that a handle must have, with these values.
+            after: the name that the last page ended with.
+            limit: how many at most.
+        """
+        return reading.list_handles(
+            self._catalogue,
+            tenant,
+            self._clock(),
+            prefix=prefix,
+            tags=tags or {},
+            after=after,
+            limit=limit,
+        )
+
+    def log(self, tenant: str, ref: Ref | str, *, limit: int = 100) -> list[VersionRecord]:
+        """Versions of a handle with their provenance, the newest first, from ``ref`` on.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+        """
+        handle, record, _ = self._find(tenant, as_ref(ref))
+        return reading.list_versions(self._catalogue, handle, record.version, limit)
+
+    def checkpoints(self, tenant: str, name: str) -> list[int]:
+        """The token positions that ``rollback`` can go to, in order.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+        """
+        handle, record, _ = self._find(tenant, Ref(check_name(name)))
+        return self._catalogue.view(lambda db: Lineage(db, handle, record.version).positions())
+
+    def load(
+        self,
+        tenant: str,
+        ref: Ref | str,
+        *,
+        identity: Identity | None = None,
+        into: Tensor | None = None,
+    ) -> Loaded:
+        """A version's bytes, verified. From disk about 0.25 ms a MiB.
+
+        Args:
+            identity: of the model that is to go on from it.
+            into: ``[record_bytes]`` uint8 on the host, which becomes the image's record. Its
+                contents are undefined after an error. Without it the image may be shared with
+                others, and is not to be written.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``; what is damaged is put apart.
+            StateMismatchError: it is another model's.
+            ValueError: ``into`` does not fit.
+            StoreFailedError: the disk refused.
+        """
+        ref = as_ref(ref)
+        _, record, payload = self._find(tenant, ref)
+        if identity is not None:
+            check_same(identity, record.identity)
+        while True:
+            try:
+                image = self._shelf.image(payload, into)
+                return Loaded(record, _with_key(image, record.key))
+            except StateDamagedError as error:
+                raise StateDamagedError(str(record.ref), error.why) from error
+            except BadStateFileError as error:
+                # Was it deleted, or moved to another tier, since it was looked up?
+                _, record, now = self._find(tenant, record.ref)
+                if now == payload and not self._shelf.damaged(payload, error.why):
+                    raise StateDamagedError(str(record.ref), error.why) from error
+                _, record, payload = self._find(tenant, record.ref)
+
+    def _find(self, tenant: str, ref: Ref) -> tuple[HandleRow, VersionRecord, PayloadRow]:
+        return find_version(self._catalogue, tenant, ref, self._clock())
+
+
+def as_ref(ref: Ref | str) -> Ref:
+    """A reference, checked.
+
+    Raises:
+        InvalidParameterError: it is none.
+    """
+    if isinstance(ref, str):
+        return parse_ref(ref)
+    return parse_ref(str(ref))
+
+
+def _with_key(image: StateImage, key: RandomKey | None) -> StateImage:
+    """An image that draws from another key."""
+    if key is None:
+        return image
+    sampler = image.carried.sampler
+    if sampler is None:
+        sampler = SamplerMemory(seed=key.seed, branch=key.branch)
+    else:
+        sampler = replace(sampler, seed=key.seed, branch=key.branch)
+    return replace(image, carried=replace(image.carried, sampler=sampler))

@@ -1,0 +1,167 @@
+"""Opening a store: whose folder it is, and what a crash left in it."""
+
+import errno
+import logging
+import sqlite3
+from typing import NamedTuple
+
+from wkvm.core.errors import BadStoreError, StoreLockedError
+from wkvm.core.registry import StoreLimits
+from wkvm.state.edits import Edit
+from wkvm.state.io import IO, Entry, Folder, Kind
+from wkvm.state.payloads import reason
+from wkvm.state.tables import HANDLE_COLUMNS, HandleRow, rows
+
+logger = logging.getLogger(__name__)
+
+DATABASE = "catalogue.db"
+LOCK = "lock"
+BALLAST = "ballast"
+PAYLOADS = "payloads"
+QUARANTINE = "quarantine"
+_DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
+_FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST})
+_FOLDERS = frozenset({PAYLOADS, QUARANTINE})
+
+BALLAST_BYTES = 4 * 2**20
+"""Kept on the disk for the day when it is full: then the catalogue needs room to delete."""
+
+
+class Folders(NamedTuple):
+    """The folders of an open store, and its lock."""
+
+    root: Folder
+    payloads: Folder
+    quarantine: Folder
+    lock: int
+
+    def close(self, io: IO) -> None:
+        """Give all of it back. The lock goes last."""
+        for folder in (self.payloads, self.quarantine, self.root):
+            folder.close()
+        io.close(self.lock)
+
+
+def open_folders(io: IO, path: str, *, create: bool) -> Folders:
+    """Lock a store's folder and open what is in it.
+
+    Raises:
+        BadStoreError: it is no store, or not ours.
+        StoreLockedError: another process has it open.
+    """
+    opened = list[Folder]()
+    lock = -1
+    try:
+        root = io.open_root(path, create=create)
+        opened.append(root)
+        entries = root.entries()
+        _check_entries(path, entries, create=create)
+        root.restrict()
+        lock = root.lock(LOCK)
+        for name in (PAYLOADS, QUARANTINE):
+            opened.append(root.folder(name))
+        if not any(one.name == DATABASE for one in entries) and opened[1].entries():
+            raise BadStoreError(path, "it has payloads and no catalogue; restore both, or neither")
+        _isolate_strangers(root, opened[2], entries, io)
+        root.sync()
+    except BaseException as error:
+        for folder in opened:
+            folder.close()
+        if lock >= 0:
+            io.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise StoreLockedError(path) from error
+        if isinstance(error, OSError):
+            raise BadStoreError(path, f"cannot be opened: {reason(error)}") from error
+        raise
+    return Folders(root, opened[1], opened[2], lock)
+
+
+def _check_entries(path: str, entries: list[Entry], *, create: bool) -> None:
+    by_name = {one.name: one for one in entries}
+    is_store = DATABASE in by_name
+    if not is_store and (not create or any(one not in _FILES | _FOLDERS for one in by_name)):
+        raise BadStoreError(path, "it is not a store" + (", and not empty" if create else ""))
+    for name in _FILES & by_name.keys():
+        if by_name[name].kind is not Kind.FILE or not by_name[name].is_ours:
+            raise BadStoreError(path, f"{name} is no file of this user")
+    for name in _FOLDERS & by_name.keys():
+        if by_name[name].kind is not Kind.FOLDER:
+            raise BadStoreError(path, f"{name} is no folder")
+
+
+def _isolate_strangers(root: Folder, quarantine: Folder, entries: list[Entry], io: IO) -> None:
+    for one in entries:
+        if one.name not in _FILES | _FOLDERS:
+            logger.warning("a file that is not the store's was put in quarantine")
+            root.rename(one.name, quarantine, f"stranger.{io.fresh_id()}")
+
+
+def make_ballast(io: IO, root: Folder) -> None:
+    """Keep some room on the disk. A disk that does not give it is full, which is no error here."""
+    try:
+        fd = root.create(BALLAST)
+    except FileExistsError:
+        return
+    except OSError:
+        logger.warning("there is no room for the ballast")
+        return
+    try:
+        try:
+            io.reserve(fd, BALLAST_BYTES)
+        finally:
+            io.close(fd)
+    except OSError:
+        drop_ballast(root)
+
+
+def drop_ballast(root: Folder) -> bool:
+    """Give up the ballast. False if there was none."""
+    try:
+        root.unlink(BALLAST)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            logger.warning("the ballast could not be removed: %s", reason(error))
+        return False
+    return True
+
+
+def forget_memory(edit: Edit, *, after_crash: bool) -> int:
+    """Remove the versions that were in memory alone. Their numbers are not given again.
+
+    After a crash not all of them are known: what was not on the disk may be gone. So all numbers
+    that may have been given are passed over.
+
+    Returns:
+        How many versions were removed.
+    """
+    db, n_removed = edit.db, 0
+    if after_crash:
+        edit.set_meta("floor", max(edit.meta("floor"), edit.meta("reserved")))
+    edit.set_meta("reserved", 0)
+    in_memory = (
+        "payload IN (SELECT id FROM payloads "
+        "WHERE file IS NULL AND object IS NULL AND damage IS NULL)"
+    )
+    for (handle_id,) in rows(db, f"SELECT DISTINCT handle FROM versions WHERE {in_memory}"):
+        lost = rows(
+            db, f"SELECT version FROM versions WHERE handle = ? AND {in_memory}", (handle_id,)
+        )
+        for (version,) in lost:
+            ((handle,),) = [
+                [HandleRow(*row)]
+                for row in rows(
+                    db, f"SELECT {HANDLE_COLUMNS} FROM handles h WHERE id = ?", (handle_id,)
+                )
+            ]
+            edit.drop_version(handle, version)
+            n_removed += 1
+    return n_removed
+
+
+def reserve_numbers(db: sqlite3.Connection, limits: StoreLimits, version: int, step: int) -> int:
+    """Make sure that no crash lets a number up to ``version`` be given again. Up to which it is."""
+    edit = Edit(db, 0.0, limits)
+    reserved = max(edit.meta("reserved"), (version // step + 1) * step)
+    edit.set_meta("reserved", reserved)
+    return reserved

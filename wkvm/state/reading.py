@@ -1,0 +1,231 @@
+"""Queries of the catalogue that change nothing."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+
+from wkvm.core.errors import StateDamagedError, StateNotFoundError
+from wkvm.core.registry import HandleRecord, RandomKey, Ref, VersionRecord
+from wkvm.state.catalogue import Catalogue, Row
+from wkvm.state.edits import Base
+from wkvm.state.tables import (
+    HANDLE_COLUMNS,
+    HANDLE_WIDTH,
+    PAYLOAD_COLUMNS,
+    VERSION_COLUMNS,
+    VERSION_WIDTH,
+    HandleRow,
+    PayloadRow,
+    VersionRow,
+    checkpoint_seal,
+    handle_record,
+    rows,
+    version_record,
+)
+
+_ALL = (
+    f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS} FROM handles h "
+    "JOIN versions v ON v.handle = h.id JOIN payloads p ON p.id = v.payload "
+)
+_FIND = f"{_ALL} WHERE h.tenant = ? AND h.name = ? AND v.version = coalesce(?, h.head)"
+_LIST = (
+    f"{_ALL} WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
+    "AND v.version = h.head AND (h.expires_at IS NULL OR h.expires_at > ?) ORDER BY h.name LIMIT ?"
+)
+_AFTER_NAMES = "\x7f"
+"""Comes after every character that a name may have."""
+
+
+def find_version(
+    catalogue: Catalogue, tenant: str, ref: Ref, now: float
+) -> tuple[HandleRow, VersionRecord, PayloadRow]:
+    """A version, its handle and its payload.
+
+    What is another tenant's is looked for and not found as what never was.
+
+    Raises:
+        StateNotFoundError: the tenant has none such.
+        StateDamagedError: a row is not what was written.
+    """
+    found = catalogue.read(_FIND, (tenant, ref.name, ref.version))
+    handle, version, payload = _split(found[0]) if found else (None, None, None)
+    if handle is None or version is None or payload is None or _is_over(handle, now):
+        raise StateNotFoundError(str(ref))
+    handle.check()
+    return handle, version_record(handle, version, payload), payload
+
+
+def get_handle(catalogue: Catalogue, tenant: str, name: str, now: float) -> HandleRecord:
+    """A handle.
+
+    Raises:
+        StateNotFoundError, StateDamagedError: as for ``find_version``.
+    """
+    handle, head, _ = find_version(catalogue, tenant, Ref(name), now)
+    return handle_record(handle, head, _n_versions(catalogue, handle))
+
+
+def list_handles(
+    catalogue: Catalogue,
+    tenant: str,
+    now: float,
+    *,
+    prefix: str,
+    tags: Mapping[str, str],
+    after: str,
+    limit: int,
+) -> list[HandleRecord]:
+    """The tenant's handles by name. Damaged ones are left out: ``check`` names them."""
+    found = list[HandleRecord]()
+    while len(found) < limit:
+        page = catalogue.read(
+            _LIST, (tenant, after, prefix, prefix + _AFTER_NAMES, now, limit - len(found))
+        )
+        for row in page:
+            handle, version, payload = _split(row)
+            after = handle.name
+            try:
+                handle.check()
+                head = version_record(handle, version, payload)
+            except StateDamagedError:
+                continue
+            given = json.loads(handle.tags)
+            if all(given.get(tag) == value for tag, value in tags.items()):
+                found.append(handle_record(handle, head, _n_versions(catalogue, handle)))
+        if not page:
+            break
+    return found
+
+
+def list_versions(
+    catalogue: Catalogue, handle: HandleRow, newest: int, limit: int
+) -> list[VersionRecord]:
+    """Versions of a handle from ``newest`` down.
+
+    Raises:
+        StateDamagedError: a row is not what was written.
+    """
+    found = catalogue.read(
+        f"{_ALL} WHERE h.id = ? AND v.version <= ? ORDER BY v.version DESC LIMIT ?",
+        (handle.id, newest, limit),
+    )
+    return [version_record(*_split(row)) for row in found]
+
+
+class Lineage:
+    """What a version goes on from, step by step back: its bases, and checkpoints between them."""
+
+    def __init__(self, db: sqlite3.Connection, handle: HandleRow, version: int) -> None:
+        self._db = db
+        self._handle = handle
+        self._version = version
+
+    def positions(self) -> list[int]:
+        """Token positions at which there is a state, in order."""
+        return sorted({payload.n_computed for _, payload, _ in self._walk()})
+
+    def at(self, position: int) -> tuple[Base, PayloadRow, RandomKey | None]:
+        """The newest state at a position, where it is a base, and its key.
+
+        Raises:
+            StateNotFoundError: there is none.
+        """
+        for base, payload, key in self._walk():
+            if payload.n_computed == position:
+                return base, payload, key
+        raise StateNotFoundError(f"{self._handle.name} at token {position}")
+
+    def _walk(self) -> Iterator[tuple[Base, PayloadRow, RandomKey | None]]:
+        at: tuple[int, int] | None = (self._handle.id, self._version)
+        # A version reaches no further than to where the one after it left it.
+        bound = 2**63 - 1
+        while at is not None:
+            found = rows(
+                self._db,
+                f"SELECT {VERSION_COLUMNS}, {PAYLOAD_COLUMNS} FROM versions v "
+                "JOIN payloads p ON p.id = v.payload WHERE v.handle = ? AND v.version = ?",
+                at,
+            )
+            if not found:
+                return
+            version = VersionRow(*found[0][:VERSION_WIDTH])
+            payload = PayloadRow(*found[0][VERSION_WIDTH:])
+            version.check(payload)
+            key = version.random_key()
+            if payload.n_computed <= bound:
+                yield Base(*at, payload.n_computed), payload, key
+            for checkpoint in self._checkpoints(*at, bound):
+                yield Base(*at, checkpoint.n_computed), checkpoint, key
+            if version.base_handle is None or version.base_version is None:
+                return
+            at = (version.base_handle, version.base_version)
+            bound = min(bound, version.base_tokens or 0)
+
+    def _checkpoints(self, handle: int, version: int, bound: int) -> list[PayloadRow]:
+        found = rows(
+            self._db,
+            f"SELECT c.seal, {PAYLOAD_COLUMNS} FROM checkpoints c JOIN payloads p "
+            "ON p.id = c.payload WHERE c.handle = ? AND c.version = ? AND c.n_computed <= ? "
+            "ORDER BY c.n_computed DESC",
+            (handle, version, bound),
+        )
+        payloads = list[PayloadRow]()
+        for seal, *columns in found:
+            payload = PayloadRow(*columns)
+            if seal != checkpoint_seal(handle, version, payload):
+                raise StateDamagedError(self._handle.name, "a checkpoint's row was changed")
+            payloads.append(payload)
+        return payloads
+
+
+def payloads_in_memory(catalogue: Catalogue) -> list[PayloadRow]:
+    """Payloads that a crash would lose."""
+    found = catalogue.read(
+        f"SELECT {PAYLOAD_COLUMNS} FROM payloads p "
+        "WHERE file IS NULL AND object IS NULL AND damage IS NULL"
+    )
+    return [PayloadRow(*row) for row in found]
+
+
+def has_memory(catalogue: Catalogue) -> bool:
+    """Whether versions were in memory alone when the catalogue was last open."""
+    ((reserved,),) = catalogue.read("SELECT value FROM meta WHERE name = 'reserved'")
+    return reserved != 0 or bool(payloads_in_memory(catalogue))
+
+
+def file_of(catalogue: Catalogue, tenant: str, content_id: str) -> str | None:
+    """The file that holds these bytes for this tenant."""
+    found = catalogue.read(
+        "SELECT file FROM payloads WHERE tenant = ? AND content_id = ?", (tenant, content_id)
+    )
+    return found[0][0] if found else None
+
+
+def uid_of_file(catalogue: Catalogue, file: str) -> str | None:
+    """The payload that a file belongs to."""
+    found = catalogue.read("SELECT uid FROM payloads WHERE file = ?", (file,))
+    return found[0][0] if found else None
+
+
+def known_files(catalogue: Catalogue) -> frozenset[str]:
+    """The files of all payloads."""
+    found = catalogue.read("SELECT file FROM payloads WHERE file IS NOT NULL")
+    return frozenset(file for (file,) in found)
+
+
+def _split(row: Row) -> tuple[HandleRow, VersionRow, PayloadRow]:
+    middle = HANDLE_WIDTH + VERSION_WIDTH
+    return (
+        HandleRow(*row[:HANDLE_WIDTH]),
+        VersionRow(*row[HANDLE_WIDTH:middle]),
+        PayloadRow(*row[middle:]),
+    )
+
+
+def _is_over(handle: HandleRow, now: float) -> bool:
+    return handle.expires_at is not None and handle.expires_at <= now
+
+
+def _n_versions(catalogue: Catalogue, handle: HandleRow) -> int:
+    ((n,),) = catalogue.read("SELECT count(*) FROM versions WHERE handle = ?", (handle.id,))
+    return int(n)

@@ -1,0 +1,232 @@
+"""The bytes of payloads, in whichever tier they are.
+
+Going down, a tier is left only when the one below has a copy that was verified. Going up, every
+byte from disk or the object store is verified before anybody sees it.
+"""
+
+import json
+import logging
+import sqlite3
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from wkvm.core.errors import (
+    BadStateFileError,
+    HostTierFullError,
+    StateDamagedError,
+    StoreFailedError,
+    StoreFullError,
+)
+from wkvm.core.registry import Identity, canonical_json
+from wkvm.state.catalogue import Catalogue
+from wkvm.state.host import HostTier
+from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_image
+from wkvm.state.ledger import Content
+from wkvm.state.objects import ObjectTier
+from wkvm.state.payloads import Payloads
+from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Draft:
+    """An image on its way into the store.
+
+    Attributes:
+        uid: of the payload that it becomes, if there is none with these bytes yet.
+        file: that ``Shelf.write`` made of it; None before.
+    """
+
+    image: StateImage
+    uid: str
+    encoded: EncodedImage = field(init=False)
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        self.encoded = encode_image(self.image)
+
+    @property
+    def content(self) -> Content:
+        """What the catalogue says of it."""
+        carried = self.image.carried
+        return Content(
+            content_id=self.encoded.content_id,
+            digest=self.encoded.digest,
+            n_bytes=self.encoded.n_bytes,
+            identity=canonical_json(self.image.identity.to_json()),
+            n_computed=carried.n_computed,
+            n_pending=len(carried.pending),
+        )
+
+
+class Shelf:
+    """All tiers but the device's. Threads may call any method at the same time.
+
+    Args:
+        objects: the tier below the disk; None for none.
+        limit: bytes of the tier in host memory.
+
+    Attributes:
+        moving: names of objects that are being made, and not to be collected.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        payloads: Payloads,
+        objects: ObjectTier | None,
+        limit: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._limit = limit
+        self.payloads = payloads
+        self.objects = objects
+        self.host = HostTier(limit)
+        self.moving = set[str]()
+
+    def write(self, draft: Draft) -> None:
+        """Put a draft on the disk, unless the tenant's payload with these bytes is there.
+
+        Raises:
+            StoreFullError, StoreFailedError: see ``Payloads.write``.
+        """
+        if draft.file is None:
+            draft.file = self.payloads.write(draft.encoded)
+
+    def discard(self, draft: Draft) -> None:
+        """The draft's file, if it has one, is not needed."""
+        if draft.file is not None:
+            self.payloads.remove(draft.file)
+            draft.file = None
+
+    def image(self, payload: PayloadRow, into: Tensor | None = None) -> StateImage:
+        """The image of a payload, from the highest tier that has it.
+
+        Args:
+            into: see ``Payloads.read``. Without it the image may be shared with others.
+
+        Raises:
+            BadStateFileError: the file is not what it should be, or it moved meanwhile.
+            StateDamagedError: this was found before.
+            StoreFailedError: a tier refused.
+            ValueError: ``into`` does not fit.
+        """
+        image = self.host.get(payload.uid)
+        if image is not None:
+            return image if into is None else _copied(image, into)
+        if payload.file is not None:
+            image = self.payloads.read(payload.file, payload.digest, into)
+        elif payload.object is not None:
+            image = self._from_objects(payload)
+            if into is not None:
+                return _copied(image, into)
+        elif payload.damage is not None:
+            raise StateDamagedError(payload.content_id[:16], payload.damage)
+        else:
+            raise BadStateFileError("it was in memory alone")
+        if json.loads(payload.identity) != image.identity.to_json():
+            raise BadStateFileError("it is another model's")
+        if into is None:
+            self.host.admit(payload.uid, image, is_only_copy=False)
+        return image
+
+    def save(self, payload: PayloadRow) -> None:
+        """Write to disk what is in memory alone. Nothing happens to what is not.
+
+        Raises:
+            StoreFullError, StoreFailedError: see ``Payloads.write``.
+        """
+        image = self.host.get(payload.uid)
+        if image is None or payload.is_durable:
+            return
+        draft = Draft(image, payload.uid)
+        self.write(draft)
+
+        def place(db: sqlite3.Connection) -> bool:
+            row = find_payload(db, payload.id)
+            if row is None or row.uid != payload.uid or row.file is not None:
+                return False
+            db.execute("UPDATE payloads SET file = ? WHERE id = ?", (draft.file, row.id))
+            return True
+
+        try:
+            was_placed = self._catalogue.write(place)
+        except StoreFullError:
+            self.discard(draft)
+            raise
+        if was_placed and draft.file is not None:
+            self.payloads.settle(draft.file)
+            self.host.settle(payload.uid)
+        else:
+            self.discard(draft)
+
+    def make_room(self) -> None:
+        """Write the coldest image that is in memory alone to disk, so that it may leave memory.
+
+        Raises:
+            HostTierFullError: there is none.
+            StoreFullError, StoreFailedError: see ``Payloads.write``.
+        """
+        uid = self.host.coldest_only_copy()
+        if uid is None:
+            raise HostTierFullError(self._limit)
+        found = self._catalogue.read(
+            f"SELECT {PAYLOAD_COLUMNS} FROM payloads p WHERE uid = ?", (uid,)
+        )
+        if found:
+            self.save(PayloadRow(*found[0]))
+        else:
+            self.host.drop(uid)
+
+    def damaged(self, payload: PayloadRow, why: str) -> bool:
+        """Put a payload's file apart, and note it. Its copy among the objects takes its place.
+
+        Returns:
+            Whether there is such a copy.
+        """
+        logger.error("a payload is damaged and was put in quarantine: %s", why)
+        if payload.file is not None:
+            # First of all: a file that the catalogue does not know would be swept away.
+            self.payloads.isolate(payload.file)
+        damage = None if payload.object is not None else why
+
+        def note(db: sqlite3.Connection) -> None:
+            db.execute(
+                "UPDATE payloads SET file = NULL, damage = ? WHERE id = ? AND file IS ?",
+                (damage, payload.id, payload.file),
+            )
+
+        try:
+            self._catalogue.write(note, frees=True)
+        except (StoreFailedError, StoreFullError):
+            logger.warning("the damage could not be noted in the catalogue", exc_info=True)
+        return payload.object is not None
+
+    def _from_objects(self, payload: PayloadRow) -> StateImage:
+        if self.objects is None or payload.object is None:
+            raise StoreFailedError("read a state", "it is in an object store that is not set up")
+        image = decode_image(self.objects.get(payload.object))
+        if encode_image(image).digest != payload.digest:
+            raise BadStateFileError("its digest is not the one that was committed")
+        return image
+
+
+def identity_of(payload: PayloadRow) -> Identity:
+    """Which model a payload belongs to."""
+    return Identity.from_json(json.loads(payload.identity))
+
+
+def _copied(image: StateImage, into: Tensor) -> StateImage:
+    if into.dtype != torch.uint8 or into.shape != image.record.shape:
+        raise ValueError(f"a record of {len(image.record)} bytes does not fit {into.shape}")
+    into.copy_(image.record)
+    return StateImage(
+        identity=image.identity,
+        layout=image.layout,
+        carried=image.carried,
+        token_ids=image.token_ids,
+        record=into,
+    )

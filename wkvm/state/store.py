@@ -1,0 +1,449 @@
+"""The store of durable states: handles with immutable versions, in tiers, behind one writer.
+
+Synchronous: every method may wait for a disk, so it belongs in a thread that may wait. Threads
+may call any method at the same time. A method that raises has changed nothing, unless it says
+otherwise; one that returns has done what the record's ``ack`` says.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from wkvm.core.errors import (
+    InvalidParameterError,
+    StateNotFiniteError,
+    StoreFailedError,
+    StoreFullError,
+)
+from wkvm.core.registry import (
+    AckClass,
+    Durability,
+    HandleRecord,
+    Provenance,
+    RandomKey,
+    Ref,
+    StoreLimits,
+    VersionRecord,
+    canonical_json,
+    check_name,
+    check_provenance,
+    check_tags,
+)
+from wkvm.state import reading, upkeep
+from wkvm.state.catalogue import Catalogue
+from wkvm.state.changes import Commit, Fork, Rollback
+from wkvm.state.edits import Edit, check_expected
+from wkvm.state.image import StateImage
+from wkvm.state.io import IO, SystemIO
+from wkvm.state.lookup import Lookup, as_ref
+from wkvm.state.objects import ObjectTier
+from wkvm.state.opening import (
+    DATABASE,
+    Folders,
+    drop_ballast,
+    forget_memory,
+    make_ballast,
+    open_folders,
+)
+from wkvm.state.payloads import Payloads
+from wkvm.state.shelf import Draft, Shelf
+from wkvm.state.writer import Writer
+
+N_THREADS = 4
+"""That read and hash parts of a large file side by side."""
+
+
+class Store(Lookup):
+    """An open store. Made by ``open``."""
+
+    def __init__(
+        self,
+        io: IO,
+        folders: Folders,
+        catalogue: Catalogue,
+        shelf: Shelf,
+        threads: ThreadPoolExecutor,
+        *,
+        clock: Callable[[], float],
+        limits: StoreLimits,
+        engine: str,
+    ) -> None:
+        super().__init__(catalogue, shelf, clock)
+        self._io = io
+        self._folders = folders
+        self._threads = threads
+        self._engine = engine
+        self._writer = Writer(io, folders.root, catalogue, shelf, clock=clock, limits=limits)
+        self.limits = limits
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        clock: Callable[[], float],
+        io: IO | None = None,
+        limits: StoreLimits | None = None,
+        objects: ObjectTier | None = None,
+        engine: str = "",
+        create: bool = True,
+    ) -> "Store":
+        """Open a store and repair what a crash left. About 20 ms, and 10 us a handle.
+
+        Args:
+            path: of its folder.
+            clock: seconds since 1970.
+            io: the file system; None takes the operating system's.
+            limits: how much it takes.
+            objects: the tier below the disk.
+            engine: the version of wkvm, for provenance.
+            create: make it where there is none.
+
+        Raises:
+            BadStoreError: the folder is none that may be used.
+            StoreLockedError: another process has it open.
+            StoreFailedError, StoreFullError: the disk refused.
+        """
+        io = SystemIO() if io is None else io
+        limits = StoreLimits() if limits is None else limits
+        folders = open_folders(io, path, create=create)
+        catalogue, threads = None, ThreadPoolExecutor(N_THREADS, thread_name_prefix="wkvm-store")
+        try:
+            database = io.database_path(folders.root, DATABASE)
+            catalogue = Catalogue(database, io.fresh_id(), lambda: drop_ballast(folders.root))
+            payloads = Payloads(
+                io,
+                folders.payloads,
+                folders.quarantine,
+                reserve=limits.disk_reserve,
+                threads=threads,
+            )
+            shelf = Shelf(catalogue, payloads, objects, limits.host_bytes)
+            store = cls(
+                io,
+                folders,
+                catalogue,
+                shelf,
+                threads,
+                clock=clock,
+                limits=limits,
+                engine=engine,
+            )
+            store._recover()
+            return store
+        except BaseException:
+            if catalogue is not None:
+                catalogue.close()
+            threads.shutdown()
+            folders.close(io)
+            raise
+
+    def close(self) -> None:
+        """Close it. Versions in memory alone are gone; ``flush`` before saves them."""
+        try:
+            if not self._catalogue.is_failed:
+                self._writer.edit(lambda edit: forget_memory(edit, after_crash=False), frees=True)
+        except (StoreFailedError, StoreFullError):
+            pass  # the next one who opens it does that
+        finally:
+            self._catalogue.close()
+            self._threads.shutdown()
+            self._folders.close(self._io)
+
+    # --- changing -----------------------------------------------------------------------
+
+    def commit(
+        self,
+        tenant: str,
+        name: str,
+        image: StateImage,
+        *,
+        provenance: Provenance,
+        expected_version: int | None = None,
+        durability: Durability = Durability.DISK,
+        tags: Mapping[str, str] | None = None,
+        expires_at: float | None = None,
+        checkpoints: Iterable[StateImage] = (),
+        keep: int | None = None,
+        idempotency_key: str | None = None,
+        check_finite: bool = True,
+    ) -> VersionRecord:
+        """Make an image the next version of a handle, which is made where it is missing.
+
+        Args:
+            image: belongs to the store from here on, and must not be written to.
+            provenance: how it came to be. If the first parent is a version of this store, that is
+                what ``rollback`` by position goes back along.
+            expected_version: of the head; 0 for a handle that must be new; None for any.
+            durability: whether it is on disk when this returns.
+            tags: replace those of the handle; None leaves them.
+            expires_at: replaces that of the handle; None leaves it.
+            checkpoints: states on the way to it, at positions below its own.
+            keep: remove all but so many of the newest versions.
+            idempotency_key: a second call with it, and the same name and expectation, returns what
+                the first one did.
+            check_finite: look for NaN and infinity; False where the caller did.
+
+        Raises:
+            StaleVersionError: the head is elsewhere.
+            StateNotFiniteError: a tensor holds NaN or infinity.
+            KeyReusedError: the key stands for another operation.
+            QuotaError, StoreFullError, HostTierFullError: there is no room.
+            StoreFailedError: the disk failed. Only if the catalogue itself did, it may turn out
+                when the store is opened again that the version is there.
+        """
+        check_name(name)
+        provenance_text = check_provenance(provenance, self.limits)
+        tag_text = None if tags is None else canonical_json(check_tags(tags, self.limits))
+        images = (image, *checkpoints)
+        if keep is not None and keep < 1:
+            raise InvalidParameterError("keep", "at least 1")
+        if check_finite:
+            for one in images:
+                tensor = one.first_non_finite()
+                if tensor is not None:
+                    raise StateNotFiniteError(tensor)
+        commit = Commit(
+            tenant=tenant,
+            name=name,
+            expected=expected_version,
+            idempotency_key=idempotency_key,
+            drafts=[],
+            provenance=provenance,
+            provenance_text=provenance_text,
+            tag_text=tag_text,
+            expires_at=expires_at,
+            keep=keep,
+        )
+        now = self._clock()
+        earlier = self._catalogue.view(lambda db: commit.look(Edit(db, now, self.limits)))
+        if earlier is not None:
+            return earlier
+        drafts = [Draft(one, self._io.fresh_id()) for one in images]
+        commit = replace(commit, drafts=drafts)
+        writer = self._writer
+        return writer.commit(
+            tenant, drafts, lambda edit: commit.apply(edit, writer.put), durability
+        )
+
+    def fork(
+        self,
+        tenant: str,
+        source: Ref | str,
+        names: Sequence[str],
+        *,
+        keys: Sequence[RandomKey] | None = None,
+        tags: Mapping[str, str] | None = None,
+        expires_at: float | None = None,
+        durability: Durability = Durability.DISK,
+        idempotency_key: str | None = None,
+    ) -> list[VersionRecord]:
+        """New handles on the bytes of one version. One transaction, and no bytes, for all.
+
+        Args:
+            source: the version.
+            names: of the new handles.
+            keys: what each draws its random numbers from; None leaves all of them at the
+                parent's, so that they repeat what it would do.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+            StateExistsError: one of the names is taken.
+            InvalidParameterError: there are no names, too many, or the same twice.
+            KeyReusedError, QuotaError, StoreFullError, StoreFailedError: as for ``commit``.
+        """
+        source = as_ref(source)
+        tag_text = canonical_json(check_tags(tags or {}, self.limits))
+        if not 0 < len(names) <= self.limits.forks_at_once or len(set(names)) < len(names):
+            raise InvalidParameterError(
+                "names", f"1 to {self.limits.forks_at_once} different names"
+            )
+        if keys is not None and len(keys) != len(names):
+            raise InvalidParameterError("keys", "one for each name")
+        for name in names:
+            check_name(name, "names")
+        fork = Fork(
+            tenant=tenant,
+            source=source,
+            names=names,
+            keys=keys,
+            tag_text=tag_text,
+            expires_at=expires_at,
+            idempotency_key=idempotency_key,
+            engine=self._engine,
+        )
+        return self._writer.attach(fork.apply, durability)
+
+    def rollback(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        version: int | None = None,
+        position: int | None = None,
+        key: RandomKey | None = None,
+        expected_version: int | None = None,
+        durability: Durability = Durability.DISK,
+        idempotency_key: str | None = None,
+    ) -> VersionRecord:
+        """A new version with the bytes of an earlier one, or of a checkpoint before the head.
+
+        Args:
+            version: to which to go back; or
+            position: the number of tokens that the state had absorbed then.
+            key: what it draws random numbers from; None for the same as then.
+
+        Raises:
+            StateNotFoundError: there is no such version or checkpoint.
+            StaleVersionError, KeyReusedError, QuotaError, StoreFullError, StoreFailedError: as for
+                ``commit``.
+        """
+        if (version is None) == (position is None):
+            raise InvalidParameterError("version", "either a version or a position")
+        check_name(name)
+        rollback = Rollback(
+            tenant=tenant,
+            name=name,
+            version=version,
+            position=position,
+            key=key,
+            expected=expected_version,
+            idempotency_key=idempotency_key,
+            engine=self._engine,
+        )
+        return self._writer.attach(rollback.apply, durability)
+
+    def rename(self, tenant: str, name: str, new_name: str) -> HandleRecord:
+        """Give a handle another name. Its versions keep their numbers.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            StateExistsError: the new name is taken; or it was, by versions of another handle with
+                numbers that this one has too.
+        """
+        check_name(name)
+        check_name(new_name, "new_name")
+        self._writer.edit(lambda edit: edit.rename(edit.handle(tenant, name), new_name), frees=True)
+        return self.handle(tenant, new_name)
+
+    def set_tags(self, tenant: str, name: str, tags: Mapping[str, str]) -> HandleRecord:
+        """Replace the tags of a handle.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            InvalidParameterError: they are too many or too long.
+        """
+        text = canonical_json(check_tags(tags, self.limits))
+        check_name(name)
+        self._writer.edit(lambda edit: edit.save(edit.handle(tenant, name), tags=text))
+        return self.handle(tenant, name)
+
+    def set_expiry(self, tenant: str, name: str, expires_at: float | None) -> HandleRecord:
+        """Say when a handle is over; None for never.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+        """
+        check_name(name)
+        self._writer.edit(lambda edit: edit.save(edit.handle(tenant, name), expires_at=expires_at))
+        return self.handle(tenant, name)
+
+    def delete(self, tenant: str, ref: Ref | str, *, expected_version: int | None = None) -> None:
+        """Remove a handle, or one version of it. With the last version the handle goes.
+
+        Bytes that nobody else shares are gone from the disk when this returns. It works on a full
+        disk.
+
+        Raises:
+            StateNotFoundError: the tenant has none such.
+            StaleVersionError: the head is not the version that was expected.
+            StoreFailedError: the disk failed.
+        """
+        ref = as_ref(ref)
+
+        def change(edit: Edit) -> None:
+            handle = edit.handle(tenant, ref.name)
+            check_expected(ref.name, handle, expected_version)
+            if ref.version is None:
+                edit.drop_handle(handle)
+            else:
+                edit.drop_version(handle, ref.version)
+
+        self._writer.edit(change, frees=True)
+
+    # --- tiers --------------------------------------------------------------------------
+
+    def persist(self, tenant: str, ref: Ref | str) -> VersionRecord:
+        """Put a version on disk that is in memory alone.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+            StoreFullError, StoreFailedError: as for ``commit``.
+        """
+        _, record, payload = self._find(tenant, as_ref(ref))
+        if record.ack is not AckClass.DURABLE:
+            self._shelf.save(payload)
+            record = self.get(tenant, record.ref)
+        return record
+
+    def flush(self) -> int:
+        """Put all on disk that is in memory alone. How many payloads that were.
+
+        Raises:
+            StoreFullError, StoreFailedError: as for ``commit``; some may be on disk by then.
+        """
+        n = 0
+        for payload in reading.payloads_in_memory(self._catalogue):
+            self._shelf.save(payload)
+            n += 1
+        return n
+
+    def demote(self, tenant: str, ref: Ref | str) -> VersionRecord:
+        """Move a version's bytes to the object store. The disk has them until they are verified.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+            StoreFailedError: there is no object store, or it refused.
+        """
+        record = self.persist(tenant, ref)
+        _, _, payload = self._find(tenant, record.ref)
+        self.load(tenant, record.ref)
+        upkeep.demote(self._catalogue, self._shelf, payload, self._io.fresh_id())
+        return self.get(tenant, record.ref)
+
+    # --- upkeep -------------------------------------------------------------------------
+
+    def check(self) -> upkeep.CheckReport:
+        """Read and verify everything. What is damaged is put apart, as when it is loaded.
+
+        Raises:
+            StoreFailedError: the disk refused.
+        """
+        return upkeep.check(self._catalogue, self._shelf)
+
+    def gc(self) -> upkeep.GcReport:
+        """Remove what has expired, and what nobody needs.
+
+        Raises:
+            StoreFailedError: the disk refused.
+        """
+        return upkeep.collect(
+            self._catalogue, self._shelf, lambda change: self._writer.edit(change, frees=True)
+        )
+
+    def stat(self) -> upkeep.StoreStat:
+        """How much of what there is.
+
+        Raises:
+            StoreFailedError: the disk refused.
+        """
+        return upkeep.stat(self._catalogue, self._shelf, self._folders)
+
+    # --- within -------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        if reading.has_memory(self._catalogue):
+            self._writer.edit(lambda edit: forget_memory(edit, after_crash=True), frees=True)
+        strays = self._shelf.payloads.strays()
+        self._shelf.payloads.sweep(strays, reading.known_files(self._catalogue))
+        make_ballast(self._io, self._folders.root)
