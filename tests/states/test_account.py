@@ -138,9 +138,13 @@ class ShelfDoor:
 
     async def hibernate(self, ref: str) -> Known:
         await self._pass()
-        return known(*self._find(ref), "durable")
+        name, version, history = self._find(ref)
+        self._shelf.durable.setdefault(name, {})[version] = history
+        await self._pass()
+        return known(name, version, history, "durable")
 
-    resume = hibernate
+    async def resume(self, ref: str) -> Known:
+        return await self.hibernate(ref)
 
 
 async def account_of(fault: str) -> Account:
