@@ -20,6 +20,7 @@ from wkvm.core.errors import (
     StateNotFoundError,
 )
 from wkvm.core.registry import AckClass, Durability, RandomKey, Ref, StoreLimits
+from wkvm.core.states import Tier
 from wkvm.state.store import Store
 
 
@@ -489,3 +490,49 @@ def test_an_image_larger_than_memory_is_refused_there_and_taken_on_disk(tmp_path
         assert store.handles("t") == []
         put(store, "a", 1)
         assert same(store.load("t", "a").image, an_image(1))
+
+
+# --- tiers --------------------------------------------------------------------------------
+
+
+def test_a_version_that_cools_is_on_disk_and_no_longer_in_memory(store: Store) -> None:
+    put(store, "a", 1, durability=MEMORY)
+    assert store.tier("t", "a") is Tier.HOST
+    assert store.cool("t", "a").ack is AckClass.DURABLE
+    assert store.tier("t", "a") is Tier.DISK
+    assert same(store.load("t", "a").image, an_image(1))
+    assert store.tier("t", "a") is Tier.HOST
+
+
+def test_the_newest_state_at_or_below_a_position_is_found(store: Store) -> None:
+    one = put(store, "a", 1, n_tokens=10)
+    put(store, "a", 2, n_tokens=30, provenance=after(one), checkpoints=[an_image(3, n_tokens=20)])
+    (fork,) = store.fork("t", "a", ["b"], keys=[RandomKey(7, 7)])
+    for position, seed, n_tokens, ref in (
+        (9, None, 0, None),
+        (10, 1, 10, Ref("a", 1)),
+        (19, 1, 10, Ref("a", 1)),
+        (29, 3, 20, Ref("a", 2)),
+        (99, 2, 30, Ref("a", 2)),
+    ):
+        if seed is None:
+            with pytest.raises(StateNotFoundError):
+                store.load_at("t", "a", position)
+        else:
+            loaded = store.load_at("t", "a", position)
+            assert loaded.record.ref == ref
+            assert same(loaded.image, an_image(seed, n_tokens=n_tokens))
+    assert store.load_at("t", "b", 40).record.ref == fork.ref
+    assert store.load_at("t", "b", 20).record.ref == Ref("a", 2)
+
+
+@pytest.mark.parametrize(("n_tokens", "expected"), [(0, (5,)), (3, (5, 6, 7, 5))])
+def test_the_last_ids_of_a_state_are_known_without_its_bytes(
+    store: Store, n_tokens: int, expected: tuple[int, ...]
+) -> None:
+    assert put(store, "a", 5, n_tokens=n_tokens).tail == expected
+    assert store.fork("t", "a", ["b"])[0].tail == expected
+
+
+def test_a_long_log_has_a_tail_of_32_ids(store: Store) -> None:
+    assert put(store, "a", 5, n_tokens=100).tail == (*range(74, 105), 5)

@@ -22,6 +22,9 @@ MAX_VERSION = 2**53
 
 MAX_WORD = 2**64
 
+TAIL_IDS = 32
+"""How many of a state's last ids are known without reading its bytes."""
+
 _DIGITS = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 
@@ -320,6 +323,7 @@ class VersionRecord:
         identity: which model it belongs to.
         n_computed: tokens that the state has absorbed.
         n_pending: ids that were sampled and not fed.
+        tail: the last of the token log and the pending ids, ``TAIL_IDS`` at most.
         key: the random numbers that a continuation draws from, where they are not those that
             the payload names: a fork shares its parent's bytes.
         provenance: how it came to be.
@@ -335,6 +339,7 @@ class VersionRecord:
     identity: Identity
     n_computed: int
     n_pending: int
+    tail: tuple[int, ...]
     key: RandomKey | None
     provenance: Provenance
     created_at: float

@@ -48,6 +48,10 @@ class HostTier:
             self._held.move_to_end(payload)
             return held.image
 
+    def has(self, payload: str) -> bool:
+        """Whether the image of a payload is held. It does not become the one used last."""
+        return payload in self._held
+
     def admit(self, payload: str, image: StateImage, *, is_only_copy: bool) -> bool:
         """Hold an image; others that exist elsewhere make room.
 
@@ -87,6 +91,13 @@ class HostTier:
         """Nobody needs it any more."""
         with self._lock:
             if payload in self._held:
+                self._remove(payload)
+
+    def cool(self, payload: str) -> None:
+        """Let go of what is elsewhere too."""
+        with self._lock:
+            held = self._held.get(payload)
+            if held is not None and not held.is_only_copy:
                 self._remove(payload)
 
     def coldest_only_copy(self) -> str | None:

@@ -12,6 +12,7 @@ from wkvm.core.errors import BadStateFileError, StateMismatchError
 from wkvm.core.layout import ITEM_BYTES, StateLayout
 from wkvm.core.registry import Carried, Identity
 from wkvm.state.arena import DTYPES
+from wkvm.state.arithmetic import not_finite
 from wkvm.state.format import (
     TOKEN_BYTES,
     Header,
@@ -73,10 +74,7 @@ class StateImage:
 
     def first_non_finite(self) -> str | None:
         """The name of a tensor that holds NaN or infinity; None if there is none."""
-        for name, view in self.views().items():
-            if view.is_floating_point() and not bool(view.isfinite().all()):
-                return name
-        return None
+        return not_finite(self.views())
 
     def check_fits(self, identity: Identity) -> None:
         """Check that the state is one of this model.

@@ -24,6 +24,7 @@ class Content:
     identity: str
     n_computed: int
     n_pending: int
+    tail: str
 
 
 class TierError(Exception):
@@ -106,6 +107,7 @@ class Ledger:
             content.identity,
             content.n_computed,
             content.n_pending,
+            content.tail,
             b"",
             0,
             file,
@@ -115,7 +117,7 @@ class Ledger:
         row = replace(row, seal=seal_of(row.facts()))
         cursor = self.db.execute(
             "INSERT INTO payloads (uid, tenant, content_id, digest, n_bytes, identity, n_computed, "
-            "n_pending, seal, n_refs, file) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            "n_pending, tail, seal, n_refs, file) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
             (uid, *row.facts(), row.seal, file),
         )
         return replace(row, id=cursor.lastrowid or 0)

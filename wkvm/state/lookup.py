@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from wkvm.core.errors import BadStateFileError, StateDamagedError
+from wkvm.core.errors import BadStateFileError, StateDamagedError, StateNotFoundError
 from wkvm.core.registry import (
     HandleRecord,
     Identity,
@@ -17,6 +17,7 @@ from wkvm.core.registry import (
     check_name,
     parse_ref,
 )
+from wkvm.core.states import Tier
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.image import StateImage, check_same
@@ -128,22 +129,64 @@ class Lookup:
             ValueError: ``into`` does not fit.
             StoreFailedError: the disk refused.
         """
-        ref = as_ref(ref)
-        _, record, payload = self._find(tenant, ref)
+        _, record, payload = self._find(tenant, as_ref(ref))
         if identity is not None:
             check_same(identity, record.identity)
+        return Loaded(record, self._bytes(tenant, record, payload, record.key, into))
+
+    def load_at(
+        self, tenant: str, ref: Ref | str, position: int, *, identity: Identity | None = None
+    ) -> Loaded:
+        """The newest state at or below a token position, on the way to a version.
+
+        Returns:
+            The state, and the version that it is, or is a checkpoint of. Its handle may be another
+            one, from which this one was forked.
+
+        Raises:
+            StateNotFoundError: there is none; or as for ``load``.
+            StateDamagedError, StateMismatchError, StoreFailedError: as for ``load``.
+        """
+        handle, record, _ = self._find(tenant, as_ref(ref))
+        if identity is not None:
+            check_same(identity, record.identity)
+        base, payload, key = self._catalogue.view(
+            lambda db: Lineage(db, handle, record.version).below(position)
+        )
+        origin = reading.record_of(self._catalogue, base.handle, base.version)
+        return Loaded(origin, self._bytes(tenant, origin, payload, key, None))
+
+    def tier(self, tenant: str, ref: Ref | str) -> Tier:
+        """The fastest tier that has a version's bytes.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: as for ``get``.
+        """
+        return self._shelf.tier(self._find(tenant, as_ref(ref))[2])
+
+    def _bytes(
+        self,
+        tenant: str,
+        record: VersionRecord,
+        payload: PayloadRow,
+        key: RandomKey | None,
+        into: Tensor | None,
+    ) -> StateImage:
+        """The image of a payload that ``record`` stands for, or has as a checkpoint."""
         while True:
             try:
-                image = self._shelf.image(payload, into)
-                return Loaded(record, _with_key(image, record.key))
+                return _with_key(self._shelf.image(payload, into), key)
             except StateDamagedError as error:
                 raise StateDamagedError(str(record.ref), error.why) from error
             except BadStateFileError as error:
                 # Was it deleted, or moved to another tier, since it was looked up?
-                _, record, now = self._find(tenant, record.ref)
-                if now == payload and not self._shelf.damaged(payload, error.why):
+                now = reading.payload_by_id(self._catalogue, payload.id)
+                if now is None or now.uid != payload.uid:
+                    raise StateNotFoundError(str(record.ref)) from error
+                is_same = (now.file, now.object) == (payload.file, payload.object)
+                if is_same and not self._shelf.damaged(payload, error.why):
                     raise StateDamagedError(str(record.ref), error.why) from error
-                _, record, payload = self._find(tenant, record.ref)
+                payload = reading.payload_by_id(self._catalogue, payload.id) or now
 
     def _find(self, tenant: str, ref: Ref) -> tuple[HandleRow, VersionRecord, PayloadRow]:
         return find_version(self._catalogue, tenant, ref, self._clock())

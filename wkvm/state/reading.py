@@ -135,6 +135,17 @@ class Lineage:
                 return base, payload, key
         raise StateNotFoundError(f"{self._handle.name} at token {position}")
 
+    def below(self, position: int) -> tuple[Base, PayloadRow, RandomKey | None]:
+        """The newest state at or below a position.
+
+        Raises:
+            StateNotFoundError: there is none.
+        """
+        for base, payload, key in self._walk():
+            if payload.n_computed <= position:
+                return base, payload, key
+        raise StateNotFoundError(f"{self._handle.name} at or before token {position}")
+
     def _walk(self) -> Iterator[tuple[Base, PayloadRow, RandomKey | None]]:
         at: tuple[int, int] | None = (self._handle.id, self._version)
         # A version reaches no further than to where the one after it left it.
@@ -176,6 +187,25 @@ class Lineage:
                 raise StateDamagedError(self._handle.name, "a checkpoint's row was changed")
             payloads.append(payload)
         return payloads
+
+
+def record_of(catalogue: Catalogue, handle: int, version: int) -> VersionRecord:
+    """A version by the number of its handle.
+
+    Raises:
+        StateNotFoundError: it is gone.
+        StateDamagedError: a row is not what was written.
+    """
+    found = catalogue.read(f"{_ALL} WHERE h.id = ? AND v.version = ?", (handle, version))
+    if not found:
+        raise StateNotFoundError("that it came from: it was deleted")
+    return version_record(*_split(found[0]))
+
+
+def payload_by_id(catalogue: Catalogue, payload: int) -> PayloadRow | None:
+    """A payload as it is now."""
+    found = catalogue.read(f"SELECT {PAYLOAD_COLUMNS} FROM payloads p WHERE id = ?", (payload,))
+    return PayloadRow(*found[0]) if found else None
 
 
 def payloads_in_memory(catalogue: Catalogue) -> list[PayloadRow]:

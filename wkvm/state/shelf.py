@@ -19,10 +19,12 @@ from wkvm.core.errors import (
     StoreFailedError,
     StoreFullError,
 )
-from wkvm.core.registry import Identity, canonical_json
+from wkvm.core.registry import TAIL_IDS, Identity, canonical_json
+from wkvm.core.states import Tier
 from wkvm.state.catalogue import Catalogue
+from wkvm.state.format import TOKEN_BYTES
 from wkvm.state.host import HostTier
-from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_image
+from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_image, unpack_ids
 from wkvm.state.ledger import Content
 from wkvm.state.objects import ObjectTier
 from wkvm.state.payloads import Payloads
@@ -52,6 +54,8 @@ class Draft:
     def content(self) -> Content:
         """What the catalogue says of it."""
         carried = self.image.carried
+        log = unpack_ids(self.image.token_ids[-TOKEN_BYTES * TAIL_IDS :])
+        tail = [*log, *carried.pending][-TAIL_IDS:]
         return Content(
             content_id=self.encoded.content_id,
             digest=self.encoded.digest,
@@ -59,6 +63,7 @@ class Draft:
             identity=canonical_json(self.image.identity.to_json()),
             n_computed=carried.n_computed,
             n_pending=len(carried.pending),
+            tail=canonical_json(tail),
         )
 
 
@@ -162,6 +167,12 @@ class Shelf:
             self.host.settle(payload.uid)
         else:
             self.discard(draft)
+
+    def tier(self, payload: PayloadRow) -> Tier:
+        """The fastest tier that has a payload."""
+        if self.host.has(payload.uid):
+            return Tier.HOST
+        return Tier.COLD if payload.file is None and payload.object is not None else Tier.DISK
 
     def make_room(self) -> None:
         """Write the coldest image that is in memory alone to disk, so that it may leave memory.

@@ -386,6 +386,18 @@ class Store(Lookup):
             record = self.get(tenant, record.ref)
         return record
 
+    def cool(self, tenant: str, ref: Ref | str) -> VersionRecord:
+        """Put a version on disk, and let its bytes leave host memory.
+
+        Raises:
+            StateNotFoundError, StateDamagedError, StoreFullError, StoreFailedError: as for
+                ``persist``.
+        """
+        record = self.persist(tenant, ref)
+        _, _, payload = self._find(tenant, record.ref)
+        self._shelf.host.cool(payload.uid)
+        return record
+
     def flush(self) -> int:
         """Put all on disk that is in memory alone. How many payloads that were.
 

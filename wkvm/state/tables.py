@@ -27,7 +27,7 @@ from wkvm.state.catalogue import Row
 
 PAYLOAD_COLUMNS = (
     "p.id, p.uid, p.tenant, p.content_id, p.digest, p.n_bytes, p.identity, p.n_computed, "
-    "p.n_pending, p.seal, p.n_refs, p.file, p.object, p.damage"
+    "p.n_pending, p.tail, p.seal, p.n_refs, p.file, p.object, p.damage"
 )
 HANDLE_COLUMNS = (
     "h.id, h.tenant, h.name, h.head, h.next_version, h.tags, h.created_at, h.updated_at, "
@@ -48,6 +48,7 @@ class PayloadRow:
 
     Attributes:
         uid: never used again, not even for a row that was undone.
+        tail: the last ids of token log and pending, as JSON.
         file: its name on disk; None if it is not there.
         object: its name in the object store; None if it is not there.
         damage: what was found wrong with it; None if nothing was.
@@ -62,6 +63,7 @@ class PayloadRow:
     identity: str
     n_computed: int
     n_pending: int
+    tail: str
     seal: bytes
     n_refs: int
     file: str | None
@@ -83,6 +85,7 @@ class PayloadRow:
             self.identity,
             self.n_computed,
             self.n_pending,
+            self.tail,
         ]
 
 
@@ -212,6 +215,7 @@ def version_record(handle: HandleRow, version: VersionRow, payload: PayloadRow) 
         identity=Identity.from_json(json.loads(payload.identity)),
         n_computed=payload.n_computed,
         n_pending=payload.n_pending,
+        tail=tuple(json.loads(payload.tail)),
         key=version.random_key(),
         provenance=Provenance.from_json(json.loads(version.provenance)),
         created_at=version.created_at,
