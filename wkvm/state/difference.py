@@ -4,11 +4,12 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wkvm.core.errors import StateNotFiniteError
 from wkvm.core.kinds import KINDS, TensorKind, of_kind
-from wkvm.state.arithmetic import not_finite, squares
+from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
 from wkvm.state.image import StateImage
 
@@ -71,7 +72,7 @@ class Difference:
 
 
 def difference(one: StateImage, other: StateImage, *, fold: Fold | None = None) -> Difference:
-    """Compare two states. Takes about 30 ms for two of 12.8 MB, on the calling thread.
+    """Compare two states. Takes about 70 ms for two of 12.8 MB, on the calling thread.
 
     Args:
         one, other: the order matters nothing.
@@ -105,24 +106,52 @@ def _same(pair: tuple[int, int]) -> bool:
     return pair[0] == pair[1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of parts of two arrays a and b, ``[P]`` each: all that distances are made of."""
+
+    of_a: Tensor
+    of_b: Tensor
+    between: Tensor
+    max_abs: Tensor
+
+    def whole(self) -> Distance:
+        """Of all parts together."""
+        larger = max(float(self.of_a.sum()), float(self.of_b.sum())) ** 0.5
+        between = float(self.between.sum()) ** 0.5
+        return Distance(between / larger if larger else 0.0, float(self.max_abs.max()))
+
+    def part(self, index: int) -> "_Sums":
+        """Of one part."""
+        only = slice(index, index + 1)
+        return _Sums(self.of_a[only], self.of_b[only], self.between[only], self.max_abs[only])
+
+
 def _tensor(name: str, a: Tensor, b: Tensor) -> TensorDistance:
     has_heads = KINDS.get(name) is TensorKind.MATRIX
+    sums = [_sums(x, y, has_heads) for x, y in zip(a, b, strict=True)]
     layers = [
         LayerDistance(
             layer,
-            _distance(x, y),
-            tuple(map(_distance, x, y)) if has_heads else (),
+            of_layer.whole(),
+            tuple(of_layer.part(head).whole() for head in range(len(a[0]))) if has_heads else (),
         )
-        for layer, (x, y) in enumerate(zip(a, b, strict=True))
+        for layer, of_layer in enumerate(sums)
     ]
-    return TensorDistance(name, _distance(a, b), tuple(layers))
-
-
-def _distance(a: Tensor, b: Tensor) -> Distance:
-    a, b = a.flatten().double(), b.flatten().double()
-    between = a - b
-    norm, larger = (
-        float(squares(between).sqrt()),
-        max(float(squares(a).sqrt()), float(squares(b).sqrt())),
+    together = _Sums(
+        *(
+            torch.cat(parts)
+            for parts in zip(
+                *((one.of_a, one.of_b, one.between, one.max_abs) for one in sums), strict=True
+            )
+        )
     )
-    return Distance(norm / larger if larger else 0.0, float(between.abs().max()))
+    return TensorDistance(name, together.whole(), tuple(layers))
+
+
+def _sums(a: Tensor, b: Tensor, has_heads: bool) -> _Sums:
+    """Of one layer: by head, or of all of it."""
+    n_parts = len(a) if has_heads else 1
+    a, b = a.reshape(n_parts, -1).double(), b.reshape(n_parts, -1).double()
+    between = a - b
+    return _Sums((a * a).sum(1), (b * b).sum(1), (between * between).sum(1), between.abs().amax(1))
