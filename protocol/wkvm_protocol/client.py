@@ -8,6 +8,8 @@ from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
     FEATURES,
+    FROM_CLIENT,
+    FROM_SERVER,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -16,33 +18,24 @@ from wkvm_protocol.messages import (
     Cancel,
     ClientMessage,
     Credit,
-    End,
     Error,
-    Failed,
-    Generate,
-    GenerateConstrained,
     GoAway,
     Hello,
     HelloOk,
-    Logprobs,
+    Interrupt,
     Opening,
     Ping,
     Pong,
-    Score,
     ServerMessage,
-    Stats,
-    StatsReply,
-    Tokens,
+    StateBytesEnd,
+    StateChunk,
+    StateCredit,
 )
 
 _FIRST: Codec[HelloOk | Error] = Codec(HelloOk, Error)
-_LATER: Codec[ServerMessage] = Codec(
-    Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
-)
+_LATER: Codec[ServerMessage] = Codec(*FROM_SERVER)
 _SENT_FIRST = Codec(Hello)
-_SENT: Codec[ClientMessage] = Codec(
-    Ping, Pong, GoAway, Generate, GenerateConstrained, Score, Cancel, Credit, Stats
-)
+_SENT: Codec[ClientMessage] = Codec(*FROM_CLIENT)
 
 
 class ClientConnection(Connection[ServerMessage]):
@@ -139,11 +132,15 @@ class ClientConnection(Connection[ServerMessage]):
             if self._last_request_id not in self._lanes:
                 return self._last_request_id
 
+    def room(self, request_id: int) -> int:
+        """How many bytes of a state may be sent on a lane now; 0 where it takes none."""
+        return self._lanes.room_up(request_id)
+
     def send(self, message: ClientMessage) -> bytes:
         """Send any message but Hello.
 
         Returns:
-            One frame; nothing for a Cancel or Credit whose lane has closed meanwhile.
+            One frame; nothing for what is said within a lane that has closed meanwhile.
 
         Raises:
             LocalProtocolError: the message is not legal now (a new lane after GoAway from
@@ -155,15 +152,19 @@ class ClientConnection(Connection[ServerMessage]):
         frame = encode_frame(payload, self._send_limit)
         problem: str | None = None
         match message:
-            case Generate() | GenerateConstrained() | Score() | Stats():
-                problem = self._open(message)
             case Cancel() | Credit():
                 if message.request_id not in self._lanes:
                     return b""
+            case Interrupt() | StateChunk() | StateBytesEnd() | StateCredit():
+                if message.request_id not in self._lanes:
+                    return b""
+                problem = self._lanes.apply_from_client(message)
             case GoAway():
                 self._going_away = True
-            case _:
+            case Hello() | Ping() | Pong():
                 pass
+            case _:
+                problem = self._open(message)
         if problem is not None:
             raise LocalProtocolError(f"{type(message).__name__}: {problem}")
         return frame
@@ -175,10 +176,4 @@ class ClientConnection(Connection[ServerMessage]):
         feature = FEATURES.get(type(message))
         if feature is not None and feature not in self._features:
             raise LocalProtocolError(f"the feature {feature} was not agreed")
-        match message:
-            case Stats():
-                return self._lanes.open_query(message.request_id)
-            case Score():
-                return self._lanes.open_generation(message.request_id, 1)
-            case _:
-                return self._lanes.open_generation(message.request_id, message.sampling.n)
+        return self._lanes.open(message)

@@ -13,13 +13,21 @@ import msgspec
 
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
+    End,
+    EndOn,
+    EndReason,
     Generate,
     GenerateConstrained,
+    GenerateOn,
     HelloOk,
     Logprobs,
     Message,
     Sampling,
     Score,
+    StateCreate,
+    StateExportBegin,
+    StatePage,
+    StateVersions,
     Tokens,
     unpack_ids,
 )
@@ -151,7 +159,7 @@ def _check_hello_ok(message: Message) -> str | None:
 
 
 def _check_generate(message: Message) -> str | None:
-    assert isinstance(message, Generate | GenerateConstrained)
+    assert isinstance(message, Generate | GenerateConstrained | GenerateOn)
     sampling = message.sampling
     if len(message.prompt) % 4:
         return _packed(message, "prompt")
@@ -168,8 +176,31 @@ def _check_generate(message: Message) -> str | None:
     return problem
 
 
-def _check_score(message: Message) -> str | None:
+def _check_prompt(message: Message) -> str | None:
     return _packed(message, "prompt")
+
+
+def _check_end(message: Message) -> str | None:
+    assert isinstance(message, End)
+    if message.reason is EndReason.MOVED:
+        return "reason: only what began with a state can move"
+    return None
+
+
+def _check_state(message: Message) -> str | None:
+    """Of a StateInfo within a reply."""
+    assert isinstance(message, StateVersions | StatePage | StateExportBegin)
+    if isinstance(message, StateExportBegin):
+        states = [] if message.state is None else [message.state]
+    else:
+        states = list(message.states)
+    return next(
+        (problem for one in states if (problem := _packed(one, "tail", prefix="state."))), None
+    )
+
+
+def _check_end_on(message: Message) -> str | None:
+    return _packed(message, "pending")
 
 
 def _check_tokens(message: Message) -> str | None:
@@ -211,7 +242,14 @@ _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     HelloOk: _check_hello_ok,
     Generate: _check_generate,
     GenerateConstrained: _check_generate,
-    Score: _check_score,
+    GenerateOn: _check_generate,
+    StateCreate: _check_prompt,
+    Score: _check_prompt,
+    End: _check_end,
+    EndOn: _check_end_on,
+    StateVersions: _check_state,
+    StatePage: _check_state,
+    StateExportBegin: _check_state,
     Tokens: _check_tokens,
     Logprobs: _check_logprobs,
 }

@@ -22,16 +22,31 @@ class ErrorCode(IntEnum):
     EMPTY_PROMPT = 202
     PROMPT_TOO_LONG = 203
     UNSUPPORTED_OPERATION = 204
+    CANCELLED = 205
+    STATE_NOT_FOUND = 210
+    STATE_EXISTS = 211
+    STALE_VERSION = 212
+    STATE_MISMATCH = 213
+    BAD_STATE_FILE = 214
+    STATE_NOT_FINITE = 215
+    KEY_REUSED = 216
+    STATE_MOVED = 217
     # capacity: Failed; the same request may succeed later
     OUT_OF_SLOTS = 300
     QUEUE_FULL = 301
     TOO_MANY_LANES = 302
     DRAINING = 303
+    QUOTA = 310
+    STORE_FULL = 311
+    HOST_TIER_FULL = 312
     # execution: Failed
     INTERNAL = 500
     NON_FINITE = 501
     STALLED = 502
     STEP_FAILED = 503
+    MUTATION_FAILED = 510
+    STATE_DAMAGED = 511
+    STORE_FAILED = 512
 
     @property
     def retryable(self) -> bool:
@@ -46,6 +61,9 @@ RETRYABLE = frozenset(
         ErrorCode.QUEUE_FULL,
         ErrorCode.TOO_MANY_LANES,
         ErrorCode.DRAINING,
+        ErrorCode.QUOTA,
+        ErrorCode.STORE_FULL,
+        ErrorCode.HOST_TIER_FULL,
         ErrorCode.STEP_FAILED,
     }
 )

@@ -3,158 +3,179 @@
 A message is a MessagePack array: its tag, then its fields in the order given here.
 ``docs/protocol.md`` is normative; this module is one implementation of it.
 Token ids travel as packed little-endian uint32 in a bytes field: one copy, not one
-object per id.
+object per id. Those about states are in ``messages_states`` and ``messages_moves``, and here too.
 """
 
-import sys
-from array import array
-from collections.abc import Iterable, Sequence
-from enum import IntEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 import msgspec
 
-PROTOCOL_VERSION = 1
-MAGIC = "wkvm"
+from wkvm_protocol.fields import (
+    GRAMMAR_FEATURE,
+    MAGIC,
+    MAX_FRAME_BYTES,
+    MAX_HELLO_FRAME_BYTES,
+    MAX_LANES,
+    MAX_LONG_TEXT,
+    MAX_REQUEST_ID,
+    MAX_SHORT_TEXT,
+    PROTOCOL_VERSION,
+    SCORE_FEATURE,
+    Count,
+    EndReason,
+    Grant,
+    LongText,
+    Message,
+    PackedFloats,
+    PackedIds,
+    RequestId,
+    Sampling,
+    ShortText,
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from wkvm_protocol.messages_connection import Error, GoAway, Hello, HelloOk, Ping, Pong
+from wkvm_protocol.messages_moves import (
+    MAX_CHUNK_BYTES,
+    REPLIES,
+    EndOn,
+    GenerateOn,
+    Interrupt,
+    MigrateBegin,
+    MigrateEnd,
+    StateBytesEnd,
+    StateChunk,
+    StateCredit,
+    StateExport,
+    StateExportBegin,
+    StateImport,
+    StateMoved,
+    StateOperation,
+    StateReply,
+    StateTransfer,
+)
+from wkvm_protocol.messages_states import (
+    MAX_PAGE,
+    MAX_PARAMETERS,
+    MAX_STATES,
+    MAX_TAGS,
+    STATES_FEATURE,
+    StateCreate,
+    StateDelete,
+    StateDiff,
+    StateEdit,
+    StateFork,
+    StateGet,
+    StateHibernate,
+    StateInfo,
+    StateList,
+    StateLog,
+    StateMutate,
+    StatePage,
+    StateReplay,
+    StateResume,
+    StateRollback,
+    StateSnapshot,
+    StateText,
+    StateVersions,
+    Tags,
+)
 
-MAX_HELLO_FRAME_BYTES = 64 * 1024
-"""Payload limit before HELLO_OK."""
-MAX_FRAME_BYTES = 1024 * 1024
-"""Payload limit of a message after HELLO_OK."""
-MAX_LANES = 1024
-"""Open lanes of one connection."""
-MAX_REQUEST_ID = 2**32 - 1
-MAX_SHORT_TEXT = 256
-MAX_LONG_TEXT = 4096
-"""Characters in the texts of messages: names are short; keys and explanations are long."""
-
-GRAMMAR_FEATURE = "grammar"
-"""The feature under which a client may send GenerateConstrained."""
-SCORE_FEATURE = "score"
-"""The feature under which a client may send Score."""
-
-RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
-"""Chosen by the client; names a lane of the connection until its last End or Failed."""
-PackedIds: TypeAlias = bytes
-"""Token ids, or counts, as packed little-endian uint32."""
-PackedFloats: TypeAlias = bytes
-"""Numbers as packed little-endian float32."""
-ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT)]
-LongText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_LONG_TEXT)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class EndReason(IntEnum):
-    """Why a completion ended. Errors come as Failed, not as an End."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    TIMED_OUT = 4
-
-    def __str__(self) -> str:
-        """Its name in lower case, such as ``timed_out``."""
-        return self.name.lower()
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """Base of all messages. ``gc=False`` is safe: no message can hold a cycle."""
-
-
-# --- the connection: 0x01 to 0x0f ---------------------------------------------------------
-
-
-class Hello(Message, frozen=True, tag=0x01):
-    """Client to server, first: offer versions and features, and authenticate.
-
-    Answered by HelloOk, or by Error and the end of the connection.
-    """
-
-    magic: ShortText
-    min_version: Count
-    max_version: Count
-    features: Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=64)] = ()
-    max_frame_bytes: Count = MAX_FRAME_BYTES
-    api_key: LongText = ""
-    client: ShortText = ""
-
-
-class HelloOk(Message, frozen=True, tag=0x02):
-    """Server to client: the connection is open. What was agreed, and what is served."""
-
-    version: Count
-    features: Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=64)]
-    max_frame_bytes: Count
-    max_lanes: Count
-    ping_interval_ms: Count
-    server: ShortText
-    model: ShortText
-    model_digest: ShortText
-    layout_fingerprint: ShortText
-    tokenizer_digest: ShortText
-    """Hex SHA-256 of the tokenizer's file; empty where the model brings none."""
-    vocab_size: Count
-    eos_ids: PackedIds
-    n_slots: Count
-    max_model_len: Count
-    """0 where there is no limit."""
-
-
-class Ping(Message, frozen=True, tag=0x03):
-    """Either side: answered by a Pong with the same nonce, ahead of anything queued later."""
-
-    nonce: Count = 0
-
-
-class Pong(Message, frozen=True, tag=0x04):
-    """Either side: the answer to a Ping."""
-
-    nonce: Count = 0
-
-
-class GoAway(Message, frozen=True, tag=0x05):
-    """Either side: no new lanes on this connection; open ones go on to their ends."""
-
-    message: LongText = ""
-    retry_after_ms: Count = 0
-
-
-class Error(Message, frozen=True, tag=0x06):
-    """Server to client: the connection is at fault and closes after this message."""
-
-    code: Count
-    retryable: bool
-    message: LongText
-
+__all__ = [
+    "FEATURES",
+    "FROM_CLIENT",
+    "FROM_SERVER",
+    "GRAMMAR_FEATURE",
+    "MAGIC",
+    "MAX_CHUNK_BYTES",
+    "MAX_FRAME_BYTES",
+    "MAX_HELLO_FRAME_BYTES",
+    "MAX_LANES",
+    "MAX_LONG_TEXT",
+    "MAX_PAGE",
+    "MAX_PARAMETERS",
+    "MAX_REQUEST_ID",
+    "MAX_SHORT_TEXT",
+    "MAX_STATES",
+    "MAX_TAGS",
+    "PROTOCOL_VERSION",
+    "REPLIES",
+    "SCORE_FEATURE",
+    "STATES_FEATURE",
+    "Cancel",
+    "ClientMessage",
+    "Count",
+    "Credit",
+    "End",
+    "EndOn",
+    "EndReason",
+    "Error",
+    "Failed",
+    "Generate",
+    "GenerateConstrained",
+    "GenerateOn",
+    "Generation",
+    "GoAway",
+    "Grant",
+    "Hello",
+    "HelloOk",
+    "Interrupt",
+    "Logprobs",
+    "LongText",
+    "Message",
+    "MigrateBegin",
+    "MigrateEnd",
+    "Opening",
+    "PackedFloats",
+    "PackedIds",
+    "Ping",
+    "Pong",
+    "RequestId",
+    "Sampling",
+    "Score",
+    "ServerMessage",
+    "ShortText",
+    "StateBytesEnd",
+    "StateChunk",
+    "StateCreate",
+    "StateCredit",
+    "StateDelete",
+    "StateDiff",
+    "StateEdit",
+    "StateExport",
+    "StateExportBegin",
+    "StateFork",
+    "StateGet",
+    "StateHibernate",
+    "StateImport",
+    "StateInfo",
+    "StateList",
+    "StateLog",
+    "StateMoved",
+    "StateMutate",
+    "StateOperation",
+    "StatePage",
+    "StateReplay",
+    "StateReply",
+    "StateResume",
+    "StateRollback",
+    "StateSnapshot",
+    "StateText",
+    "StateTransfer",
+    "StateVersions",
+    "Stats",
+    "StatsReply",
+    "Tags",
+    "Tokens",
+    "pack_floats",
+    "pack_ids",
+    "unpack_floats",
+    "unpack_ids",
+]
 
 # --- generation: 0x10 to 0x1f -------------------------------------------------------------
-
-
-class Sampling(Message, frozen=True):
-    """How ids are chosen. Ranges are those of docs/protocol.md, checked by the server.
-
-    A value out of range ends the lane with Failed; the connection stays usable.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_decay: float = 1.0
-    bias_ids: PackedIds = b""
-    bias_values: PackedFloats = b""
-    allowed_ids: PackedIds | None = None
-    stop_ids: PackedIds = b""
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int = 256
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    seed: int | None = None
-    n: int = 1
 
 
 class Generate(Message, frozen=True, tag=0x10):
@@ -219,7 +240,7 @@ class Credit(Message, frozen=True, tag=0x12):
     """Client to server: let a lane send ``n_tokens`` more ids. Unknown lanes are ignored."""
 
     request_id: RequestId
-    n_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    n_tokens: Grant
 
 
 class Tokens(Message, frozen=True, tag=0x18):
@@ -284,7 +305,7 @@ class Failed(Message, frozen=True, tag=0x1B):
     retry_after_ms: Count = 0
 
 
-# --- 0x20 to 0x3f are reserved for operations on states -----------------------------------
+# --- operations on states, 0x20 to 0x3f: see messages_states ------------------------------
 
 # --- the server: 0x40 to 0x4f -------------------------------------------------------------
 
@@ -302,64 +323,52 @@ class StatsReply(Message, frozen=True, tag=0x41):
     values: Annotated[dict[ShortText, int], msgspec.Meta(max_length=1024)]
 
 
-Generation: TypeAlias = Generate | GenerateConstrained
+Generation: TypeAlias = Generate | GenerateConstrained | GenerateOn
 """What opens a lane of choices."""
-Opening: TypeAlias = Generate | GenerateConstrained | Score | Stats
+Opening: TypeAlias = Generation | Score | Stats | StateOperation
 """What opens a lane."""
-ClientMessage: TypeAlias = Hello | Ping | Pong | GoAway | Opening | Cancel | Credit
+ClientMessage: TypeAlias = (
+    Hello | Ping | Pong | GoAway | Opening | Cancel | Credit | Interrupt | StateTransfer
+)
 ServerMessage: TypeAlias = (
-    HelloOk | Ping | Pong | GoAway | Error | Tokens | Logprobs | End | Failed | StatsReply
+    HelloOk
+    | Ping
+    | Pong
+    | GoAway
+    | Error
+    | Tokens
+    | Logprobs
+    | End
+    | EndOn
+    | Failed
+    | StatsReply
+    | StateReply
+    | StateTransfer
 )
 
+
+FROM_CLIENT: tuple[type[ClientMessage], ...] = tuple(
+    one for one in get_args(ClientMessage) if one is not Hello
+)
+"""All that a client sends once the connection is open."""
+FROM_SERVER: tuple[type[ServerMessage], ...] = tuple(
+    one for one in get_args(ServerMessage) if one is not HelloOk
+)
+"""All that a server sends once the connection is open."""
 
 FEATURES: dict[type[Message], str] = {
     GenerateConstrained: GRAMMAR_FEATURE,
     Score: SCORE_FEATURE,
+    **dict.fromkeys(
+        (
+            GenerateOn,
+            *REPLIES,
+            Interrupt,
+            *get_args(StateTransfer),
+            EndOn,
+            *get_args(StateReply),
+        ),
+        STATES_FEATURE,
+    ),
 }
 """Messages that are legal only where a feature was agreed."""
-
-
-def pack_ids(ids: Iterable[int]) -> bytes:
-    """Pack ids, or counts, as little-endian uint32.
-
-    Raises:
-        OverflowError: one is negative or above 2^32 - 1.
-    """
-    packed = array("I", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_ids(packed: bytes) -> Sequence[int]:
-    """Unpack ids.
-
-    Raises:
-        ValueError: the length is not a multiple of 4.
-    """
-    ids = array("I")
-    ids.frombytes(packed)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids
-
-
-def pack_floats(values: Iterable[float]) -> bytes:
-    """Pack numbers as little-endian float32."""
-    packed = array("f", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_floats(packed: bytes) -> Sequence[float]:
-    """Unpack numbers.
-
-    Raises:
-        ValueError: the length is not a multiple of 4.
-    """
-    values = array("f")
-    values.frombytes(packed)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

@@ -10,6 +10,8 @@ from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolEr
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
     FEATURES,
+    FROM_CLIENT,
+    FROM_SERVER,
     MAGIC,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
@@ -20,35 +22,31 @@ from wkvm_protocol.messages import (
     Cancel,
     ClientMessage,
     Credit,
-    End,
     Error,
     Failed,
-    Generate,
-    GenerateConstrained,
     GoAway,
     Hello,
     HelloOk,
+    Interrupt,
     Logprobs,
     Opening,
     Ping,
     Pong,
-    Score,
     ServerMessage,
-    Stats,
-    StatsReply,
+    StateBytesEnd,
+    StateChunk,
+    StateCredit,
+    StateMoved,
+    StateTransfer,
     Tokens,
     pack_ids,
 )
 from wkvm_protocol.splitting import split_logprobs, split_tokens
 
 _FIRST = Codec(Hello)
-_LATER: Codec[ClientMessage] = Codec(
-    Ping, Pong, GoAway, Generate, GenerateConstrained, Score, Cancel, Credit, Stats
-)
+_LATER: Codec[ClientMessage] = Codec(*FROM_CLIENT)
 _SENT_FIRST = Codec(HelloOk)
-_SENT: Codec[ServerMessage] = Codec(
-    Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
-)
+_SENT: Codec[ServerMessage] = Codec(*FROM_SERVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A message that came too late to mean anything: a Cancel or Credit for a closed lane.
+    """A message that came too late to mean anything: for instance a Cancel for a closed lane.
 
     Stands in its place, so that whoever takes a few messages at a time counts it too.
     """
@@ -119,16 +117,10 @@ class ServerConnection(Connection[ServerEvent]):
                 f"{type(message).__name__}: the feature {feature} was not agreed"
             )
         match message:
-            case Generate() | GenerateConstrained():
-                return self._open(
-                    message, self._lanes.open_generation(message.request_id, message.sampling.n)
-                )
-            case Score():
-                return self._open(message, self._lanes.open_generation(message.request_id, 1))
-            case Stats():
-                return self._open(message, self._lanes.open_query(message.request_id))
             case Cancel() | Credit():
                 return message if self._is_at_work(message.request_id) else IGNORED
+            case Interrupt() | StateChunk() | StateBytesEnd() | StateCredit():
+                return self._receive_within(message)
             case GoAway():
                 self._peer_going_away = True
                 return message
@@ -136,6 +128,16 @@ class ServerConnection(Connection[ServerEvent]):
                 return message
             case Hello():
                 raise AssertionError("the codec takes no second Hello")
+            case _:
+                return self._open(message, self._lanes.open(message))
+
+    def _receive_within(self, message: Interrupt | StateTransfer) -> ServerEvent:
+        if not self._is_at_work(message.request_id):
+            return IGNORED
+        problem = self._lanes.apply_from_client(message)
+        if problem is not None:
+            raise RemoteProtocolError(f"{type(message).__name__}: {problem}")
+        return message
 
     def _receive_hello(self, payload: bytes) -> Hello:
         hello = _FIRST.decode(payload)
@@ -224,6 +226,10 @@ class ServerConnection(Connection[ServerEvent]):
         self._agree(agreed_frame_bytes, message.features)
         return frame
 
+    def room(self, request_id: int) -> int:
+        """How many bytes of a state may be sent on a lane now; 0 where it takes none."""
+        return self._lanes.room_down(request_id)
+
     def send_error(self, code: ErrorCode, message: str) -> bytes:
         """Tell the client why the connection closes now; the transport is the driver's to close.
 
@@ -280,7 +286,7 @@ class ServerConnection(Connection[ServerEvent]):
         problem = self._lanes.apply(message)
         if problem is not None:
             raise LocalProtocolError(f"{type(message).__name__}: {problem}")
-        if isinstance(message, Failed):
+        if isinstance(message, Failed | StateMoved):
             self._refused.discard(message.request_id)
 
 

@@ -1,7 +1,6 @@
 """A consumer that is slow, or gone, bounds what may be on its way to it."""
 
 import asyncio
-
 from collections.abc import Callable
 
 import pytest

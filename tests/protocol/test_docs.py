@@ -14,8 +14,13 @@ from wkvm_protocol import messages
 from wkvm_protocol.connection import MIN_FRAME_BYTES, ClientConnection, ServerConnection
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import (
+    FEATURES,
+    MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
+    MAX_PAGE,
+    REPLIES,
+    STATES_FEATURE,
     End,
     EndReason,
     Generate,
@@ -25,6 +30,7 @@ from wkvm_protocol.messages import (
     Ping,
     Pong,
     Sampling,
+    StateInfo,
     Tokens,
     pack_ids,
 )
@@ -72,7 +78,7 @@ def heading_of(message_type: type[Message]) -> str:
 
 
 def test_tags_are_unique() -> None:
-    tags = [t.__struct_config__.tag for t in MESSAGES if t is not Sampling]
+    tags = [t.__struct_config__.tag for t in MESSAGES if t not in {Sampling, StateInfo}]
     assert len(set(tags)) == len(tags)
 
 
@@ -87,7 +93,7 @@ def test_the_reference_has_every_message_and_no_other_in_order_of_tags() -> None
 def test_the_fields_of_a_message_are_documented_in_order(message_type: type[Message]) -> None:
     rows = table_after(heading_of(message_type))
     assert [row["field"] for row in rows] == list(message_type.__struct_fields__)
-    first = 0 if message_type is Sampling else 1
+    first = 0 if message_type.__struct_config__.tag is None else 1
     assert [row["#"] for row in rows] == [str(first + i) for i in range(len(rows))]
 
 
@@ -107,13 +113,16 @@ def type_name(field: str, hint: Any) -> str:
         return "floats" if field in FLOATS else "u32s" if field in U32S else "ids"
     if hint is str:
         return "text"
-    if hint in (int, bool, float, Sampling):
+    if hint in (int, bool, float, Sampling, StateInfo):
         return str(hint.__name__)
     if hint is EndReason:
         return "int"
     base, meta = typing.get_args(hint)
     if base is str:
         return f"text({meta.max_length})"
+    if base is bytes:
+        assert meta.min_length == 1
+        return f"bytes({meta.max_length})"
     if base is int:
         bounds = {
             (0, 2**63 - 1): "count",
@@ -143,7 +152,10 @@ def test_the_defaults_of_a_message_are_documented(message_type: type[Message]) -
     rows = table_after(heading_of(message_type))
     for row, field in zip(rows, msgspec.structs.fields(message_type), strict=True):
         text = row["default"]
-        value: object = written[text] if text in written else float(text)
+        if re.fullmatch(r'`"\w+"`|`"\{\}"`', text):
+            value: object = text.strip('`"')
+        else:
+            value = written[text] if text in written else float(text)
         assert value == field.default, field.name
 
 
@@ -319,9 +331,25 @@ def test_links_within_the_document_resolve() -> None:
     assert set(links) <= anchors
 
 
-def test_reserved_tags_are_not_in_use() -> None:
+def test_tags_are_in_the_ranges_that_are_documented() -> None:
+    gated = {t.__struct_config__.tag for t, name in FEATURES.items() if name == STATES_FEATURE}
     for message_type in MESSAGES:
         tag = message_type.__struct_config__.tag
-        assert tag is None or (isinstance(tag, int) and not 0x20 <= tag <= 0x3F)
-    assert "0x20 to 0x3f reserved" in DOC
+        assert tag is None or isinstance(tag, int)
+        assert tag is None or (0x20 <= tag <= 0x3F or tag in (0x15, 0x1C)) == (tag in gated)
+    assert "0x20 to 0x3f operations on states" in DOC
     assert messages.PROTOCOL_VERSION == 1
+
+
+def test_what_closes_the_lane_of_an_operation_is_documented() -> None:
+    rows = {row["opened by"]: row["closes the lane"] for row in table_after("answers come in the")}
+    others = rows["all other requests of states"]
+    named = {name: closes for names, closes in rows.items() for name in names.split(", ")}
+    for opening, reply in REPLIES.items():
+        closes = named.get(opening.__name__, others)
+        assert closes.replace(";", ",").split(",")[0] == reply.__name__
+
+
+def test_numbers_of_states_are_those_of_the_code() -> None:
+    assert f"at most {MAX_CHUNK_BYTES:,} bytes" in DOC
+    assert f"in [1, {MAX_PAGE}]" in DOC

@@ -82,6 +82,8 @@ class Pairing(RuleBasedStateMachine):
                     self.to_client += self.server.send(Pong(event.nonce))
                 case GoAway() | Pong() | Ignored():
                     pass
+                case _:
+                    raise AssertionError(f"{event} was not agreed")
 
     @rule(n=st.integers(1, 400))
     def carry_to_client(self, n: int) -> None:

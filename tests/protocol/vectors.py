@@ -19,6 +19,7 @@ from wkvm_protocol.messages import (
     Message,
     Sampling,
     ServerMessage,
+    StateInfo,
     pack_floats,
     pack_ids,
     unpack_floats,
@@ -28,6 +29,7 @@ from wkvm_protocol.messages import (
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 
 _FLOATS = frozenset({"bias_values", "logprobs", "top_logprobs"})
+_TEXTS = frozenset({"features", "names", "parents", "states"})
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,17 @@ def message_of(vector_type: str, fields: dict[str, Any]) -> Message:
     return message_type(**{name: _to_value(name, value) for name, value in fields.items()})
 
 
+def examples(union: Any) -> list[Any]:
+    """One message of each type of a union: of those vectors that leave out what they can."""
+    defaults = [read(path) for path in sorted(FOLDER.glob("*-defaults.json"))]
+    wanted = {one.__name__ for one in get_args(union)}
+    return [
+        message_of(one.type, one.fields)
+        for one in defaults
+        if isinstance(one, Vector) and one.type in wanted
+    ]
+
+
 def fields_of(message: Message) -> dict[str, Any]:
     """Turn a message into its fields by name."""
     return {name: _to_json(name, getattr(message, name)) for name in message.__struct_fields__}
@@ -93,8 +106,14 @@ def sender_of(message_type: type[Message]) -> str:
 def _to_value(name: str, value: Any) -> Any:
     if name == "sampling":
         return Sampling(**{inner: _to_value(inner, v) for inner, v in value.items()})
-    if name == "features":
+    if isinstance(value, dict) and name == "state":
+        return StateInfo(**{inner: _to_value(inner, v) for inner, v in value.items()})
+    if name == "states" and value and isinstance(value[0], dict):
+        return tuple(_to_value("state", one) for one in value)
+    if name in _TEXTS:
         return tuple(value)
+    if name == "data":
+        return bytes.fromhex(value)
     if name == "reason":
         return messages.EndReason(value)
     if isinstance(value, list):
@@ -103,10 +122,12 @@ def _to_value(name: str, value: Any) -> Any:
 
 
 def _to_json(name: str, value: Any) -> Any:
-    if isinstance(value, Sampling):
+    if isinstance(value, Sampling | StateInfo):
         return fields_of(value)
     if isinstance(value, tuple):
-        return list(value)
+        return [_to_json("state", one) for one in value]
+    if name == "data":
+        return value.hex()
     if isinstance(value, bytes):
         return list(unpack_floats(value) if name in _FLOATS else unpack_ids(value))
     return int(value) if name == "reason" else value

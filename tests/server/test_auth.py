@@ -12,22 +12,22 @@ import pytest
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
+    FEATURES,
     Cancel,
     ClientMessage,
     Credit,
     EndReason,
     Generate,
-    GenerateConstrained,
     GoAway,
     Hello,
     Ping,
     Pong,
     Sampling,
-    Score,
     Stats,
     pack_ids,
 )
 
+from tests.protocol.vectors import examples
 from tests.server.harness import serving, tcp_config
 from wkvm.core.config import ApiKey, ServerConfig, parse_api_keys
 from wkvm.core.errors import ConfigError
@@ -41,11 +41,10 @@ REQUESTS: Sequence[ClientMessage] = (
     Pong(1),
     GoAway(),
     Generate(1, pack_ids([1]), Sampling()),
-    GenerateConstrained(1, pack_ids([1]), "regex", "a"),
-    Score(1, pack_ids([1]), "chunked"),
     Cancel(1),
     Credit(1, 1),
     Stats(1),
+    *(one for one in examples(ClientMessage) if type(one) in FEATURES),
 )
 
 

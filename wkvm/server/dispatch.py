@@ -103,10 +103,12 @@ class Dispatcher:
             case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway() | Ignored():
                 # the connection itself has answered those that have an answer
                 pass
+            case _:
+                raise RuntimeError("states were not agreed")
 
     # --- in -------------------------------------------------------------------------------
 
-    def _generate(self, client: Client, message: wire.Generation) -> None:
+    def _generate(self, client: Client, message: wire.Generate | wire.GenerateConstrained) -> None:
         lane_id, n = message.request_id, message.sampling.n
         shares_credit = message.credit > 0 and n > 1
         try:
@@ -265,7 +267,9 @@ def _us(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * 1e6)
 
 
-def _spec(message: wire.Generation, tenant: str, *, shares_credit: bool) -> RequestSpec:
+def _spec(
+    message: wire.Generate | wire.GenerateConstrained, tenant: str, *, shares_credit: bool
+) -> RequestSpec:
     """What a request asks of the engine. Where choices share credit, they start without.
 
     Raises:
