@@ -19,9 +19,10 @@ Lines = tuple[str, dict[str, Any]]
 """A file of results, and the fields by which lines in it are known."""
 
 
-def _planned(model: str, rows: int) -> Lines:
-    """Steps as a search over plans timed them again at its end."""
-    return "2026-11-29-gpu-decode-search-2.jsonl", {"model": model, "rows": rows, "op": "end"}
+def _step(model: str, rows: int) -> Lines:
+    return "2026-11-29-gpu-decode-time-2.jsonl", {
+        "timing": f"decode step, graph, {model}, {rows} rows"
+    }
 
 
 def _stored(rows: int, state: str) -> Lines:
@@ -35,16 +36,17 @@ def _prompts(file: int, what: str) -> Lines:
 
 
 GPU_ROWS: dict[str, Lines] = {
-    "1.5B decodes 1 row": _planned("1.5B", 1),
-    "1.5B decodes 32 rows": _planned("1.5B", 32),
-    "1.5B decodes 256 rows": _planned("1.5B", 256),
+    "1.5B decodes 1 row": _step("1.5B", 1),
+    "1.5B decodes 32 rows": _step("1.5B", 32),
+    "1.5B decodes 256 rows": _step("1.5B", 256),
     "1.5B decodes 256 rows, `--deferred-writes`": _stored(256, "float32, deferred writes"),
     "1.5B decodes 256 rows, `--state-dtype float16`": _stored(256, "float16"),
-    "1.5B decodes 1,024 rows": _planned("1.5B", 1024),
+    "1.5B decodes 1,024 rows": _step("1.5B", 1024),
     "1.5B decodes 1,024 rows, `--deferred-writes`": _stored(1024, "float32, deferred writes"),
     "1.5B decodes 1,024 rows, `--state-dtype float16`": _stored(1024, "float16"),
-    "7.2B decodes 1 row": _planned("7.2B", 1),
-    "7.2B decodes 256 rows": _planned("7.2B", 256),
+    "7.2B decodes 1 row": _step("7.2B", 1),
+    "7.2B decodes 32 rows": _step("7.2B", 32),
+    "7.2B decodes 256 rows": _step("7.2B", 256),
     "1.5B absorbs a prompt of 4,096 tokens": _prompts(2, "1.5B, 1 prompts of 4096"),
     "1.5B absorbs 32 prompts of 1,024": _prompts(2, "1.5B, 32 prompts of 1024"),
     "7.2B absorbs 32 prompts of 1,024": _prompts(3, "7.2B, 32 prompts of 1024"),

@@ -13,11 +13,13 @@ from tests.engine.driver import Outcome, greedy
 from tests.engine.fake_gpu import AheadDriver
 from tests.engine.test_exactness import text_ids
 from wkvm.core.config import EngineConfig
+from wkvm.core.grammar import Grammar
 from wkvm.core.plan import StepPlan
-from wkvm.core.request import Status
+from wkvm.core.request import RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
 from wkvm.engine.gpu_runner import GpuRunner
+from wkvm.engine.grammars import GrammarCompiler
 from wkvm.models.base import Batch, Model, StateViews
 from wkvm.models.registry import load_model
 
@@ -267,3 +269,25 @@ def test_log_probabilities_are_those_of_the_cpu(model: Model) -> None:
         assert theirs is not None
         assert ours.token_id == theirs.token_id
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+
+
+def test_under_a_grammar_ids_are_those_of_the_cpu(model: Model) -> None:
+    size = model.info.vocab_size
+    token_bytes = [b"", *(bytes([1 + i % 255]) for i in range(size - 1))]
+    told = list[list[Outcome]]()
+    for one in (model, load_model(BUNDLED, device="cpu", dtype="float32")):
+        compiler = GrammarCompiler(token_bytes, vocab_size=size)
+        config = EngineConfig(n_slots=8)
+        driver = AheadDriver(Engine(one, config, grammars=compiler))
+        spec = RequestSpec(
+            prompt=text_ids()[:20], params=greedy(40), grammar=Grammar("regex", "[a-z]{30}")
+        )
+        request_ids = driver.engine.submit(spec, driver.now)
+        driver.outcomes.update((request_id, Outcome()) for request_id in request_ids)
+        driver.submit(tuple(text_ids()[50:60]), greedy(10))
+        driver.finish()
+        told.append([driver.outcomes[request_id] for request_id in request_ids])
+    (on_gpu,), (on_cpu,) = told
+    assert on_gpu.status is Status.STOPPED
+    assert on_gpu.ids == on_cpu.ids
+    assert all(97 <= 1 + (token_id - 1) % 255 <= 122 for token_id in on_gpu.ids)
