@@ -17,12 +17,14 @@ class Start:
         n_computed: tokens that it has absorbed.
         pending: ids that were sampled and not fed, which come before the prompt: one at most.
         memory: what the sampler remembers; None for nothing.
+        log: the tokens that it has absorbed, as far as they are known.
     """
 
     record: Any
     n_computed: int
     pending: tuple[int, ...] = ()
     memory: SamplerMemory | None = None
+    log: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,11 +36,11 @@ class Saved:
         n_computed: tokens that it has absorbed, those of the start included.
         absorbed: the ids absorbed since the start, in order.
         pending: the id that was sampled and not absorbed: what stopped it, or its last output.
-        memory: what the sampler remembers.
+        memory: what the sampler remembers; None if nothing was ever sampled.
     """
 
     record: Any
     n_computed: int
     absorbed: Sequence[int]
     pending: tuple[int, ...]
-    memory: SamplerMemory
+    memory: SamplerMemory | None

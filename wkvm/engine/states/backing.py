@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import InvalidParameterError, StateMovedError
 from wkvm.core.layout import StateLayout
-from wkvm.core.registry import AckClass, Durability, Identity, VersionRecord
-from wkvm.core.states import Moved, StateInfo, Tier
+from wkvm.core.registry import Durability, Identity, VersionRecord
+from wkvm.core.states import Moved, StateInfo
 from wkvm.engine.states.threads import Threads
 from wkvm.state.folding import Fold
 from wkvm.state.mutations import Mutations
@@ -23,6 +23,7 @@ class Backing:
     Attributes:
         store: where versions are. Its methods wait for the disk: only threads call them.
         identity, layout: of the model's states.
+        vocab_size: ids are below it.
         threads: in which the store is used.
         mutations: the operations on states.
         fold: takes the tokens of a ring into its matrices; None where states have no ring.
@@ -36,6 +37,7 @@ class Backing:
     store: Store
     identity: Identity
     layout: StateLayout
+    vocab_size: int
     threads: Threads
     mutations: Mutations
     fold: Fold | None
@@ -79,13 +81,10 @@ class Backing:
     def info(self, tenant: str, record: VersionRecord) -> StateInfo:
         """What is told of a version. Called in a thread."""
         return StateInfo(
-            handle=self.store.handle(tenant, record.name), version=record, tier=tier_of(record)
+            handle=self.store.handle(tenant, record.name),
+            version=record,
+            tier=self.store.tier(tenant, record.ref),
         )
-
-
-def tier_of(record: VersionRecord) -> Tier:
-    """Where a version is, as far as its record says."""
-    return Tier.DISK if record.ack is AckClass.DURABLE else Tier.HOST
 
 
 def tags_or_none(tags: Mapping[str, str]) -> Mapping[str, str] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wkvm.core.registry import Carried, Parent, Provenance, VersionRecord
+from wkvm.core.registry import Carried, Durability, Parent, Provenance, VersionRecord
 from wkvm.core.start import Saved
 from wkvm.engine.states.backing import Backing, tags_or_none
 from wkvm.engine.states.turns import Origin, Turn
@@ -78,6 +78,34 @@ def commit_turn(
     return record, image
 
 
+def commit_on_the_way(
+    backing: Backing,
+    name: str,
+    turn: Turn,
+    saved: Saved,
+    *,
+    expected_version: int | None,
+    durability: Durability,
+    idempotency_key: str | None,
+) -> VersionRecord:
+    """Make a version of the state of a turn that goes on.
+
+    Raises:
+        WkvmError: as ``Store.commit``; nothing was changed.
+    """
+    n_fed = len(turn.pending) + len(turn.spec.prompt)
+    n_output = max(len(saved.absorbed) + len(saved.pending) - n_fed, 0)
+    return backing.store.commit(
+        turn.spec.tenant,
+        name,
+        image_of(backing, turn.origin, saved),
+        provenance=provenance_of(backing, turn, saved, n_output),
+        expected_version=expected_version,
+        durability=durability,
+        idempotency_key=idempotency_key,
+    )
+
+
 def checkpoints_of(
     backing: Backing, origin: Origin | None, checkpoints: Sequence[Saved], n_computed: int
 ) -> list[StateImage]:
@@ -92,6 +120,8 @@ def checkpoints_of(
 def expected_of(turn: Turn) -> int | None:
     """Where the head has to be when a turn is committed; None for anywhere."""
     use = turn.use
+    if turn.expected is not None:
+        return turn.expected
     if use.expected_version is not None:
         return use.expected_version
     record = None if turn.origin is None else turn.origin.record

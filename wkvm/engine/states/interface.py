@@ -49,8 +49,8 @@ class StepLoop(Protocol):
         """
         ...
 
-    def snapshot(self, request_id: int) -> None:
-        """Have a SavedEvent of a running request, soon. One that ends before has none."""
+    def snapshot(self, request_id: int) -> bool:
+        """Whether a SavedEvent of a request will come, unless it ends before."""
         ...
 
     def grant(self, request_id: int, n_tokens: int) -> None:

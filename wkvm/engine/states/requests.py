@@ -6,9 +6,7 @@ ends it as an error.
 """
 
 import asyncio
-import logging
 from array import array
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from wkvm.core.errors import (
@@ -17,56 +15,35 @@ from wkvm.core.errors import (
     InvalidParameterError,
     KeyReusedError,
     QueueFullError,
-    StaleVersionError,
     StateNotFoundError,
     StoreFailedError,
     WkvmError,
 )
-from wkvm.core.registry import VersionRecord
-from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
-from wkvm.core.start import Saved, SavedEvent, Start
-from wkvm.core.states import OnDisconnect, StateEnd, StateUse
+from wkvm.core.request import EndEvent, RequestSpec, Status
+from wkvm.core.start import Saved
+from wkvm.core.states import OnDisconnect, StateUse
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.commits import commit_turn, expected_of, image_of
+from wkvm.engine.states.books import Books, logger
 from wkvm.engine.states.interface import StepLoop
-from wkvm.engine.states.memories import Past, Pasts
-from wkvm.engine.states.runs import Runs, kept_part
-from wkvm.engine.states.turns import Origin, Phase, Turn
-from wkvm.state.image import StateImage, decode_image, encode_image
-
-logger = logging.getLogger("wkvm.states")
+from wkvm.engine.states.origins import is_fork, load_origin, start_of, untouched
+from wkvm.engine.states.tellings import again, end_event, is_same
+from wkvm.engine.states.turns import Phase, Turn
 
 MAX_LOADING = 1024
 """Turns of a tenant whose starts are being loaded."""
 
+INTERRUPT_S = 1.0
+"""How long turns that are to be kept have to stop, once the time for a drain is over."""
+
 UNLIMITED_CREDIT = 2**31 - 1
 
 
-class Requests:
-    """The turns of an engine. All methods belong to the loop's thread.
-
-    Attributes:
-        deliver: takes the events of requests, as of the loop; ends of turns come later.
-    """
+class Requests(Books):
+    """The turns of an engine. All methods belong to the loop's thread."""
 
     def __init__(self, loop: StepLoop, backing: Backing) -> None:
-        self._loop = loop
-        self._backing = backing
-        self._turns = dict[int, Turn]()
-        self._keyed = dict[tuple[str, str], Turn]()
-        self._pasts = Pasts()
-        self._runs = Runs(loop)
-        self._tasks = set[asyncio.Task[None]]()
+        super().__init__(loop, backing)
         self._accepts = True
-        self.deliver: Callable[[list[Event]], None] = _ignore
-        self.n_commits = 0
-        self.n_failed_commits = 0
-        loop.deliver = self._take
-
-    @property
-    def runs(self) -> Runs:
-        """Requests of the service itself."""
-        return self._runs
 
     # --- in -------------------------------------------------------------------------------
 
@@ -123,29 +100,30 @@ class Requests:
         turn = self._keyed.get(key)
         past = self._pasts.get(key)
         if turn is not None:
-            if not _is_same(turn.spec, turn.use, spec, use):
+            if not is_same(turn.spec, turn.use, spec, use):
                 raise KeyReusedError
             turn.is_detached = False
-            ids = tuple(turn.ids)
-            self._soon(_again(ids[0], use.received, turn.outputs or array("i")))
-            return ids
+            (request_id,) = turn.ids
+            self._due.append((turn, request_id, use.received))
+            asyncio.get_running_loop().call_soon(self._tell_again)
+            return (request_id,)
         if past is None:
             return None
-        if not _is_same(past.spec, past.use, spec, use):
+        if not is_same(past.spec, past.use, spec, use):
             raise KeyReusedError
         (request_id,) = self._loop.reserve(1)
         end = replace(past.end, request_id=request_id)
-        self._soon([*_again(request_id, use.received, past.outputs), end])
+        self._soon([*again(request_id, use.received, past.outputs), end])
         return (request_id,)
 
     async def _start(self, turn: Turn, ids: tuple[int, ...]) -> None:
         """Load what a turn starts from, and hand it to the engine."""
         try:
-            turn.origin = await self._backing.threads.read(lambda: _origin_of(self._backing, turn))
+            await self._backing.threads.read(lambda: load_origin(self._backing, turn))
             self._run(turn, ids)
         except WkvmError as error:
             self._fail(turn, error)
-        except Exception:
+        except Exception:  # noqa: BLE001  (the task ends here)
             logger.exception("a state could not be loaded")
             self._fail(turn, StoreFailedError("load a state", "see the server's log"))
 
@@ -162,7 +140,7 @@ class Requests:
             # Nothing is to be absorbed: the state is the one that it starts from.
             turn.move(Phase.ENDING)
             saved = untouched(self._backing, turn.origin, fed)
-            event = _end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
+            event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
             turn.task = self._spawn(self._end(turn, event))
             return
         elapsed = self._backing.clock() - turn.began_at
@@ -193,7 +171,7 @@ class Requests:
             if turn.task is not None:
                 turn.task.cancel()
             for each in sorted(turn.ids):
-                self._over(turn, _end_event(turn, each, Status.CANCELLED, self._backing.clock()))
+                self._over(turn, end_event(turn, each, Status.CANCELLED, self._backing.clock()))
 
     def interrupt(self, request_id: int, keep: int | None = None) -> None:
         """End a request where it is and commit it; one that saves nothing is cancelled.
@@ -247,3 +225,112 @@ class Requests:
             self._loop.hold(request_id)
         else:
             self._loop.release(request_id)
+
+    # --- within ---------------------------------------------------------------------------
+
+    async def run(self, spec: RequestSpec, use: StateUse) -> EndEvent:
+        """Run a turn that no client sees, and wait for its end. If cancelled, it is cancelled.
+
+        Raises:
+            WkvmError: it was refused or failed.
+        """
+        (request_id,) = self.submit(spec, use)
+        if request_id not in self._turns:
+            # It was run before under this key; only who submits it is told again.
+            return self._pasts[spec.tenant, use.idempotency_key or ""].end
+        try:
+            event = await self.end_of(request_id)
+        except asyncio.CancelledError:
+            self.cancel(request_id)
+            raise
+        if event.error is not None:
+            raise event.error
+        return event
+
+    def end_of(self, request_id: int) -> "asyncio.Future[EndEvent]":
+        """The end of a turn of one choice, once it is there. To be cancelled harms nothing."""
+        ended: asyncio.Future[EndEvent] = asyncio.get_running_loop().create_future()
+        self._turns[request_id].waiting.append(ended)
+        return ended
+
+    def saving_to(self, tenant: str, name: str) -> list[int]:
+        """The turns that will be committed to a handle."""
+        return [
+            request_id
+            for request_id, turn in self._turns.items()
+            if turn.spec.tenant == tenant and turn.use.save_as == name
+        ]
+
+    def names_on_device(self, tenant: str) -> set[str]:
+        """The handles to which turns that run will be committed."""
+        return {
+            turn.use.save_as
+            for turn in self._turns.values()
+            if turn.spec.tenant == tenant
+            and turn.use.save_as is not None
+            and turn.phase is Phase.RUNNING
+        }
+
+    async def snapshot(self, tenant: str, request_id: int) -> tuple[Turn, Saved]:
+        """A copy of the state of a turn that runs, which goes on.
+
+        Raises:
+            StateNotFoundError: it does not run, or ended before the copy was made.
+        """
+        turn = self._turns.get(request_id)
+        if turn is None or turn.phase is not Phase.RUNNING or turn.spec.tenant != tenant:
+            raise StateNotFoundError("of a request that does not run")
+        copied: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
+        turn.snapshots.append(copied)
+        if not self._loop.snapshot(request_id):
+            turn.snapshots.remove(copied)
+            raise StateNotFoundError("of a request that has ended")
+        saved = await copied
+        return turn, saved
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new; wait for the ends and their commits.
+
+        What has not ended after ``grace_s`` is cancelled, or, where its client wants that if it
+        goes itself, interrupted and committed.
+        """
+        self._accepts = False
+        until = self._backing.clock() + grace_s
+        loading = [
+            turn.task
+            for turn in self._turns.values()
+            if turn.phase is Phase.LOADING and turn.task is not None
+        ]
+        if loading:
+            await asyncio.wait(loading, timeout=grace_s)
+        timer = asyncio.get_running_loop().call_later(
+            max(until - self._backing.clock(), 0.0), self._interrupt_all
+        )
+        try:
+            await self._loop.drain(max(until - self._backing.clock(), 0.0) + INTERRUPT_S)
+        finally:
+            timer.cancel()
+        await self.settle()
+
+    def _interrupt_all(self) -> None:
+        for request_id, turn in list(self._turns.items()):
+            if turn.use.on_disconnect is OnDisconnect.CANCEL:
+                self.cancel(request_id)
+            else:
+                self.interrupt(request_id)
+
+    async def settle(self) -> None:
+        """Wait until what has ended is committed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        phases = [turn.phase for turn in self._turns.values()]
+        return {
+            "n_states_loading": phases.count(Phase.LOADING),
+            "n_states_running": phases.count(Phase.RUNNING),
+            "n_states_committing": phases.count(Phase.ENDING),
+            "n_state_commits": self._endings.n_commits,
+            "n_state_commits_failed": self._n_failed,
+        }

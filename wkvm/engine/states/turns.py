@@ -6,15 +6,17 @@ from array import array
 from dataclasses import dataclass, field
 
 from wkvm.core.registry import Ref, VersionRecord
-from wkvm.core.request import RequestSpec
+from wkvm.core.request import EndEvent, RequestSpec
 from wkvm.core.start import Saved
 from wkvm.core.states import StateUse
 from wkvm.state.image import StateImage
 
 
 class Phase(enum.Enum):
-    """Where a turn is. LOADING: its start is fetched. RUNNING: the engine has it. ENDING: its end
-    waits for the commit. OVER: its end was told.
+    """Where a turn is.
+
+    LOADING: its start is fetched. RUNNING: the engine has it. ENDING: its end waits for the
+    commit. OVER: its end was told.
     """
 
     LOADING = "loading"
@@ -68,10 +70,13 @@ class Turn:
         is_detached: nobody listens; its events are dropped.
         is_interrupted: it ends where it is, and is committed nevertheless.
         keep: how many of its ids stay, if that was said.
+        expected: where the head of what it is committed to has to be, if not as its use says:
+            a version was made of it on the way.
+        commits: held by whoever commits something of it.
         outputs: its ids so far, where somebody may ask for them again.
         checkpoints: states on the way.
         snapshots: who waits for a copy of its state as it runs.
-        done: resolved with its end, for those who wait within the service.
+        waiting: who waits for its end within the service.
     """
 
     ids: set[int]
@@ -86,10 +91,14 @@ class Turn:
     is_detached: bool = False
     is_interrupted: bool = False
     keep: int | None = None
+    expected: int | None = None
+    commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     outputs: "array[int] | None" = None
     checkpoints: list[Saved] = field(default_factory=list[Saved])
-    snapshots: list["asyncio.Future[Saved]"] = field(
-        default_factory=list["asyncio.Future[Saved]"]
+    snapshots: list["asyncio.Future[Saved]"] = field(default_factory=list["asyncio.Future[Saved]"])
+
+    waiting: list["asyncio.Future[EndEvent]"] = field(
+        default_factory=list["asyncio.Future[EndEvent]"]
     )
 
     def move(self, phase: Phase) -> None:
