@@ -130,7 +130,7 @@ def export_time_state(
 
 
 class TimeStateReceiver:
-    """A file of initial states on its way in. Holds the file, and in the end a few times as much."""
+    """A file of initial states on its way in. Holds it, and in the end a few times as much."""
 
     def __init__(
         self, n_bytes: int, identity: Identity, layout: StateLayout, orientation: Orientation
