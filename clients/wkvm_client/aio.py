@@ -20,19 +20,20 @@ from types import TracebackType
 from typing import Self
 
 from wkvm_protocol.address import Address
-from wkvm_protocol.messages import HelloOk, unpack_ids
+from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.aio_connections import Connections
+from wkvm_client.aio_connections import Connections, answer_of
 from wkvm_client.aio_link import Attach, Where
+from wkvm_client.aio_states import States
 from wkvm_client.aio_streams import Choice, Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
-from wkvm_client.link_core import Reply
 from wkvm_client.results import Path, TokenLogprobs, scores_of
+from wkvm_client.states import Durability, OnDisconnect, keep_of
 
 __all__ = ["Attach", "Choice", "Client", "Stream", "connect", "from_socket", "over"]
 
@@ -149,6 +150,11 @@ class Client:
         return link.core.hello
 
     @property
+    def states(self) -> States:
+        """Operations on the states that the server keeps; answers may take 60 s."""
+        return States(self._connections, 60.0)
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a turn unless ``ignore_eos`` is set."""
         return tuple(unpack_ids(self.server.eos_ids))
@@ -185,6 +191,19 @@ class Client:
         timeout_s: float | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
+        state: str = "",
+        state_bytes: bytes = b"",
+        save_as: str = "",
+        expected_version: int | None = None,
+        on_disconnect: OnDisconnect = "cancel",
+        durability: Durability | None = None,
+        return_state: bool = False,
+        checkpoint_every: int = 0,
+        replay: bool = False,
+        idempotency_key: str = "",
+        received: int = 0,
+        tags: Mapping[str, str] | None = None,
+        expires_in_s: float | None = None,
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -215,6 +234,26 @@ class Client:
             priority: lower runs first.
             grammar: what the output must be; its end ends the request, with reason STOP. Only
                 for servers that name the feature "grammar" in ``server.features``.
+            state: what to go on from, ``NAME`` or ``NAME@VERSION``; the prompt may then be empty.
+                This and what follows is for servers that name the feature "states".
+            state_bytes: a state to go on from that is sent along, and not kept.
+            save_as: the handle that gets the state at the end as its newest version.
+            expected_version: what the head of ``save_as`` must be; 0 for a handle that must be
+                new. Otherwise StaleVersionError, and nothing is kept.
+            on_disconnect: ``cancel`` keeps nothing of a request whose connection is lost;
+                ``finish`` goes on with it to its end, ``hibernate`` keeps what there is. With one
+                of the last two and an ``idempotency_key``, the stream goes on by itself after
+                the connection was lost: no id is lost or comes twice.
+            durability: ``disk`` or ``memory``: what the end waits for. None for the best that the
+                server can.
+            return_state: bring the state's bytes along with the end.
+            checkpoint_every: keep a checkpoint at each multiple of so many tokens, to roll back
+                to; 0 for none.
+            replay: draw the random numbers that the state would draw, also for another handle.
+            idempotency_key: whatever is sent with it, and how often, is carried out once.
+            received: ids that have come of an earlier attempt with this key. They do not come
+                again.
+            tags, expires_in_s: of the handle ``save_as``.
 
         Raises:
             RequestError: the request cannot be sent. The server's own refusals are
@@ -248,6 +287,21 @@ class Client:
             timeout_s=timeout_s,
             priority=priority,
             grammar=grammar,
+            keep=keep_of(
+                state=state,
+                data=state_bytes,
+                save_as=save_as,
+                expected_version=expected_version,
+                on_disconnect=on_disconnect,
+                durability=durability or "",
+                return_state=return_state,
+                checkpoint_every=checkpoint_every,
+                replay=replay,
+                idempotency_key=idempotency_key,
+                received=received,
+                tags=tags,
+                expires_in_s=expires_in_s,
+            ),
         )
         return await self._open(request)
 
@@ -311,7 +365,7 @@ class Client:
                 start = time.perf_counter()
                 reply = link.core.ping()
                 try:
-                    await self._reply(reply)
+                    await answer_of(reply)
                 finally:
                     link.core.forget(reply)
         except TimeoutError as error:
@@ -325,12 +379,9 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                link = await self._connections.ready()
-                return await self._reply(link.core.query_stats())
-        except TimeoutError as error:
-            raise ReplyTimeoutError(timeout_s or 0.0) from error
+        told = await self._connections.ask(Stats(0), timeout_s)
+        assert isinstance(told, StatsReply)
+        return told.values
 
     async def aclose(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
@@ -351,13 +402,3 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-    async def _reply(self, reply: Reply) -> dict[str, int]:
-        over = asyncio.Event()
-        reply.on_over = over.set
-        if reply.is_over:
-            over.set()
-        await over.wait()
-        if reply.error is not None:
-            raise reply.error.again()
-        return reply.values

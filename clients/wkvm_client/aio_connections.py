@@ -3,10 +3,14 @@
 import asyncio
 import random
 import time
+from collections.abc import Callable
+
+from wkvm_protocol.messages import Message, StateOperation, Stats
 
 from wkvm_client.aio_link import Link, Where, open_link
 from wkvm_client.backoff import Backoff, Pace
-from wkvm_client.errors import ClientClosedError, ClientError
+from wkvm_client.errors import ClientClosedError, ClientError, ReplyTimeoutError
+from wkvm_client.replies import Reply
 
 
 class Connections:
@@ -60,6 +64,26 @@ class Connections:
             await link.writable()
             if link.core.takes_lanes:
                 return link
+
+    async def ask(self, message: Stats | StateOperation, timeout_s: float | None) -> Message:
+        """Ask a question, or for an operation. If nobody waits any more, it is cancelled.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            ClientError: it failed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self.ready()
+                reply = link.core.ask(message)
+                try:
+                    return await answer_of(reply)
+                except BaseException:
+                    if not isinstance(message, Stats):
+                        link.core.operations.abandon(reply)
+                    raise
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
 
     async def connect(self) -> Link:
         """Connect: once, or where there was a connection as long as is to be tried."""
@@ -117,3 +141,28 @@ class Connections:
 
     def _going_away(self, link: Link) -> None:
         self._not_before_s = time.monotonic() + link.core.gone().retry_after_ms / 1000
+
+
+async def answer_of(reply: Reply) -> Message:
+    """Wait for an answer.
+
+    Raises:
+        ClientError: none can come any more.
+    """
+    await changed(reply, lambda: reply.is_over)
+    if reply.error is not None:
+        raise reply.error.again()
+    assert reply.answer is not None
+    return reply.answer
+
+
+async def changed(reply: Reply, is_enough: Callable[[], bool]) -> None:
+    """Wait until something has come of which enough is there."""
+    event = asyncio.Event()
+    reply.on_change = event.set
+    try:
+        while not is_enough():
+            event.clear()
+            await event.wait()
+    finally:
+        reply.on_change = None

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from wkvm_client.lanes import Lane, Track
+from wkvm_client.lanes import Lane
 from wkvm_client.results import Completion
+from wkvm_client.tracks import Track
 from wkvm_client.views import ChoiceView, LaneView
 
 
@@ -198,6 +199,14 @@ class Stream(LaneView[Choice]):
         except asyncio.CancelledError:
             self.cancel()
             raise
+
+    def interrupt(self, keep: int | None = None) -> None:
+        """Ask the server to end a request that saves its state, now, and to save what there is.
+
+        Args:
+            keep: how many ids of the output the state is to have; None for all.
+        """
+        self._lane.home.interrupt(self._lane, keep)
 
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""

@@ -19,19 +19,19 @@ from types import TracebackType
 from typing import Self
 
 from wkvm_protocol.address import Address
-from wkvm_protocol.messages import HelloOk, unpack_ids
+from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.blocking_connections import Connections
-from wkvm_client.blocking_link import Link
+from wkvm_client.blocking_connections import Connections, answer_of, deadline
+from wkvm_client.blocking_states import States
 from wkvm_client.blocking_streams import Choice, Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
-from wkvm_client.link_core import Reply
 from wkvm_client.results import Path, TokenLogprobs, scores_of
+from wkvm_client.states import Durability, OnDisconnect, keep_of
 
 __all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
 
@@ -124,6 +124,11 @@ class Client:
         return hello
 
     @property
+    def states(self) -> States:
+        """Operations on the states that the server keeps; answers may take 60 s."""
+        return States(self._connections, 60.0)
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a turn unless ``ignore_eos`` is set."""
         return tuple(unpack_ids(self.server.eos_ids))
@@ -159,6 +164,19 @@ class Client:
         timeout_s: float | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
+        state: str = "",
+        state_bytes: bytes = b"",
+        save_as: str = "",
+        expected_version: int | None = None,
+        on_disconnect: OnDisconnect = "cancel",
+        durability: Durability | None = None,
+        return_state: bool = False,
+        checkpoint_every: int = 0,
+        replay: bool = False,
+        idempotency_key: str = "",
+        received: int = 0,
+        tags: Mapping[str, str] | None = None,
+        expires_in_s: float | None = None,
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -188,6 +206,21 @@ class Client:
             timeout_s=timeout_s,
             priority=priority,
             grammar=grammar,
+            keep=keep_of(
+                state=state,
+                data=state_bytes,
+                save_as=save_as,
+                expected_version=expected_version,
+                on_disconnect=on_disconnect,
+                durability=durability or "",
+                return_state=return_state,
+                checkpoint_every=checkpoint_every,
+                replay=replay,
+                idempotency_key=idempotency_key,
+                received=received,
+                tags=tags,
+                expires_in_s=expires_in_s,
+            ),
         )
         return self._open(request)
 
@@ -210,7 +243,7 @@ class Client:
     def _open(self, request: Draft) -> Stream:
         """Send a request on a connection that takes it."""
         timeout_s = request.timeout_s
-        deadline_s = _deadline_s(timeout_s)
+        deadline_s = deadline(timeout_s)
         try:
             link = self._connections.ready(deadline_s)
         except TimeoutError as error:
@@ -232,13 +265,13 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        deadline_s = _deadline_s(timeout_s)
+        deadline_s = deadline(timeout_s)
         try:
             link = self._connections.ready(deadline_s)
             start = time.perf_counter()
             reply = link.core.ping()
             try:
-                self._reply(link, reply, deadline_s)
+                answer_of(link, reply, deadline_s)
             finally:
                 link.core.forget(reply)
         except TimeoutError as error:
@@ -252,12 +285,9 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        deadline_s = _deadline_s(timeout_s)
-        try:
-            link = self._connections.ready(deadline_s)
-            return self._reply(link, link.core.query_stats(), deadline_s)
-        except TimeoutError as error:
-            raise ReplyTimeoutError(timeout_s or 0.0) from error
+        told = self._connections.ask(Stats(0), timeout_s)
+        assert isinstance(told, StatsReply)
+        return told.values
 
     def close(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
@@ -273,17 +303,3 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _reply(self, link: Link, reply: Reply, deadline_s: float | None) -> dict[str, int]:
-        if not link.flush(deadline_s):
-            raise TimeoutError
-        while not reply.is_over:
-            if not link.receive(deadline_s):
-                raise TimeoutError
-        if reply.error is not None:
-            raise reply.error.again()
-        return reply.values
-
-
-def _deadline_s(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s

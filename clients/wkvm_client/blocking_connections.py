@@ -4,12 +4,15 @@ import math
 import random
 import socket
 import time
+from collections.abc import Callable
 
 from wkvm_protocol.address import Address
+from wkvm_protocol.messages import Message, StateOperation, Stats
 
 from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
-from wkvm_client.errors import ClientClosedError, ClientError
+from wkvm_client.errors import ClientClosedError, ClientError, ReplyTimeoutError
+from wkvm_client.replies import Reply
 
 
 class Connections:
@@ -65,6 +68,27 @@ class Connections:
             return self.link
         return self._reconnect(math.inf if deadline_s is None else deadline_s)
 
+    def ask(self, message: Stats | StateOperation, timeout_s: float | None) -> Message:
+        """Ask a question, or for an operation. If it takes too long, it is cancelled.
+
+        Raises:
+            ReplyTimeoutError: it took longer than ``timeout_s``.
+            ClientError: it failed.
+        """
+        deadline_s = deadline(timeout_s)
+        try:
+            link = self.ready(deadline_s)
+            reply = link.core.ask(message)
+            try:
+                return answer_of(link, reply, deadline_s)
+            except BaseException:
+                if not isinstance(message, Stats):
+                    link.core.operations.abandon(reply)
+                    link.push()
+                raise
+        except TimeoutError as error:
+            raise ReplyTimeoutError(timeout_s or 0.0) from error
+
     def _reconnect(self, deadline_s: float) -> Link:
         core = self.link.core
         why = core.error or core.gone()
@@ -100,3 +124,35 @@ class Connections:
             self.link = link
             return link
         raise why.again()
+
+
+def deadline(timeout_s: float | None) -> float | None:
+    """On the monotonic clock; None for never."""
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def answer_of(link: Link, reply: Reply, deadline_s: float | None) -> Message:
+    """Wait for an answer.
+
+    Raises:
+        TimeoutError: it is ``deadline_s``.
+        ClientError: none can come any more.
+    """
+    changed(link, lambda: reply.is_over, deadline_s)
+    if reply.error is not None:
+        raise reply.error.again()
+    assert reply.answer is not None
+    return reply.answer
+
+
+def changed(link: Link, is_enough: Callable[[], bool], deadline_s: float | None) -> None:
+    """Send what is queued, and receive until enough is there.
+
+    Raises:
+        TimeoutError: it is ``deadline_s``.
+    """
+    if not link.flush(deadline_s):
+        raise TimeoutError
+    while not is_enough():
+        if not link.receive(deadline_s):
+            raise TimeoutError

@@ -7,8 +7,9 @@ from typing import Self
 
 from wkvm_client.blocking_link import Link
 from wkvm_client.errors import RequestTimeoutError
-from wkvm_client.lanes import Lane, Track
+from wkvm_client.lanes import Lane
 from wkvm_client.results import Completion
+from wkvm_client.tracks import Track
 from wkvm_client.views import ChoiceView, LaneView
 
 
@@ -135,6 +136,15 @@ class Stream(LaneView[Choice]):
             ClientError: the lane failed.
         """
         return [choice.completion() for choice in self.choices]
+
+    def interrupt(self, keep: int | None = None) -> None:
+        """Ask the server to end a request that saves its state, now, and to save what there is.
+
+        Args:
+            keep: how many ids of the output the state is to have; None for all.
+        """
+        self._lane.home.interrupt(self._lane, keep)
+        self._link.push()
 
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""

@@ -7,16 +7,20 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from wkvm_protocol.errors import LocalProtocolError
 from wkvm_protocol.messages import (
     Generate,
     GenerateConstrained,
+    GenerateOn,
     Generation,
+    Message,
     Sampling,
     Score,
+    StateOperation,
+    Stats,
     pack_floats,
     pack_ids,
 )
@@ -27,6 +31,7 @@ from wkvm_client.errors import (
     RequestTooLargeError,
     TokenOutOfRangeError,
 )
+from wkvm_client.states import Keep
 
 DEFAULT_CREDIT = 1024
 """Ids of one lane that may be waiting for their consumer."""
@@ -36,8 +41,11 @@ MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
 
+Sent: TypeAlias = Generation | Score | Stats | StateOperation
+"""What opens a lane."""
+
 # what is wrong with grammar_kind has the field grammar, as the server says it too
-_FIELD = re.compile(r"(?:Generate|GenerateConstrained|Score)\.(?:sampling\.)?(grammar|\w+)")
+_FIELD = re.compile(r"\w+\.(?:sampling\.)?(grammar|\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,13 @@ class Draft:
         message: what is sent once ``request_id`` is filled in.
         window: ids that may wait for their consumer; None for no limit.
         timeout_s: what the server was told; None for the server's default.
+        data: a state to start from, which is sent along.
     """
 
     message: Generation | Score
     window: int | None
     timeout_s: float | None
+    data: bytes = b""
 
     def numbered(self, request_id: int) -> Generation | Score:
         """The message for one lane."""
@@ -122,8 +132,12 @@ def draft(
     timeout_s: float | None,
     priority: int,
     grammar: Grammar | None = None,
+    keep: Keep | None = None,
 ) -> Draft:
     """Check and pack one request.
+
+    Args:
+        keep: what it does with states; None for nothing.
 
     Raises:
         TokenOutOfRangeError: an id does not fit 32 bits.
@@ -140,10 +154,10 @@ def draft(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         penalty_decay=penalty_decay,
-        bias_ids=_pack("logit_bias", bias) if bias else b"",
+        bias_ids=pack("logit_bias", bias) if bias else b"",
         bias_values=_pack_biases(bias.values()) if bias else b"",
-        allowed_ids=None if allowed_ids is None else _pack("allowed_ids", allowed_ids),
-        stop_ids=_pack("stop_ids", stop_ids),
+        allowed_ids=None if allowed_ids is None else pack("allowed_ids", allowed_ids),
+        stop_ids=pack("stop_ids", stop_ids),
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
@@ -159,24 +173,53 @@ def draft(
     if n > MAX_CHOICES:
         raise InvalidParameterError(f"n: {n} exceeds {MAX_CHOICES}", field="n")
     message: Generation
+    if keep is not None:
+        return Draft(
+            GenerateOn(
+                request_id=0,
+                prompt=pack("prompt", prompt),
+                sampling=sampling,
+                credit=credit or 0,
+                timeout_ms=milliseconds("timeout_s", timeout_s),
+                priority=priority,
+                state=keep.state,
+                inline_bytes=len(keep.data),
+                save_as=keep.save_as,
+                expected_version=keep.expected_version,
+                on_disconnect=keep.on_disconnect,
+                durability=keep.durability,
+                want_inline=keep.return_state,
+                checkpoint_every=keep.checkpoint_every,
+                replay=keep.replay,
+                idempotency_key=keep.idempotency_key,
+                received=keep.received,
+                grammar_kind="" if grammar is None else grammar.kind,
+                grammar="" if grammar is None else grammar.source,
+                tags=None if keep.tags is None else dict(keep.tags),
+                expires_in_ms=milliseconds("expires_in_s", keep.expires_in_s),
+            ),
+            credit,
+            timeout_s,
+            keep.data,
+        )
     if grammar is None:
         message = Generate(
             request_id=0,
-            prompt=_pack("prompt", prompt),
+            prompt=pack("prompt", prompt),
             sampling=sampling,
             credit=credit or 0,
-            timeout_ms=_milliseconds(timeout_s),
+            timeout_ms=milliseconds("timeout_s", timeout_s),
             priority=priority,
         )
     else:
         message = GenerateConstrained(
             request_id=0,
-            prompt=_pack("prompt", prompt),
+            prompt=pack("prompt", prompt),
             grammar_kind=grammar.kind,
             grammar=grammar.source,
             sampling=sampling,
             credit=credit or 0,
-            timeout_ms=_milliseconds(timeout_s),
+            timeout_ms=milliseconds("timeout_s", timeout_s),
             priority=priority,
         )
     return Draft(message, credit, timeout_s)
@@ -192,18 +235,16 @@ def score_draft(
     """
     message = Score(
         request_id=0,
-        prompt=_pack("prompt", ids),
+        prompt=pack("prompt", ids),
         path=path,
         n_top=n_top,
-        timeout_ms=_milliseconds(timeout_s),
+        timeout_ms=milliseconds("timeout_s", timeout_s),
         priority=priority,
     )
     return Draft(message, None, timeout_s)
 
 
-def refusal(
-    message: Generation | Score, error: LocalProtocolError, *, max_frame_bytes: int
-) -> ClientError:
+def refusal(message: Sent, error: LocalProtocolError, *, max_frame_bytes: int) -> ClientError:
     """Why a request could not be sent: it is too long, or a field is of the wrong kind."""
     try:
         n_bytes = len(msgspec.msgpack.encode(message))
@@ -211,21 +252,35 @@ def refusal(
         n_bytes = 0
     if n_bytes > max_frame_bytes:
         return RequestTooLargeError(n_bytes, max_frame_bytes)
-    parts = (message,) if isinstance(message, Score) else (message.sampling, message)
+    parts: list[Message] = [message]
+    if isinstance(message, Generate | GenerateConstrained | GenerateOn):
+        parts.insert(0, message.sampling)
     for part in parts:
         for name in part.__struct_fields__:
             value = getattr(part, name)
             # The encoder does not say which number it has no form for.
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 return InvalidParameterError(f"{name}: {value} is out of range", field=name)
-    if isinstance(error.__cause__, UnicodeEncodeError):
-        # a request has no other text
-        return InvalidParameterError("grammar: it holds a surrogate", field="grammar")
+            if isinstance(value, str) and not _is_text(value):
+                return InvalidParameterError(f"{name}: it holds a surrogate", field=name)
     match = _FIELD.match(str(error))
     return InvalidParameterError(str(error), field=match[1] if match else "")
 
 
-def _pack(field: str, ids: Iterable[int]) -> bytes:
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def pack(field: str, ids: Iterable[int]) -> bytes:
+    """Ids as they are sent.
+
+    Raises:
+        TokenOutOfRangeError, InvalidParameterError: they cannot be.
+    """
     if ids == ():
         return b""
     try:
@@ -243,12 +298,14 @@ def _pack_biases(values: Iterable[float]) -> bytes:
         raise InvalidParameterError(f"logit_bias: {error}", field="logit_bias") from None
 
 
-def _milliseconds(timeout_s: float | None) -> int:
-    """Rounded up: 0 would mean the server's default."""
-    if timeout_s is None:
+def milliseconds(field: str, seconds: float | None) -> int:
+    """Rounded up: 0 would mean what None means, that nothing was asked for.
+
+    Raises:
+        InvalidParameterError: it is no positive time.
+    """
+    if seconds is None:
         return 0
-    if not 0 < timeout_s < 2**32:
-        raise InvalidParameterError(
-            f"timeout_s: {timeout_s:g} is not a positive time", field="timeout_s"
-        )
-    return math.ceil(timeout_s * 1000)
+    if not 0 < seconds < 2**32:
+        raise InvalidParameterError(f"{field}: {seconds:g} is not a positive time", field=field)
+    return math.ceil(seconds * 1000)

@@ -25,17 +25,32 @@ ClientError                  code, retryable, field, retry_after_ms
 │   ├── EmptyPromptError         no ids to start from
 │   ├── PromptTooLongError       more ids than the server takes
 │   ├── RequestTooLargeError     more bytes than fit a frame; nothing was sent
-│   └── UnsupportedOperationError    not something that this server does
+│   ├── UnsupportedOperationError    not something that this server does
+│   ├── OperationCancelledError  it was cancelled before it was done
+│   ├── StateNotFoundError       no such state, or an expired one
+│   ├── StateExistsError         the name is taken
+│   ├── StaleVersionError        the state has moved on from the expected version
+│   ├── StateMismatchError       a state of another model or layout
+│   ├── BadStateFileError        bytes that are no state, or not a whole one
+│   ├── StateNotFiniteError      the state would hold NaN or infinity
+│   ├── KeyReusedError           an idempotency key that stands for another operation
+│   └── StateMovedError          the state is at another server now
 ├── CapacityError            no room now; the same request may succeed later
 │   ├── OutOfSlotsError          fewer slots are free than were asked for
 │   ├── QueueFullError           the server's waiting line is full
 │   ├── TooManyLanesError        as many lanes are open as the connection may have
-│   └── DrainingError            the server finishes what it has
+│   ├── DrainingError            the server finishes what it has
+│   ├── QuotaError               a tenant has as much as it may have
+│   ├── StoreFullError           the server's disk has no room
+│   └── HostTierFullError        its memory holds states that are nowhere else
 ├── ExecutionError           the request was good and could not be carried out
 │   ├── InternalError            a bug of the server
 │   ├── NonFiniteError           the logits held NaN or infinity
 │   ├── StalledError             no credit was granted for too long
-│   └── StepFailedError          the forward pass raised
+│   ├── StepFailedError          the forward pass raised
+│   ├── MutationFailedError      a mutation raised
+│   ├── StateDamagedError        the bytes of a state are not those that were kept
+│   └── StoreFailedError         the store of states could not be read or written
 ├── DeadlineError            the server did not answer in time
 │   ├── ConnectTimeoutError      while connecting
 │   ├── RequestTimeoutError      until a request's deadline and the grace after it
@@ -43,161 +58,114 @@ ClientError                  code, retryable, field, retry_after_ms
 └── UnknownServerError       a code that this client does not know
 """
 
-from typing import ClassVar, Self
-
 from wkvm_protocol.errors import ErrorCode
 
+from wkvm_client.error_branches import (
+    CapacityError,
+    ClientError,
+    DeadlineError,
+    ExecutionError,
+    LinkError,
+    RequestError,
+)
+from wkvm_client.link_errors import (
+    AuthTimeoutError,
+    BadPeerError,
+    ClientClosedError,
+    ConnectFailedError,
+    ConnectionLostError,
+    DisconnectedError,
+    FrameTimeoutError,
+    FrameTooLargeError,
+    GoingAwayError,
+    HandshakeRefusedError,
+    IdleTimeoutError,
+    PlaintextKeyError,
+    ProtocolViolationError,
+    SlowConsumerError,
+    TooManyConnectionsError,
+    UnauthenticatedError,
+    UnsupportedVersionError,
+)
+from wkvm_client.state_errors import (
+    BadStateFileError,
+    HostTierFullError,
+    KeyReusedError,
+    MutationFailedError,
+    QuotaError,
+    StaleVersionError,
+    StateDamagedError,
+    StateExistsError,
+    StateMismatchError,
+    StateMovedError,
+    StateNotFiniteError,
+    StateNotFoundError,
+    StoreFailedError,
+    StoreFullError,
+)
 
-class ClientError(Exception):
-    """Base of all errors that the clients raise on purpose.
-
-    Attributes:
-        code: the number that the server gave, or would have given; None where the
-            server has no part in it.
-        retryable: whether the same request may succeed later, or elsewhere. After a
-            lost connection this does not say that nothing was done.
-        field: the field of the request that is at fault, where one is.
-        retry_after_ms: how long the server asks to wait; 0 where it did not ask.
-    """
-
-    default_code: ClassVar[ErrorCode | None] = None
-    default_retryable: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: int | None = None,
-        retryable: bool | None = None,
-        field: str = "",
-        retry_after_ms: int = 0,
-    ) -> None:
-        super().__init__(message)
-        self.code: int | None = self.default_code if code is None else code
-        self.retryable = self.default_retryable if retryable is None else retryable
-        self.field = field
-        self.retry_after_ms = retry_after_ms
-
-    def again(self) -> Self:
-        """A copy to raise: each consumer's traceback is its own."""
-        twin = type(self).__new__(type(self), *self.args)
-        twin.__dict__.update(self.__dict__)
-        twin.__cause__ = self.__cause__
-        return twin
-
-
-# --- the connection -----------------------------------------------------------------------
-
-
-class LinkError(ClientError):
-    """The connection is at fault. Every lane on it has ended."""
-
-
-class ConnectFailedError(LinkError):
-    """No connection could be made."""
-
-    default_retryable = True
-
-
-class ConnectionLostError(LinkError):
-    """The connection ended before the answer did. Ids may have been produced and paid for."""
-
-    default_retryable = True
-
-
-class GoingAwayError(LinkError):
-    """The server takes no new lanes on this connection, and another one was not to be had."""
-
-    default_retryable = True
-
-
-class ClientClosedError(LinkError):
-    """This client was closed."""
-
-
-class PlaintextKeyError(LinkError):
-    """A key would have crossed the network in the clear. Nothing was sent."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"an API key for {host} would be readable on the way: use a tunnel or a unix socket, "
-            "or pass allow_plaintext_key=True"
-        )
-        self.host = host
-
-
-class BadPeerError(LinkError):
-    """The server sent something illegal, and the connection was closed."""
-
-
-class HandshakeRefusedError(LinkError):
-    """The server answered HELLO with an error."""
-
-
-class UnauthenticatedError(HandshakeRefusedError):
-    """There was no key, or it is not one of the server's."""
-
-    default_code = ErrorCode.UNAUTHENTICATED
-
-
-class UnsupportedVersionError(HandshakeRefusedError):
-    """Client and server have no protocol version in common."""
-
-    default_code = ErrorCode.UNSUPPORTED_VERSION
-
-
-class AuthTimeoutError(HandshakeRefusedError):
-    """HELLO came too late."""
-
-    default_code = ErrorCode.AUTH_TIMEOUT
-
-
-class TooManyConnectionsError(HandshakeRefusedError):
-    """The server has as many connections as it takes."""
-
-    default_code = ErrorCode.TOO_MANY_CONNECTIONS
-    default_retryable = True
-
-
-class DisconnectedError(LinkError):
-    """The server said why it closes the connection."""
-
-
-class ProtocolViolationError(DisconnectedError):
-    """The server found our bytes illegal."""
-
-    default_code = ErrorCode.PROTOCOL_VIOLATION
-
-
-class FrameTooLargeError(DisconnectedError):
-    """One of our frames exceeded the server's limit."""
-
-    default_code = ErrorCode.FRAME_TOO_LARGE
-
-
-class FrameTimeoutError(DisconnectedError):
-    """One of our frames arrived too slowly."""
-
-    default_code = ErrorCode.FRAME_TIMEOUT
-
-
-class IdleTimeoutError(DisconnectedError):
-    """The server heard nothing from us for too long."""
-
-    default_code = ErrorCode.IDLE_TIMEOUT
-
-
-class SlowConsumerError(DisconnectedError):
-    """We read too slowly."""
-
-    default_code = ErrorCode.SLOW_CONSUMER
-
+__all__ = [
+    "BY_CODE",
+    "AuthTimeoutError",
+    "BadPeerError",
+    "BadStateFileError",
+    "CapacityError",
+    "ClientClosedError",
+    "ClientError",
+    "ConnectFailedError",
+    "ConnectTimeoutError",
+    "ConnectionLostError",
+    "DeadlineError",
+    "DisconnectedError",
+    "DrainingError",
+    "EmptyPromptError",
+    "ExecutionError",
+    "FrameTimeoutError",
+    "FrameTooLargeError",
+    "GoingAwayError",
+    "HandshakeRefusedError",
+    "HostTierFullError",
+    "IdleTimeoutError",
+    "InternalError",
+    "InvalidParameterError",
+    "KeyReusedError",
+    "LinkError",
+    "MutationFailedError",
+    "NonFiniteError",
+    "OperationCancelledError",
+    "OutOfSlotsError",
+    "PlaintextKeyError",
+    "PromptTooLongError",
+    "ProtocolViolationError",
+    "QueueFullError",
+    "QuotaError",
+    "ReplyTimeoutError",
+    "RequestError",
+    "RequestTimeoutError",
+    "RequestTooLargeError",
+    "SlowConsumerError",
+    "StaleVersionError",
+    "StalledError",
+    "StateDamagedError",
+    "StateExistsError",
+    "StateMismatchError",
+    "StateMovedError",
+    "StateNotFiniteError",
+    "StateNotFoundError",
+    "StepFailedError",
+    "StoreFailedError",
+    "StoreFullError",
+    "TokenOutOfRangeError",
+    "TooManyConnectionsError",
+    "TooManyLanesError",
+    "UnauthenticatedError",
+    "UnknownServerError",
+    "UnsupportedOperationError",
+    "UnsupportedVersionError",
+    "error_of",
+]
 
 # --- the request --------------------------------------------------------------------------
-
-
-class RequestError(ClientError):
-    """The request is wrong. Sending it again will not help."""
 
 
 class InvalidParameterError(RequestError):
@@ -239,13 +207,13 @@ class UnsupportedOperationError(RequestError):
     default_code = ErrorCode.UNSUPPORTED_OPERATION
 
 
+class OperationCancelledError(RequestError):
+    """The operation was cancelled before it was done. Nothing came of it."""
+
+    default_code = ErrorCode.CANCELLED
+
+
 # --- capacity -----------------------------------------------------------------------------
-
-
-class CapacityError(ClientError):
-    """No room now. The request was good; the same one may succeed later."""
-
-    default_retryable = True
 
 
 class OutOfSlotsError(CapacityError):
@@ -275,10 +243,6 @@ class DrainingError(CapacityError):
 # --- execution ----------------------------------------------------------------------------
 
 
-class ExecutionError(ClientError):
-    """The request was good, and carrying it out failed."""
-
-
 class InternalError(ExecutionError):
     """A bug of the server. Its log has the cause."""
 
@@ -305,16 +269,6 @@ class StepFailedError(ExecutionError):
 
 
 # --- time ---------------------------------------------------------------------------------
-
-
-class DeadlineError(ClientError):
-    """The server did not answer in time."""
-
-    default_retryable = True
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"no answer within {timeout_s:g} s")
-        self.timeout_s = timeout_s
 
 
 class ConnectTimeoutError(DeadlineError):
@@ -348,14 +302,29 @@ BY_CODE: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.EMPTY_PROMPT: EmptyPromptError,
     ErrorCode.PROMPT_TOO_LONG: PromptTooLongError,
     ErrorCode.UNSUPPORTED_OPERATION: UnsupportedOperationError,
+    ErrorCode.CANCELLED: OperationCancelledError,
+    ErrorCode.STATE_NOT_FOUND: StateNotFoundError,
+    ErrorCode.STATE_EXISTS: StateExistsError,
+    ErrorCode.STALE_VERSION: StaleVersionError,
+    ErrorCode.STATE_MISMATCH: StateMismatchError,
+    ErrorCode.BAD_STATE_FILE: BadStateFileError,
+    ErrorCode.STATE_NOT_FINITE: StateNotFiniteError,
+    ErrorCode.KEY_REUSED: KeyReusedError,
+    ErrorCode.STATE_MOVED: StateMovedError,
     ErrorCode.OUT_OF_SLOTS: OutOfSlotsError,
     ErrorCode.QUEUE_FULL: QueueFullError,
     ErrorCode.TOO_MANY_LANES: TooManyLanesError,
     ErrorCode.DRAINING: DrainingError,
+    ErrorCode.QUOTA: QuotaError,
+    ErrorCode.STORE_FULL: StoreFullError,
+    ErrorCode.HOST_TIER_FULL: HostTierFullError,
     ErrorCode.INTERNAL: InternalError,
     ErrorCode.NON_FINITE: NonFiniteError,
     ErrorCode.STALLED: StalledError,
     ErrorCode.STEP_FAILED: StepFailedError,
+    ErrorCode.MUTATION_FAILED: MutationFailedError,
+    ErrorCode.STATE_DAMAGED: StateDamagedError,
+    ErrorCode.STORE_FAILED: StoreFailedError,
 }
 """Which exception stands for which code. Total; no class stands for two."""
 

@@ -5,158 +5,38 @@ whether somebody waits for it; everything else happens when ids are taken.
 """
 
 import sys
-from array import array
 from collections.abc import Callable
-from typing import Protocol
 
 from wkvm_protocol.errors import RemoteProtocolError
-from wkvm_protocol.messages import End, EndReason, Logprobs, Score, unpack_floats, unpack_ids
+from wkvm_protocol.messages import (
+    End,
+    EndOn,
+    EndReason,
+    GenerateOn,
+    Logprobs,
+    Score,
+    StateBytesEnd,
+    StateChunk,
+    StateExportBegin,
+)
 
+from wkvm_client.completing import Before, completion_of, unpack_logprobs
 from wkvm_client.drafts import MAX_CREDIT, Draft
-from wkvm_client.errors import ClientError
-from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
+from wkvm_client.errors import (
+    ClientError,
+    ConnectionLostError,
+    StateMovedError,
+    StateNotFoundError,
+)
+from wkvm_client.legs import Cut, can_be_repeated, can_go_on, next_leg
+from wkvm_client.results import TokenLogprobs
+from wkvm_client.tracks import Home, Track
 
 ID_BYTES = 4
 _NEVER = sys.maxsize
 
 CUT_SHORT = frozenset({EndReason.CANCELLED, EndReason.TIMED_OUT})
 """Ends after which not all that was asked for has come."""
-
-
-class Home(Protocol):
-    """The connection that a lane is on. A lane may move to another one: see ``Lane.move``."""
-
-    def grant(self, lane: "Lane", n_ids: int) -> None:
-        """Let the server send more ids."""
-        ...
-
-    def cancel(self, lane: "Lane") -> None:
-        """Ask the server to end a lane."""
-        ...
-
-    def when_received(self, callback: Callable[[], None]) -> None:
-        """Call back when all that has come with what comes now is taken in."""
-        ...
-
-    def hook(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """What to call for each id that comes, so that ``callback`` is called as above."""
-        ...
-
-
-class Track:
-    """One choice of a lane.
-
-    Attributes:
-        ids: all that arrived. Only ever appended to.
-        n_read: how many of them the consumer has taken.
-        hook: called after an id arrived, if set.
-        completion: set when the choice has ended well.
-        is_alone: whether the lane has no other; then nobody but its own reader has to be told.
-        abandoned: whether its consumer left before the end.
-    """
-
-    __slots__ = (
-        "abandoned",
-        "completion",
-        "hook",
-        "ids",
-        "index",
-        "is_alone",
-        "lane",
-        "logprobs",
-        "n_read",
-        "on_end",
-        "on_ids",
-        "watcher",
-    )
-
-    def __init__(self, lane: "Lane", index: int, *, is_alone: bool) -> None:
-        self.lane = lane
-        self.index = index
-        self.is_alone = is_alone
-        self.ids: array[int] = array("I")
-        self.n_read = 0
-        self.hook: Callable[[], None] | None = None
-        self.on_ids: Callable[[], None] | None = None
-        self.watcher: Callable[[], None] | None = None
-        self.on_end: list[Callable[[], None]] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.completion: Completion | None = None
-        self.abandoned = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will arrive."""
-        return self.completion is not None or self.lane.error is not None
-
-    def take(self) -> list[int]:
-        """All ids that have arrived and were not taken yet."""
-        n_read, n_ids = self.n_read, len(self.ids)
-        ids = [self.ids[n_read]] if n_ids == n_read + 1 else self.ids[n_read:].tolist()
-        self.n_read = n_ids
-        self.lane.consumed(n_ids - n_read)
-        return ids
-
-    def abandon(self) -> bool:
-        """Note that the consumer left. Returns whether nobody is left who may want an id."""
-        self.abandoned = True
-        return all(track.abandoned or track.is_over for track in self.lane.tracks)
-
-    def result(self) -> Completion:
-        """What became of the choice, once it is over.
-
-        Raises:
-            ClientError: it failed.
-        """
-        if self.completion is None:
-            assert self.lane.error is not None, "the choice is not over"
-            raise self.lane.error.again()
-        return self.completion
-
-    def wait(self, callback: Callable[[], None]) -> None:
-        """Call back once, when an id arrives or the choice is over; to be called with none left.
-
-        Raises:
-            RuntimeError: somebody waits already.
-        """
-        if self.on_ids is not None:
-            raise RuntimeError("a choice has one reader at a time")
-        self.on_ids = callback
-        if self.is_alone:
-            self.hook = self.wake
-        else:
-            self.lane.starve()
-            self.lane.set_hooks()
-
-    def watch(self, callback: Callable[[], None]) -> None:
-        """Call back whenever ids or the end have come, until ``stop_waiting``.
-
-        Raises:
-            RuntimeError: somebody waits already.
-            ValueError: the lane has other choices, whose credit this would be.
-        """
-        if not self.is_alone:
-            raise ValueError("only the one choice of a lane can be watched")
-        self.wait(lambda: self.lane.home.when_received(callback))
-        self.watcher = callback
-        self.hook = self.lane.home.hook(callback)
-
-    def stop_waiting(self) -> None:
-        """Forget the callback of ``wait`` or ``watch``."""
-        self.on_ids = None
-        self.watcher = None
-        if self.is_alone:
-            self.hook = None
-        else:
-            self.lane.set_hooks()
-
-    def wake(self) -> None:
-        """Tell the reader, if there is one, that it should look again."""
-        callback = self.on_ids
-        if callback is not None:
-            if self.watcher is None:
-                self.stop_waiting()
-            callback()
 
 
 class Lane:
@@ -172,24 +52,36 @@ class Lane:
         n_room: ids that may still arrive; more are a violation.
         cancelled: whether a Cancel was sent.
         on_over: called once when nothing more can arrive for any choice.
+        leg: what was sent last, if it is about states.
+        before: what was sent and answered before that.
+        cut: why it is on no connection, if it is on none and goes on.
+        on_cut: called when it was cut off; who sets it moves the lane, or fails it. Without it a
+            lane fails.
+        unsent: the rest of a state to start from.
     """
 
     __slots__ = (
+        "_data",
         "_max_ids",
         "_window",
+        "before",
         "cancelled",
+        "cut",
         "draft",
         "error",
         "grant_at",
         "granted",
         "home",
+        "leg",
         "n_consumed",
         "n_open",
         "n_room",
+        "on_cut",
         "on_over",
         "prompt_logprobs",
         "request_id",
         "tracks",
+        "unsent",
     )
 
     def __init__(self, request_id: int, draft: Draft, home: Home) -> None:
@@ -210,6 +102,12 @@ class Lane:
         self.error: ClientError | None = None
         self.cancelled = False
         self.on_over: Callable[[], None] | None = None
+        self.leg = draft.message if isinstance(draft.message, GenerateOn) else None
+        self.before = Before()
+        self.cut: Cut | None = None
+        self.on_cut: Callable[[Lane], None] | None = None
+        self.unsent = memoryview(draft.data)
+        self._data: bytearray | None = None
 
     @property
     def is_over(self) -> bool:
@@ -301,35 +199,133 @@ class Lane:
         what = f"log probabilities from position {position} on"
         return RemoteProtocolError(f"{name}: request id {self.request_id} lacks {what}")
 
-    def end(self, message: End) -> None:
-        """Complete one choice.
+    def end(self, message: End | EndOn) -> None:
+        """Complete one choice, unless the lane goes on elsewhere.
 
         Raises:
-            RemoteProtocolError: it is a text that is scored, and not all of it was.
+            RemoteProtocolError: it is a text that is scored, and not all of it was; or not all
+                ids came, or too many, of a stream that is to go on.
         """
         draft = self.draft
         if isinstance(draft.message, Score) and message.reason not in CUT_SHORT:
             n_known = len(self.prompt_logprobs) + 1
             if n_known < len(draft.message.prompt) // ID_BYTES:
                 raise self._lacking("End", n_known)
+        if isinstance(message, EndOn) and self._goes_on_after(message):
+            return
         self.n_open -= 1
         track = self.tracks[message.choice]
-        track.completion = Completion(
-            choice=message.choice,
-            ids=track.ids.tolist(),
-            reason=EndReason(message.reason),
-            stop_id=message.stop_id,
-            n_prompt=message.n_prompt,
-            n_output=message.n_output,
-            logprobs=track.logprobs if draft.logprobs is not None else None,
-            prompt_logprobs=self.prompt_logprobs if draft.prompt_logprobs is not None else None,
-            timings=Timings(
-                message.queue_us / 1e6, message.first_token_us / 1e6, message.total_us / 1e6
-            ),
+        track.completion = completion_of(
+            message,
+            track.ids.tolist(),
+            track.logprobs if draft.logprobs is not None else None,
+            self.prompt_logprobs if draft.prompt_logprobs is not None else None,
+            before=self.before,
+            data=None if self._data is None else bytes(self._data),
         )
         self._over(track)
         if self.n_open == 0 and self.on_over is not None:
             self.on_over()
+
+    def add_state(self, message: StateExportBegin | StateChunk | StateBytesEnd) -> None:
+        """Keep the bytes of the state at the end. The connection has checked their number."""
+        match message:
+            case StateExportBegin():
+                self._data = bytearray()
+            case StateChunk():
+                assert self._data is not None
+                self._data += message.data
+            case StateBytesEnd():
+                pass
+
+    # --- being cut off --------------------------------------------------------------------
+
+    def lose(self, error: ClientError) -> None:
+        """Note that its connection has ended."""
+        if (
+            isinstance(error, ConnectionLostError)
+            and self.leg is not None
+            and not self.unsent
+            and can_be_repeated(self.leg)
+        ):
+            self._cut_off(Cut(error))
+        else:
+            self.fail(error)
+
+    def refuse(self, error: ClientError) -> None:
+        """Note that the server does not carry it out, or not any further."""
+        if self.leg is not None and self.leg.received and isinstance(error, StateNotFoundError):
+            # nobody would expect this of a request that was under way
+            lost = ConnectionLostError(f"the server does not know the request any more: {error}")
+            lost.__cause__ = error
+            self.fail(lost)
+        elif isinstance(error, StateMovedError) and error.target and self.leg is not None:
+            self._cut_off(Cut(error, target=error.target))
+        else:
+            self.fail(error)
+
+    def next_leg(self, request_id: int) -> GenerateOn:
+        """What to send where it goes on."""
+        assert self.leg is not None
+        assert self.cut is not None
+        n_ids = len(self.tracks[0].ids)
+        credit = 0
+        if self.granted is not None:
+            # at least one: none would be no limit
+            self.granted = max(self.granted, n_ids + 1)
+            credit = self.granted - n_ids
+        return next_leg(
+            self.leg,
+            self.cut,
+            request_id,
+            n_received=n_ids - self.before.n_ids,
+            credit=credit,
+            n_legs=self.before.n_legs + 1,
+        )
+
+    def move(self, home: Home, message: GenerateOn) -> None:
+        """Go on with a connection to which ``next_leg`` was sent."""
+        assert self.cut is not None
+        if self.cut.left_at is not None:
+            self.before.add(self.cut.left_at)
+        self.cut = None
+        self.home, self.request_id, self.leg = home, message.request_id, message
+        n_left = self._max_ids - len(self.tracks[0].ids)
+        self.n_room = min(message.credit or n_left, n_left)
+        track = self.tracks[0]
+        if track.watcher is not None:
+            track.hook = home.hook(track.watcher)
+
+    def _goes_on_after(self, message: EndOn) -> bool:
+        """Whether an end is none, since the stream goes on from there."""
+        leg = self.leg
+        was_put_aside = (
+            message.reason == EndReason.CANCELLED
+            and leg is not None
+            and leg.received > 0
+            and not self.cancelled
+        )
+        has_moved = message.reason == EndReason.MOVED and bool(message.target)
+        if leg is None or not (was_put_aside or has_moved) or not message.name:
+            return False
+        if self.on_cut is None or not can_go_on(leg):
+            return False
+        n_received = len(self.tracks[0].ids) - self.before.n_ids
+        if message.n_output != n_received:
+            raise RemoteProtocolError(
+                f"EndOn: {message.n_output} ids, where {n_received} came on request id "
+                f"{self.request_id}"
+            )
+        error = ConnectionLostError(f"the stream stopped at {message.name}@{message.version}")
+        self._cut_off(Cut(error, message.target if has_moved else "", message))
+        return True
+
+    def _cut_off(self, cut: Cut) -> None:
+        if self.on_cut is None or self.is_over:
+            self.fail(cut.error)
+            return
+        self.cut = cut
+        self.on_cut(self)
 
     def fail(self, error: ClientError) -> None:
         """End every choice that has not ended. Only the first failure counts."""
@@ -353,22 +349,3 @@ class Lane:
         callbacks, track.on_end = track.on_end, []
         for callback in callbacks:
             callback()
-
-
-def unpack_logprobs(message: Logprobs) -> list[TokenLogprobs]:
-    """One entry for each position of a message. The codec has checked the lengths."""
-    top_ids = unpack_ids(message.top_ids)
-    top_logprobs = unpack_floats(message.top_logprobs)
-    tops = [TopLogprob(*pair) for pair in zip(top_ids, top_logprobs, strict=True)]
-    n_top = message.n_top
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(tops[i * n_top : (i + 1) * n_top]))
-        for i, (token_id, logprob, rank) in enumerate(
-            zip(
-                unpack_ids(message.ids),
-                unpack_floats(message.logprobs),
-                unpack_ids(message.ranks),
-                strict=True,
-            )
-        )
-    ]

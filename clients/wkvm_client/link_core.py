@@ -8,32 +8,45 @@ ping and query on it has ended with that error.
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 from wkvm_protocol.codec import token_entries
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
+    FEATURES,
     GRAMMAR_FEATURE,
     SCORE_FEATURE,
+    STATES_FEATURE,
     Cancel,
     Credit,
     End,
+    EndOn,
     Error,
     Failed,
-    GenerateConstrained,
+    GenerateOn,
     GoAway,
     HelloOk,
+    Interrupt,
     Logprobs,
     Ping,
     Pong,
-    Score,
     ServerMessage,
+    StateBytesEnd,
+    StateChunk,
+    StateCredit,
+    StateExportBegin,
+    StateMoved,
+    StateOperation,
+    StatePage,
+    StateText,
+    StateVersions,
     Stats,
     StatsReply,
     Tokens,
     unpack_ids,
 )
 
-from wkvm_client.drafts import Draft, refusal
+from wkvm_client.drafts import Draft, Sent, refusal
 from wkvm_client.errors import (
     BadPeerError,
     ClientError,
@@ -41,43 +54,25 @@ from wkvm_client.errors import (
     ConnectionLostError,
     GoingAwayError,
     InvalidParameterError,
+    StateMovedError,
     TooManyLanesError,
     UnsupportedOperationError,
     error_of,
 )
-from wkvm_client.lanes import Lane, Track
+from wkvm_client.lanes import Lane
+from wkvm_client.operations import Operations
+from wkvm_client.pings import MAX_MISSES, Pings
+from wkvm_client.replies import Reply
+from wkvm_client.tracks import Track
 
-MAX_MISSES = 2
-"""Pings in a row that may go without any word from the server."""
-MAX_UNSENT_PONGS = 2**14
-"""Answers to pings that may wait to be sent. More than the pings of one read."""
 CLIENT_NAME = "wkvm_client"
-FEATURES = (GRAMMAR_FEATURE, SCORE_FEATURE)
-
-
-class Reply:
-    """The answer to a ping or a query, once it is there.
-
-    Attributes:
-        values: what a query returned.
-        on_over: called once when the answer came or can no longer come.
-    """
-
-    __slots__ = ("error", "is_over", "on_over", "values")
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self.values: dict[str, int] = {}
-        self.error: ClientError | None = None
-        self.on_over: Callable[[], None] | None = None
-
-    def settle(self, values: dict[str, int], error: ClientError | None) -> None:
-        """Answer, or fail."""
-        self.is_over = True
-        self.values = values
-        self.error = error
-        if self.on_over is not None:
-            self.on_over()
+OFFERED = (GRAMMAR_FEATURE, SCORE_FEATURE, STATES_FEATURE)
+REFUSALS = {
+    GRAMMAR_FEATURE: ("the server takes no grammars", "grammar"),
+    SCORE_FEATURE: ("the server does not score texts", ""),
+    STATES_FEATURE: ("the server keeps no states", ""),
+}
+"""What is said of a server without a feature, and the field that asks for it."""
 
 
 class LinkCore:
@@ -88,6 +83,7 @@ class LinkCore:
         is_behind: whether the server has not taken all of that yet.
 
     Attributes:
+        operations: the questions and operations that are open.
         hello: what the server said of itself, once it did.
         going_away: the server's GoAway, once it came.
         error: why the connection is over, once it is.
@@ -97,15 +93,11 @@ class LinkCore:
     def __init__(self, send: Callable[[bytes], None], is_behind: Callable[[], bool]) -> None:
         self._send = send
         self._is_behind = is_behind
-        self._n_unsent_pongs = 0
         self._wire = ClientConnection()
         self._lanes: dict[int, Lane] = {}
         self._first_tracks: dict[int, Track] = {}
-        self._queries: dict[int, Reply] = {}
-        self._pings: dict[int, Reply] = {}
-        self._n_pings = 0
-        self._heard = True
-        self._n_misses = 0
+        self.operations = Operations(self._wire, self._write)
+        self._pings = Pings()
         self._is_receiving = False
         self._due: list[Callable[[], None]] = []
         self.was_of_use = False
@@ -121,7 +113,7 @@ class LinkCore:
     @property
     def is_drained(self) -> bool:
         """Whether the server is going away and nothing is left to wait for."""
-        return self.going_away is not None and not self._wire.lanes and not self._pings
+        return self.going_away is not None and not self._wire.lanes and not self._pings.replies
 
     @property
     def ping_interval_s(self) -> float:
@@ -137,7 +129,7 @@ class LinkCore:
             InvalidParameterError: the key is longer than the protocol allows.
         """
         try:
-            frame = self._wire.send_hello(api_key=api_key, client=CLIENT_NAME, features=FEATURES)
+            frame = self._wire.send_hello(api_key=api_key, client=CLIENT_NAME, features=OFFERED)
         except LocalProtocolError:
             # the text of the cause could show the key
             raise InvalidParameterError("api_key: not allowed", field="api_key") from None
@@ -151,14 +143,7 @@ class LinkCore:
                 request cannot be sent. Nothing was sent.
         """
         message = draft.numbered(self._new_request_id())
-        if isinstance(message, GenerateConstrained) and GRAMMAR_FEATURE not in self._wire.features:
-            raise UnsupportedOperationError("the server takes no grammars", field="grammar")
-        if isinstance(message, Score) and SCORE_FEATURE not in self._wire.features:
-            raise UnsupportedOperationError("the server does not score texts")
-        try:
-            frame = self._wire.send(message)
-        except LocalProtocolError as error:
-            raise refusal(message, error, max_frame_bytes=self._wire.max_frame_bytes) from None
+        frame = self._frame(message)
         lane = Lane(message.request_id, draft, self)
         self._lanes[message.request_id] = lane
         self._first_tracks[message.request_id] = lane.tracks[0]
@@ -167,10 +152,32 @@ class LinkCore:
 
     def cancel(self, lane: Lane) -> None:
         """Ask the server to end a lane. Its end still comes; nothing happens the second time."""
-        if lane.cancelled or lane.is_over or self.error is not None:
+        if lane.cancelled or lane.is_over:
             return
         lane.cancelled = True
+        if self.error is not None or lane.cut is not None:
+            return
         self._write(self._wire.send(Cancel(lane.request_id)))
+
+    def interrupt(self, lane: Lane, keep: int | None) -> None:
+        """Ask the server to end a lane now and to save what it has."""
+        if not lane.is_over and self.error is None and isinstance(lane.draft.message, GenerateOn):
+            self._write(self._wire.send(Interrupt(lane.request_id, keep)))
+
+    def reopen(self, lane: Lane) -> None:
+        """Go on here with a lane that was cut off elsewhere.
+
+        Raises:
+            ClientError: as ``open``.
+        """
+        message = lane.next_leg(self._new_request_id())
+        frame = self._frame(message)
+        lane.move(self, message)
+        self._lanes[message.request_id] = lane
+        self._first_tracks[message.request_id] = lane.tracks[0]
+        self._send(frame)
+        if lane.cancelled:
+            self._write(self._wire.send(Cancel(lane.request_id)))
 
     def give_up(self, lane: Lane, error: ClientError) -> None:
         """Cancel a lane, and fail it without waiting for its end."""
@@ -178,20 +185,22 @@ class LinkCore:
             return
         self.cancel(lane)
         lane.fail(error)
+        if lane.request_id not in self._lanes:
+            return
         # the request id stays taken until the server has ended the lane
         heir = lane.heir()
         self._lanes[lane.request_id] = heir
         self._first_tracks[lane.request_id] = heir.tracks[0]
 
-    def query_stats(self) -> Reply:
-        """Ask for counters.
+    def ask(self, message: Stats | StateOperation) -> Reply:
+        """Send a question or an operation, whatever its number.
 
         Raises:
-            ClientError: the connection is over or going away, or has all its lanes.
+            ClientError: as ``open``.
         """
         request_id = self._new_request_id()
-        frame = self._wire.send(Stats(request_id))
-        reply = self._queries[request_id] = Reply()
+        frame = self._frame(msgspec.structs.replace(message, request_id=request_id))
+        reply = self.operations.open(request_id, message)
         self._send(frame)
         return reply
 
@@ -203,42 +212,46 @@ class LinkCore:
         """
         if self.error is not None:
             raise self.error.again()
-        self._n_pings += 1
-        reply = self._pings[self._n_pings] = Reply()
-        self._send(self._wire.send(Ping(self._n_pings)))
+        nonce, reply = self._pings.ask()
+        self._send(self._wire.send(Ping(nonce)))
         return reply
 
     def forget(self, reply: Reply) -> None:
         """Stop waiting for a pong. A query, however, keeps its lane until it is answered."""
-        for nonce, pending in self._pings.items():
-            if pending is reply:
-                del self._pings[nonce]
-                return
+        self._pings.forget(reply)
 
     def tick(self) -> None:
         """To be called once per ``ping_interval_s`` by whoever cannot tell silence itself."""
-        if self._heard:
-            self._heard = False
-            self._n_misses = 0
-        else:
+        if self._pings.is_quiet():
             self.silence()
 
     def silence(self) -> None:
         """Note that nothing was heard for ``ping_interval_s``: ask, or give up asking."""
         if self.error is not None:
             return
-        if self._heard:
-            self._heard = False
-            self._n_misses = 0
-        if self._n_misses == MAX_MISSES:
+        if self._pings.missed():
             self.close(
                 ConnectionLostError(
                     f"{MAX_MISSES} pings {self.ping_interval_s:g} s apart were not answered"
                 )
             )
             return
-        self._n_misses += 1
         self._send(self._wire.send(Ping(0)))
+
+    def _frame(self, message: Sent) -> bytes:
+        """A message that opens a lane, as it is sent.
+
+        Raises:
+            ClientError: it cannot be sent.
+        """
+        feature = FEATURES.get(type(message))
+        if feature is not None and feature not in self._wire.features:
+            why, field = REFUSALS[feature]
+            raise UnsupportedOperationError(why, field=field)
+        try:
+            return self._wire.send(message)
+        except LocalProtocolError as error:
+            raise refusal(message, error, max_frame_bytes=self._wire.max_frame_bytes) from None
 
     def _new_request_id(self) -> int:
         if self.error is not None:
@@ -264,7 +277,7 @@ class LinkCore:
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes from the server. What is wrong with them ends up in ``error``."""
-        self._heard = True
+        self._pings.heard = True
         wire = self._wire
         self._is_receiving = True
         try:
@@ -314,13 +327,13 @@ class LinkCore:
             return
         self.error = error
         self._wire.close()
-        lanes, queries, pings = self._lanes, self._queries, self._pings
-        self._lanes, self._queries, self._pings = {}, {}, {}
-        self._first_tracks = {}
+        lanes, pings = self._lanes, self._pings.replies
+        self._lanes, self._first_tracks, self._pings.replies = {}, {}, {}
         for lane in lanes.values():
-            lane.fail(error)
-        for reply in (*queries.values(), *pings.values()):
-            reply.settle({}, error)
+            lane.lose(error)
+        self.operations.fail(error)
+        for reply in pings.values():
+            reply.settle(None, error)
 
     def gone(self) -> GoingAwayError:
         """What to tell somebody who wants a new lane after the server's GoAway."""
@@ -335,7 +348,7 @@ class LinkCore:
             case Tokens():
                 self.was_of_use = True
                 self._tokens(message)
-            case End():
+            case End() | EndOn():
                 self.was_of_use = True
                 lane = self._lanes[message.request_id]
                 lane.end(message)
@@ -350,12 +363,18 @@ class LinkCore:
                 self._answer(message)
             case Pong():
                 self.was_of_use = True
-                reply = self._pings.pop(message.nonce, None)
-                if reply is not None:
-                    reply.settle({}, None)
-            case StatsReply():
+                self._pings.answer(message.nonce)
+            case StatsReply() | StateVersions() | StatePage() | StateText():
                 self.was_of_use = True
-                self._queries.pop(message.request_id).settle(message.values, None)
+                self.operations.settle(message.request_id, message)
+            case StateExportBegin() | StateChunk() | StateBytesEnd() | StateCredit():
+                if not self.operations.move_bytes(message):
+                    self._move_bytes(message)
+            case StateMoved():
+                self.was_of_use = True
+                error = StateMovedError(message.message)
+                error.target, error.state = message.target, message.state
+                self._refuse(message.request_id, error)
             case GoAway():
                 self.going_away = message
             case HelloOk():
@@ -364,8 +383,7 @@ class LinkCore:
                 self.close(error_of(message.code, message.message, retryable=message.retryable))
 
     def _answer(self, ping: Ping) -> None:
-        self._n_unsent_pongs = self._n_unsent_pongs + 1 if self._is_behind() else 0
-        if self._n_unsent_pongs > MAX_UNSENT_PONGS:
+        if not self._pings.may_answer(is_behind=self._is_behind()):
             self.close(BadPeerError("the server sends pings and takes no answers"))
             return
         self._send(self._wire.send(Pong(ping.nonce)))
@@ -403,12 +421,27 @@ class LinkCore:
             field=message.field,
             retry_after_ms=message.retry_after_ms,
         )
-        query = self._queries.pop(message.request_id, None)
-        if query is not None:
-            query.settle({}, error)
-        else:
-            self._lanes[message.request_id].fail(error)
-            self._drop(message.request_id)
+        self._refuse(message.request_id, error)
+
+    def _refuse(self, request_id: int, error: ClientError) -> None:
+        if not self.operations.settle(request_id, None, error):
+            self._lanes[request_id].refuse(error)
+            self._drop(request_id)
+
+    def _move_bytes(
+        self, message: StateExportBegin | StateChunk | StateBytesEnd | StateCredit
+    ) -> None:
+        """Take bytes of a state that a request ends with, or send some that it begins with."""
+        lane = self._lanes[message.request_id]
+        if not isinstance(message, StateCredit):
+            lane.add_state(message)
+            return
+        data = lane.unsent[: self.operations.room(lane.request_id)]
+        lane.unsent = lane.unsent[len(data) :]
+        if data:
+            self.operations.upload(lane.request_id, data)
+            if not lane.unsent:
+                self.operations.end_upload(lane.request_id)
 
     def _drop(self, request_id: int) -> None:
         del self._lanes[request_id]

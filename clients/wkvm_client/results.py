@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 from wkvm_protocol.messages import EndReason
 
 from wkvm_client.errors import ConnectionLostError, RequestTimeoutError
+from wkvm_client.states import StateEnd
 
 Path: TypeAlias = Literal["chunked", "decode"]
 """How a text is scored: as a prompt is absorbed, many ids at a time; or as output is, id by id."""
@@ -65,6 +66,7 @@ class Completion:
         prompt_logprobs: one entry for each id of the prompt but the first; None if none
             were asked for.
         timings: how long it took on the server.
+        state: what came of its states; None for a request that has nothing to do with any.
     """
 
     choice: int
@@ -76,6 +78,12 @@ class Completion:
     logprobs: list[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
     timings: Timings
+    state: StateEnd | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that came with a state, and were not computed again."""
+        return 0 if self.state is None else self.state.cached_tokens
 
 
 def scores_of(completion: Completion, timeout_s: float | None) -> list[TokenLogprobs]:

@@ -2,8 +2,9 @@
 
 from typing import Generic, TypeVar
 
-from wkvm_client.lanes import Lane, Track
+from wkvm_client.lanes import Lane
 from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.tracks import Track
 
 
 class ChoiceView:

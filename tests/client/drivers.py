@@ -36,6 +36,17 @@ class Driver(Protocol):
         ...
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]: ...
+    async def states(
+        self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
+    ) -> Any:
+        """Call a method of ``client.states``."""
+        ...
+
+    async def exported(self, state: str, n: int | None = None) -> list[bytes]:
+        """Loop over an export, and break out after ``n`` parts."""
+        ...
+
+    async def interrupt(self, stream: Any, keep: int | None = None) -> None: ...
     async def ping(self, **options: Any) -> float: ...
     async def stats(self, **options: Any) -> dict[str, int]: ...
     async def close_client(self) -> None: ...
@@ -106,6 +117,22 @@ class AioDriver:
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
         return await self.client.score(ids, **options)
+
+    async def states(
+        self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
+    ) -> Any:
+        return await getattr(self.client.states.within(within), operation)(*args, **options)
+
+    async def exported(self, state: str, n: int | None = None) -> list[bytes]:
+        parts: list[bytes] = []
+        async for data in await self.client.states.export(state):
+            parts.append(data)
+            if len(parts) == n:
+                break
+        return parts
+
+    async def interrupt(self, stream: aio.Stream, keep: int | None = None) -> None:
+        stream.interrupt(keep)
 
     async def ping(self, **options: Any) -> float:
         return await self.client.ping(**options)
@@ -186,6 +213,26 @@ class BlockingDriver:
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
         return await self.call(lambda: self.client.score(ids, **options))
+
+    async def states(
+        self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
+    ) -> Any:
+        method = getattr(self.client.states.within(within), operation)
+        return await self.call(lambda: method(*args, **options))
+
+    async def exported(self, state: str, n: int | None = None) -> list[bytes]:
+        def loop() -> list[bytes]:
+            parts: list[bytes] = []
+            for data in self.client.states.export(state):
+                parts.append(data)
+                if len(parts) == n:
+                    break
+            return parts
+
+        return await self.call(loop)
+
+    async def interrupt(self, stream: wkvm_client.Stream, keep: int | None = None) -> None:
+        await self.call(lambda: stream.interrupt(keep))
 
     async def ping(self, **options: Any) -> float:
         return await self.call(lambda: self.client.ping(**options))

@@ -11,11 +11,14 @@ from wkvm_protocol.connection import Ignored, Refused, ServerConnection, failure
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import (
     End,
+    EndOn,
     EndReason,
     Generate,
     Hello,
     Message,
     ServerMessage,
+    StateInfo,
+    pack_ids,
 )
 
 M = TypeVar("M", bound=Message)
@@ -117,6 +120,40 @@ class Peer:
             )
         )
 
+    def end_on(
+        self,
+        request_id: int,
+        *,
+        reason: EndReason = EndReason.LENGTH,
+        n_output: int = 0,
+        name: str = "s",
+        version: int = 1,
+        cached_tokens: int = 0,
+        target: str = "",
+        prompt_left: int = 0,
+    ) -> None:
+        self.send(
+            EndOn(
+                request_id=request_id,
+                choice=0,
+                reason=reason,
+                stop_id=None,
+                n_prompt=3,
+                n_output=n_output,
+                queue_us=1_000,
+                first_token_us=2_000,
+                total_us=10_000,
+                cached_tokens=cached_tokens,
+                n_computed=cached_tokens + 3,
+                pending=pack_ids([9]),
+                prompt_left=prompt_left,
+                name=name,
+                version=version,
+                ack="durable" if name else "",
+                target=target,
+            )
+        )
+
     def fail(self, request_id: int, code: ErrorCode, field: str = "", retry_ms: int = 0) -> None:
         self.send(failure(request_id, code, "as scripted", field=field, retry_after_ms=retry_ms))
 
@@ -186,3 +223,29 @@ async def answer(peer: Peer, ids: Sequence[int]) -> Generate:
         peer.tokens([request.request_id], [token_id])
     peer.end(request.request_id, n_output=len(ids))
     return request
+
+
+def told(name: str, version: int = 1) -> StateInfo:
+    """What a server tells of a state."""
+    return StateInfo(
+        name=name,
+        version=version,
+        head=version,
+        n_versions=version,
+        ack="durable",
+        tier="host",
+        content_id="ab" * 32,
+        n_bytes=1234,
+        n_computed=5,
+        n_pending=1,
+        tail=pack_ids([1, 2, 3, 4, 5, 6]),
+        operation="create",
+        parents=("p@3",),
+        tags={"kind": "test"},
+        created_ms=1_500,
+        updated_ms=2_500,
+        expires_ms=None,
+        model_digest="aa",
+        layout_fingerprint="bb",
+        tokenizer_digest="cc",
+    )

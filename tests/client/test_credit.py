@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wkvm_client.drafts import Draft, draft
+from wkvm_client.errors import ClientError
 from wkvm_client.lanes import Lane
 from wkvm_protocol.messages import Cancel, Credit, Score
 
@@ -58,6 +59,12 @@ class Granted:
 
     def cancel(self, lane: Lane) -> None:
         raise AssertionError("nobody cancels it")
+
+    def interrupt(self, lane: Lane, keep: int | None) -> None:
+        raise AssertionError("nobody interrupts it")
+
+    def give_up(self, lane: Lane, error: ClientError) -> None:
+        raise AssertionError("nobody gives it up")
 
     def when_received(self, callback: Callable[[], None]) -> None:
         callback()

@@ -13,7 +13,6 @@ from wkvm.core.request import (
     EndEvent,
     Logprobs,
     PromptLogprobsEvent,
-    SavedEvent,
     Status,
     TokenEvent,
     by_request,
@@ -45,8 +44,6 @@ def run(
                 case TokenEvent():
                     assert event.logprobs is not None
                     scores.append(event.logprobs)
-                case SavedEvent():
-                    raise AssertionError("nobody asked for a state")
                 case EndEvent():
                     end = event
     return scores, end

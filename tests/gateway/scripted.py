@@ -84,6 +84,12 @@ class FilledChoice:
         assert lane is self._lane
         self.cancelled = True
 
+    def interrupt(self, lane: Lane, keep: int | None) -> None:
+        """What a connection does for a choice."""
+
+    def give_up(self, lane: Lane, error: ClientError) -> None:
+        """What a connection does for a deadline."""
+
     def arrive(self, ids: Sequence[int]) -> None:
         track = self._lane.tracks[0]
         track.logprobs += [TokenLogprobs(i, -0.5, 1, ()) for i in ids]

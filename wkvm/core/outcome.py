@@ -5,16 +5,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wkvm.core.errors import NonFiniteError, WkvmError
-from wkvm.core.plan import RowPlan, StepPlan, StepResult
+from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, Logprobs, PromptLogprobsEvent, Status, TokensEvent
-from wkvm.core.table import Ending, Request
+from wkvm.core.table import Request
 
 
 class Ended(NamedTuple):
     """A request that ends with a step, and how."""
 
     request: Request
-    ending: Ending
+    status: Status
+    stop_id: int | None = None
     error: WkvmError | None = None
 
 
@@ -40,8 +41,6 @@ class Outcome:
 def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Outcome:
     """Give the ids of a step to its requests, those of the rows that are in ``running``.
 
-    Ids are also kept for requests whose states may be saved.
-
     About 0.35 us a row.
 
     Raises:
@@ -58,27 +57,26 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         if request is None:
             continue
         if errors and index in errors:
-            ended.append(_failed(request, errors[index]))
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=errors[index]))
             continue
         if of_prompts and (of_prompt := of_prompts.get(index)):
             events.append(PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt))
         if not row.samples:
             if row.position + row.n_ids == request.n_known:
-                ended.append(_ended(request, row, Status.LENGTH, pending=held_back(request)))
+                ended.append(Ended(request, Status.LENGTH))
             continue
         token_id = all_ids[index]
         if unmet and index in unmet:
-            ended.append(_failed(request, unmet[index]))
+            ended.append(Ended(request, Status.FINISHED_ERROR, error=unmet[index]))
             continue
         if token_id is None:
             if index not in complete:
                 raise ValueError(f"row {index} samples, and its result has no id")
-            ended.append(_ended(request, row, Status.STOPPED))
+            ended.append(Ended(request, Status.STOPPED))
             continue
         n_output, params = request.n_output, request.params
         if token_id in request.stop_set and n_output >= params.min_tokens:
-            stopped = _ended(request, row, Status.STOPPED, stop_id=token_id, pending=(token_id,))
-            ended.append(stopped)
+            ended.append(Ended(request, Status.STOPPED, stop_id=token_id))
             continue
         if logprobs and index in logprobs:
             logprobs_at[len(request_ids)] = logprobs[index]
@@ -90,12 +88,10 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         request.n_output = n_output = n_output + 1
         request.n_ahead -= 1
         request.last_id = token_id
-        if request.output is not None:
-            request.output.append(token_id)
         if complete and index in complete:
-            ended.append(_ended(request, row, Status.STOPPED, pending=(token_id,)))
+            ended.append(Ended(request, Status.STOPPED))
         elif n_output == params.max_tokens:
-            ended.append(_ended(request, row, Status.LENGTH, pending=(token_id,)))
+            ended.append(Ended(request, Status.LENGTH))
         elif request.credit is not None:
             request.credit -= 1
             if not request.credit:
@@ -104,26 +100,6 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
         outcome.n_following = len(request_ids) - len(first)
         events.append(TokensEvent(request_ids, indices, token_ids, logprobs_at))
     return outcome
-
-
-def held_back(request: Request) -> tuple[int, ...]:
-    """The id that a request was not to absorb."""
-    return tuple(request.spec.prompt[-1:]) if request.spec.hold_back_last else ()
-
-
-def _ended(
-    request: Request,
-    row: RowPlan,
-    status: Status,
-    *,
-    stop_id: int | None = None,
-    pending: tuple[int, ...] = (),
-) -> Ended:
-    return Ended(request, Ending(status, stop_id, row.position + row.n_ids, pending))
-
-
-def _failed(request: Request, error: WkvmError) -> Ended:
-    return Ended(request, Ending(Status.FINISHED_ERROR, None, 0, ()), error)
 
 
 def _errors(plan: StepPlan, result: StepResult) -> Mapping[int, WkvmError]:

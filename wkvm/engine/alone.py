@@ -24,17 +24,13 @@ def pieces(row: RowPlan) -> Iterator[RowPlan]:
         end = start + CUT_MULTIPLE
         if end >= len(ids):
             yield row._replace(
-                ids=ids[start:],
-                position=row.position + start,
-                fresh=row.fresh and not start,
-                entry=None if start else row.entry,
+                ids=ids[start:], position=row.position + start, fresh=row.fresh and not start
             )
         else:
             yield row._replace(
                 ids=ids[start:end],
                 position=row.position + start,
                 fresh=row.fresh and not start,
-                entry=None if start else row.entry,
                 samples=False,
                 next_id=ids[end] if wants_next else None,
                 banned_ids=(),
