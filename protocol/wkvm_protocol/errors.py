@@ -47,6 +47,7 @@ class ErrorCode(IntEnum):
     MUTATION_FAILED = 510
     STATE_DAMAGED = 511
     STORE_FAILED = 512
+    REQUEST_OVER = 513
 
     @property
     def retryable(self) -> bool:

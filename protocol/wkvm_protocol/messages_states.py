@@ -186,7 +186,6 @@ class StateEdit(Message, frozen=True, tag=0x28):
     expires_in_ms: Count | None = None
     """From now; 0 for never."""
     expected_version: Count | None = None
-    idempotency_key: ShortText = ""
 
 
 class StateDelete(Message, frozen=True, tag=0x29):

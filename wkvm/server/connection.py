@@ -15,13 +15,16 @@ from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
 from wkvm_protocol.messages import (
     GRAMMAR_FEATURE,
     SCORE_FEATURE,
+    STATES_FEATURE,
     Cancel,
     ClientMessage,
     Credit,
     Generate,
     GenerateConstrained,
+    GenerateOn,
     GoAway,
     Hello,
+    Interrupt,
     Ping,
     Pong,
     ServerMessage,
@@ -42,6 +45,10 @@ MESSAGES_PER_TURN = 64
 One that concerns several choices counts as so many: it is as much work."""
 LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
+
+
+SMALLEST_CHUNK_BYTES = 16 * 1024
+"""Bytes of states are sent in fewer than these only where no more may wait to be sent."""
 
 
 def _set_event() -> asyncio.Event:
@@ -91,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._wire = ServerConnection(
             max_frame_bytes=config.max_frame_bytes,
             max_lanes=config.max_lanes,
-            features=(SCORE_FEATURE, *((GRAMMAR_FEATURE,) if shared.info.takes_grammars else ())),
+            features=_features(shared),
         )
         self._transport: asyncio.Transport | None = None
         self._is_counted = False
@@ -225,6 +232,47 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    # --- bytes of states ------------------------------------------------------------------
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Longest message that the peer takes."""
+        return self._wire.max_frame_bytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether too much waits to be sent, so that nothing more is to be produced."""
+        return self._is_output_full
+
+    def room(self, request_id: int) -> int:
+        """How many bytes of a state may be sent on a lane, as the peer granted them."""
+        return self._wire.room(request_id)
+
+    async def output_room(self) -> int:
+        """How many bytes of states may be written now, once that is one at least.
+
+        Half of what may wait before lanes pause is left to ids, so that bytes of states neither
+        pause them nor get far ahead of them. A peer that takes nothing for as long as
+        it may keep a connection waiting is cut off.
+        """
+        most = max(self._config.max_output_bytes // 8, 1)
+        enough = min(SMALLEST_CHUNK_BYTES, most)
+        due = self._loop.time() + self._config.write_timeout_s
+        n_waiting, pause_s = math.inf, 0.0
+        while True:
+            # what the loop has to do otherwise comes first, and the transport has its turn
+            await asyncio.sleep(pause_s)
+            n_written = 0 if self._transport is None else self._transport.get_write_buffer_size()
+            if most - n_written >= enough and not self._is_output_full:
+                return most - n_written
+            now = self._loop.time()
+            if n_written < n_waiting:
+                n_waiting, due = n_written, now + self._config.write_timeout_s
+            elif now >= due:
+                logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
+                self.abort()
+            pause_s = min(max(2 * pause_s, 0.0005), 0.01)
+
     # --- messages -------------------------------------------------------------------------
 
     def _go_on(self) -> None:
@@ -283,9 +331,9 @@ class Connection(asyncio.Protocol):
     def _n_more(self, message: ClientMessage | Ignored) -> int:
         """As how many more messages this one counts: one for each choice but the first."""
         match message:
-            case Generate() | GenerateConstrained():
+            case Generate() | GenerateConstrained() | GenerateOn():
                 return max(message.sampling.n - 1, 0)
-            case Cancel() | Credit():
+            case Cancel() | Credit() | Interrupt():
                 lane = self.lanes.get(message.request_id)
                 return 0 if lane is None else max(len(lane.choices) - 1, 0)
             case _:
@@ -445,3 +493,13 @@ class Connection(asyncio.Protocol):
             self._n_missed_pings += 1
             self._pinged_at = now
             self.send([Ping(self._n_missed_pings)])
+
+
+def _features(shared: Shared) -> list[str]:
+    """What clients may use of what the protocol leaves open."""
+    features = [SCORE_FEATURE]
+    if shared.info.takes_grammars:
+        features.append(GRAMMAR_FEATURE)
+    if shared.dispatcher.takes_states:
+        features.append(STATES_FEATURE)
+    return features

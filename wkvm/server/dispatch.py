@@ -1,56 +1,48 @@
 """Messages to calls of the engine, and the engine's events to messages. No sockets here."""
 
-from array import array
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from wkvm_protocol import messages as wire
-from wkvm_protocol.connection import Ignored
-from wkvm_protocol.messages import pack_floats, pack_ids, unpack_floats, unpack_ids
+from wkvm_protocol.connection import Ignored, failure
+from wkvm_protocol.errors import ErrorCode
 
-from wkvm.core.grammar import Grammar
-from wkvm.core.request import (
-    EndEvent,
-    Event,
-    Logprobs,
-    PromptLogprobsEvent,
-    RequestSpec,
-    Status,
-    TokensEvent,
-)
-from wkvm.core.sampling import SamplingParams
-from wkvm.server.errors import failed
-from wkvm.server.interface import Loop
+from wkvm.core.request import EndEvent, Event, PromptLogprobsEvent, TokensEvent
+from wkvm.server.ends import end_of, logprobs_of, reason_of
+from wkvm.server.errors import failed, refusal
+from wkvm.server.interface import Loop, States
 from wkvm.server.lanes import Choice, CreditPool, Lane, Outbox
+from wkvm.server.operations import Operations, StateClient
 from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
-
-REASONS = {
-    Status.STOPPED: wire.EndReason.STOP,
-    Status.LENGTH: wire.EndReason.LENGTH,
-    Status.CANCELLED: wire.EndReason.CANCELLED,
-    Status.TIMED_OUT: wire.EndReason.TIMED_OUT,
-}
-"""The ends that are no failures."""
+from wkvm.server.specs import spec_of
+from wkvm.server.state_fields import use_of
 
 
-class Client(Protocol):
+class Client(StateClient, Protocol):
     """A connection that is open, as the dispatcher sees it."""
 
-    tenant: str
-    lanes: dict[int, Lane]
     box: Outbox
 
-    def send(self, messages: Sequence[wire.ServerMessage]) -> None:
-        """Send messages with one write."""
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing more is to be produced for it now."""
         ...
 
 
 class Dispatcher:
-    """Carries requests from all connections into one engine, and its output back."""
+    """Carries requests from all connections into one engine, and its output back.
 
-    def __init__(self, loop: Loop) -> None:
+    Args:
+        loop: what carries requests out.
+        states: what carries operations on states out, the same object; None if nothing does.
+    """
+
+    def __init__(self, loop: Loop, states: States | None = None) -> None:
         self._loop = loop
+        self._states = states
+        self._operations = None if states is None else Operations(states, time.time)
         self._choices: dict[int, Choice] = {}
         self._clients: dict[Outbox, Client] = {}
         self._routes: Routes | None = None
@@ -60,6 +52,21 @@ class Dispatcher:
         """How many of the engine's requests belong to open lanes."""
         return len(self._choices)
 
+    @property
+    def takes_states(self) -> bool:
+        """Whether there is something that carries operations on states out."""
+        return self._states is not None
+
+    @property
+    def n_operations(self) -> int:
+        """How many operations on states are under way."""
+        return 0 if self._operations is None else self._operations.n_open
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """End the operations on states, those that are left after ``grace_s`` by force."""
+        if self._operations is not None:
+            await self._operations.close(grace_s)
+
     def opened(self, client: Client) -> None:
         """Take on a connection."""
         self._clients[client.box] = client
@@ -68,7 +75,9 @@ class Dispatcher:
         """Forget a connection and cancel what it asked for. Nothing more is sent to it."""
         self._clients.pop(client.box, None)
         for lane in list(client.lanes.values()):
-            self._close(client, lane)
+            self._close(client, lane, is_lost=True)
+        if self._operations is not None:
+            self._operations.lost(client)
 
     def hold(self, client: Client) -> None:
         """Let nothing more be produced for a connection until ``release``."""
@@ -94,6 +103,8 @@ class Dispatcher:
                 if lane is not None:
                     for engine_id in list(lane.choices):
                         self._loop.cancel(engine_id)
+                elif self._operations is not None:
+                    self._operations.cancel(client, request_id)
             case wire.Credit(request_id=request_id, n_tokens=n_tokens):
                 lane = client.lanes.get(request_id)
                 if lane is not None:
@@ -103,8 +114,20 @@ class Dispatcher:
             case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway() | Ignored():
                 # the connection itself has answered those that have an answer
                 pass
-            case _:
+            case _ if self._states is None or self._operations is None:
                 raise RuntimeError("states were not agreed")
+            case wire.GenerateOn(inline_bytes=0):
+                self._generate_on(client, message, None)
+            case wire.GenerateOn():
+                self._operations.receive_inline(
+                    client, message, lambda inline: self._generate_on(client, message, inline)
+                )
+            case wire.Interrupt(request_id=request_id):
+                self._interrupt(client, request_id, message.keep)
+            case wire.StateChunk() | wire.StateBytesEnd() | wire.StateCredit():
+                self._operations.receive(client, message)
+            case _:
+                self._operations.open(client, message)
 
     # --- in -------------------------------------------------------------------------------
 
@@ -112,7 +135,7 @@ class Dispatcher:
         lane_id, n = message.request_id, message.sampling.n
         shares_credit = message.credit > 0 and n > 1
         try:
-            spec = _spec(message, client.tenant, shares_credit=shares_credit)
+            spec = spec_of(message, client.tenant, shares_credit=shares_credit)
             engine_ids = self._loop.submit(spec)
         except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
             client.send([failed(lane_id, error)])
@@ -123,6 +146,58 @@ class Dispatcher:
         self._take_on(client, lane, is_plain=is_plain)
         if pool is not None:
             self._grant(lane, pool.deal())
+
+    def _generate_on(self, client: Client, message: wire.GenerateOn, inline: bytes | None) -> None:
+        assert self._states is not None
+        assert self._operations is not None
+        lane_id, n = message.request_id, message.sampling.n
+        shares_credit = message.credit > 0 and n > 1
+        has_place = False
+        try:
+            spec = spec_of(message, client.tenant, shares_credit=shares_credit)
+            use = use_of(message, time.time(), inline)
+            if message.want_inline:
+                self._operations.take_place(client.tenant)
+                has_place = True
+            engine_ids = self._states.submit(spec, use)
+        except Exception as error:  # noqa: BLE001  (refusal() logs what was not raised on purpose)
+            if has_place:
+                self._operations.free_place(client.tenant)
+            client.send([refusal(lane_id, error)])
+            return
+        for engine_id in engine_ids:
+            self._take_over(engine_id)
+        pool = CreditPool(message.credit, n) if shares_credit else None
+        is_plain = pool is None and message.sampling.logprobs is None
+        lane = Lane(lane_id, engine_ids, pool, is_on_state=True, has_place=has_place)
+        self._take_on(client, lane, is_plain=is_plain)
+        if client.is_held:
+            for engine_id in engine_ids:
+                self._loop.hold(engine_id)
+        if pool is not None:
+            self._grant(lane, pool.deal())
+
+    def _take_over(self, engine_id: int) -> None:
+        """Another lane asks for a request that runs already: the first one has lost it."""
+        choice = self._choices.get(engine_id)
+        if choice is None:
+            return
+        lane = choice.lane
+        client = self._clients[choice.box]
+        lane.choices.clear()
+        del self._choices[engine_id]
+        self._close(client, lane)
+        client.send([failure(lane.request_id, ErrorCode.CANCELLED, "another lane goes on with it")])
+
+    def _interrupt(self, client: Client, request_id: int, keep: int | None) -> None:
+        assert self._states is not None
+        assert self._operations is not None
+        lane = client.lanes.get(request_id)
+        if lane is None:
+            self._operations.cancel(client, request_id)
+            return
+        for engine_id in list(lane.choices):
+            self._states.interrupt(engine_id, keep)
 
     def _score(self, client: Client, message: wire.Score) -> None:
         lane_id = message.request_id
@@ -180,7 +255,7 @@ class Dispatcher:
                 self._end(choice, event)
             elif isinstance(event, PromptLogprobsEvent):
                 choice.box.logprobs.append(
-                    _logprobs(choice, event.logprobs, event.first, of_prompt=True)
+                    logprobs_of(choice, event.logprobs, event.first, of_prompt=True)
                 )
         for box in touched:
             self._clients[box].send(box.take())
@@ -198,7 +273,7 @@ class Dispatcher:
                 is_scored = choice.lane.n_scored is not None
                 # of a Score the engine's prompt was the first id alone
                 first = event.indices[place] + is_scored
-                message = _logprobs(choice, (logprobs,), first, of_prompt=is_scored)
+                message = logprobs_of(choice, (logprobs,), first, of_prompt=is_scored)
                 choice.box.touch(touched)
                 choice.box.logprobs.append(message)
             if choice.lane.pool is not None:
@@ -210,108 +285,35 @@ class Dispatcher:
         self._routes = None
         del self._choices[event.request_id]
         del lane.choices[event.request_id]
-        reason = REASONS.get(event.status)
+        reason = reason_of(event)
         if reason is None:
             # one answer for the whole lane: its other choices go without a word
             self._close(client, lane)
-            choice.box.ends.append(failed(lane.request_id, event.error or RuntimeError("no error")))
+            error = event.error or RuntimeError("no error")
+            answer = refusal if lane.is_on_state else failed
+            choice.box.ends.append(answer(lane.request_id, error))
             return
-        is_scored = lane.n_scored is not None
-        choice.box.ends.append(
-            wire.End(
-                request_id=lane.request_id,
-                choice=choice.index,
-                reason=reason,
-                stop_id=event.stop_id,
-                n_prompt=event.n_prompt if lane.n_scored is None else lane.n_scored,
-                n_output=0 if is_scored else event.n_output,
-                queue_us=_us(event.queue_s),
-                first_token_us=0 if is_scored else _us(event.first_token_s),
-                total_us=_us(event.total_s),
-            )
-        )
+        end = end_of(choice, event, reason)
+        inline = None if event.state is None else event.state.inline
+        if inline is not None and isinstance(end, wire.EndOn) and self._operations is not None:
+            self._operations.send_inline(client, inline, end)
+        else:
+            choice.box.ends.append(end)
         if not lane.choices:
-            del client.lanes[lane.request_id]
+            self._close(client, lane)
         elif lane.pool is not None:
             self._grant(lane, lane.pool.ended(choice.index))
 
-    def _close(self, client: Client, lane: Lane) -> None:
-        """Take a lane off the books first, so that nothing of it is sent; then cancel it."""
+    def _close(self, client: Client, lane: Lane, *, is_lost: bool = False) -> None:
+        """Take a lane off the books first, so that nothing of it is sent; then end its choices."""
         self._routes = None
         del client.lanes[lane.request_id]
+        if lane.has_place and self._operations is not None:
+            self._operations.free_place(client.tenant)
         for engine_id in lane.choices:
             del self._choices[engine_id]
         for engine_id in lane.choices:
-            self._loop.cancel(engine_id)
-
-
-def _logprobs(
-    choice: Choice, positions: Sequence[Logprobs], first: int, *, of_prompt: bool
-) -> wire.Logprobs:
-    tops = [top for position in positions for top in position.top]
-    return wire.Logprobs(
-        request_id=choice.lane_id,
-        choice=choice.index,
-        of_prompt=of_prompt,
-        first=first,
-        n_top=len(positions[0].top),
-        ids=pack_ids(position.token_id for position in positions),
-        logprobs=pack_floats(position.logprob for position in positions),
-        ranks=pack_ids(position.rank for position in positions),
-        top_ids=pack_ids(top.token_id for top in tops),
-        top_logprobs=pack_floats(top.logprob for top in tops),
-    )
-
-
-def _us(seconds: float | None) -> int:
-    return 0 if seconds is None else round(seconds * 1e6)
-
-
-def _spec(
-    message: wire.Generate | wire.GenerateConstrained, tenant: str, *, shares_credit: bool
-) -> RequestSpec:
-    """What a request asks of the engine. Where choices share credit, they start without.
-
-    Raises:
-        RequestError: a value is out of range. Ids are not checked against the vocabulary.
-    """
-    grammar = None
-    if isinstance(message, wire.GenerateConstrained):
-        grammar = Grammar(message.grammar_kind, message.grammar)
-    return RequestSpec(
-        prompt=unpack_ids(message.prompt),  # stays packed: while it waits it is 4 bytes an id
-        params=_params(message.sampling),
-        tenant=tenant,
-        priority=message.priority,
-        timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
-        credit=0 if shares_credit else message.credit or None,
-        grammar=grammar,
-    )
-
-
-def _params(sampling: wire.Sampling) -> SamplingParams:
-    bias = zip(unpack_ids(sampling.bias_ids), unpack_floats(sampling.bias_values), strict=True)
-    allowed_ids = None
-    if sampling.allowed_ids is not None:
-        # Each once, and packed like the prompt: 4 bytes an id while the request waits.
-        allowed_ids = array("I", dict.fromkeys(unpack_ids(sampling.allowed_ids)))
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        penalty_decay=sampling.penalty_decay,
-        logit_bias=tuple(bias),
-        allowed_ids=allowed_ids,
-        stop_ids=tuple(unpack_ids(sampling.stop_ids)),
-        ignore_eos=sampling.ignore_eos,
-        min_tokens=sampling.min_tokens,
-        max_tokens=sampling.max_tokens,
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        seed=sampling.seed,
-        n=sampling.n,
-    )
+            if is_lost and lane.is_on_state and self._states is not None:
+                self._states.disconnected(engine_id)
+            else:
+                self._loop.cancel(engine_id)

@@ -4,25 +4,40 @@ import logging
 
 from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
-from wkvm_protocol.messages import Failed
+from wkvm_protocol.messages import Failed, StateMoved
 
 from wkvm.core.errors import (
+    BadStateFileError,
     CapacityError,
     CheckpointError,
     ConfigError,
     DrainingError,
     EmptyPromptError,
     ExecutionError,
+    HostTierFullError,
     InvalidParameterError,
+    KeyReusedError,
     MissingExtraError,
+    MutationFailedError,
     NonFiniteError,
     OutOfSlotsError,
     PromptTooLongError,
     QueueFullError,
+    QuotaError,
     RequestError,
+    RequestOverError,
+    StaleVersionError,
     StalledError,
+    StateDamagedError,
+    StateExistsError,
+    StateMismatchError,
+    StateMovedError,
+    StateNotFiniteError,
+    StateNotFoundError,
     StepFailedError,
     StoreError,
+    StoreFailedError,
+    StoreFullError,
     TokenOutOfRangeError,
     WkvmError,
 )
@@ -39,14 +54,29 @@ CODES: dict[type[WkvmError], ErrorCode] = {
     TokenOutOfRangeError: ErrorCode.TOKEN_OUT_OF_RANGE,
     EmptyPromptError: ErrorCode.EMPTY_PROMPT,
     PromptTooLongError: ErrorCode.PROMPT_TOO_LONG,
+    StateNotFoundError: ErrorCode.STATE_NOT_FOUND,
+    StateExistsError: ErrorCode.STATE_EXISTS,
+    StaleVersionError: ErrorCode.STALE_VERSION,
+    StateMismatchError: ErrorCode.STATE_MISMATCH,
+    BadStateFileError: ErrorCode.BAD_STATE_FILE,
+    StateNotFiniteError: ErrorCode.STATE_NOT_FINITE,
+    KeyReusedError: ErrorCode.KEY_REUSED,
+    StateMovedError: ErrorCode.STATE_MOVED,
     CapacityError: ErrorCode.QUEUE_FULL,
     OutOfSlotsError: ErrorCode.OUT_OF_SLOTS,
     QueueFullError: ErrorCode.QUEUE_FULL,
     DrainingError: ErrorCode.DRAINING,
+    QuotaError: ErrorCode.QUOTA,
+    StoreFullError: ErrorCode.STORE_FULL,
+    HostTierFullError: ErrorCode.HOST_TIER_FULL,
     ExecutionError: ErrorCode.STEP_FAILED,
     NonFiniteError: ErrorCode.NON_FINITE,
     StalledError: ErrorCode.STALLED,
     StepFailedError: ErrorCode.STEP_FAILED,
+    RequestOverError: ErrorCode.REQUEST_OVER,
+    MutationFailedError: ErrorCode.MUTATION_FAILED,
+    StateDamagedError: ErrorCode.STATE_DAMAGED,
+    StoreFailedError: ErrorCode.STORE_FAILED,
     # these end the process before it serves, or are bugs where they come later
     CheckpointError: ErrorCode.INTERNAL,
     StoreError: ErrorCode.INTERNAL,
@@ -88,3 +118,10 @@ def failed(request_id: int, error: BaseException) -> Failed:
             field = "prompt"
     retry_after_ms = RETRY_AFTER_MS if isinstance(error, CapacityError) else 0
     return failure(request_id, code, message, field=field, retry_after_ms=retry_after_ms)
+
+
+def refusal(request_id: int, error: BaseException) -> Failed | StateMoved:
+    """As ``failed``, for a client that knows of states: it learns where a state is now."""
+    if isinstance(error, StateMovedError):
+        return StateMoved(request_id, str(error), error.target, error.moved_to)
+    return failed(request_id, error)

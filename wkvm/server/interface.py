@@ -1,12 +1,15 @@
 """What the server asks of others.
 
-``wkvm.engine.loop.EngineLoop`` is a Loop, ``wkvm.assembly.http.HttpDoor`` a Door.
+``wkvm.engine.loop.EngineLoop`` is a Loop, ``wkvm.assembly.http.HttpDoor`` a Door, and
+``wkvm.engine.states`` has States.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+from wkvm.core.registry import Durability, Ref, VersionRecord
 from wkvm.core.request import Event, RequestSpec
+from wkvm.core.states import Moved, Replayed, StateInfo, StatePage, StateUse, Tier
 from wkvm.engine.interface import EngineInfo
 
 
@@ -68,4 +71,255 @@ class Door(Protocol):
 
     async def close(self) -> None:
         """End everything, in bounded time. The engine has ended already; its lanes have as well."""
+        ...
+
+
+class Findings(Protocol):
+    """What an operation has found out."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        ...
+
+
+class Sink(Protocol):
+    """Where the bytes of a state go that a client sends."""
+
+    async def write(self, data: bytes) -> None:
+        """Take the next bytes. Raises RequestError where they cannot be those of a state."""
+        ...
+
+    async def finish(self) -> StateInfo:
+        """All bytes have come: check them, and commit."""
+        ...
+
+    def abort(self) -> None:
+        """Forget what came; nothing is kept. May be called at any time, and twice."""
+        ...
+
+
+class Source(Protocol):
+    """The bytes of a state that a client fetches. They are in memory."""
+
+    @property
+    def info(self) -> StateInfo:
+        """Which state."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """How many there are."""
+        ...
+
+    def chunks(self) -> Iterator[memoryview]:
+        """All of them, in order, in pieces of any length."""
+        ...
+
+
+class States(Protocol):
+    """Carries out what clients ask about states. Used from the loop's thread.
+
+    A coroutine that is cancelled leaves nothing half done. All check what they are given, and raise
+    WkvmErrors: another tenant's state is not told from one that never was.
+    """
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Length of the longest file of a state."""
+        ...
+
+    def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:
+        """As a Loop's. One with an idempotency key may have the ids of an earlier one."""
+        ...
+
+    def interrupt(self, request_id: int, keep: int | None = None) -> None:
+        """End a request where it is and commit it. Its EndEvent follows."""
+        ...
+
+    def disconnected(self, request_id: int) -> None:
+        """Nobody listens to a request any more. Its EndEvent may follow."""
+        ...
+
+    async def create(
+        self,
+        tenant: str,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        state: Ref | None,
+        expected_version: int | None,
+        tags: Mapping[str, str] | None,
+        expires_at: float | None,
+        durability: Durability | None,
+        checkpoint_every: int | None,
+        timeout_s: float | None,
+        priority: int,
+        idempotency_key: str | None,
+    ) -> StateInfo:
+        """Absorb exactly these ids, after those of ``state``."""
+        ...
+
+    async def get(self, tenant: str, ref: Ref) -> StateInfo:
+        """One version."""
+        ...
+
+    async def handles(
+        self,
+        tenant: str,
+        *,
+        prefix: str,
+        tags: Mapping[str, str] | None,
+        after: str,
+        limit: int,
+    ) -> StatePage:
+        """Handles, by name."""
+        ...
+
+    async def versions(
+        self, tenant: str, name: str, *, before: int | None, limit: int
+    ) -> Sequence[StateInfo]:
+        """Versions of a handle, newest first."""
+        ...
+
+    async def log(
+        self, tenant: str, name: str, *, before: int | None, limit: int
+    ) -> Sequence[VersionRecord]:
+        """How versions of a handle came to be, newest first."""
+        ...
+
+    async def fork(
+        self,
+        tenant: str,
+        ref: Ref,
+        names: Sequence[str],
+        *,
+        keeps_key: bool,
+        tags: Mapping[str, str] | None,
+        expires_at: float | None,
+        durability: Durability | None,
+        idempotency_key: str | None,
+    ) -> Sequence[StateInfo]:
+        """New handles on the bytes of one version: all or none."""
+        ...
+
+    async def snapshot(
+        self,
+        tenant: str,
+        ref: Ref,
+        *,
+        save_as: str | None,
+        expected_version: int | None,
+        durability: Durability | None,
+        idempotency_key: str | None,
+    ) -> StateInfo:
+        """A new version that equals one, or what a request has made of it by now."""
+        ...
+
+    async def snapshot_running(
+        self,
+        tenant: str,
+        request_id: int,
+        *,
+        save_as: str | None,
+        expected_version: int | None,
+        durability: Durability | None,
+        idempotency_key: str | None,
+    ) -> StateInfo:
+        """A version of the state of a request as it is now."""
+        ...
+
+    async def hibernate(self, tenant: str, ref: Ref, tier: Tier) -> StateInfo:
+        """Move bytes down to a tier."""
+        ...
+
+    async def resume(self, tenant: str, ref: Ref) -> StateInfo:
+        """Bring bytes up, verified."""
+        ...
+
+    async def rollback(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        version: int | None,
+        position: int | None,
+        expected_version: int | None,
+        idempotency_key: str | None,
+    ) -> StateInfo:
+        """A new head that equals a version, or the state after so many tokens."""
+        ...
+
+    async def rename(
+        self, tenant: str, name: str, new_name: str, *, expected_version: int | None
+    ) -> StateInfo:
+        """Another name for a handle."""
+        ...
+
+    async def set_tags(
+        self, tenant: str, name: str, tags: Mapping[str, str], *, expected_version: int | None
+    ) -> StateInfo:
+        """Other tags for a handle."""
+        ...
+
+    async def set_expiry(
+        self, tenant: str, name: str, expires_at: float | None, *, expected_version: int | None
+    ) -> StateInfo:
+        """Another time to expire, or none."""
+        ...
+
+    async def delete(self, tenant: str, ref: Ref, *, expected_version: int | None) -> None:
+        """Delete a handle or one version."""
+        ...
+
+    async def mutate(
+        self,
+        tenant: str,
+        operation: str,
+        parameters: Mapping[str, Any],
+        states: Sequence[Ref],
+        *,
+        save_as: str,
+        expected_version: int | None,
+        tags: Mapping[str, str] | None,
+        expires_at: float | None,
+        durability: Durability | None,
+        idempotency_key: str | None,
+    ) -> StateInfo:
+        """Change states other than by tokens."""
+        ...
+
+    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Findings:
+        """How far two states are apart."""
+        ...
+
+    async def replay(self, tenant: str, ref: Ref, *, timeout_s: float | None) -> Replayed:
+        """Make a version again, and compare."""
+        ...
+
+    async def export(self, tenant: str, ref: Ref, form: str) -> Source:
+        """The bytes of a version: ``state``, or a time_state: ``blinkdl`` or ``fla``."""
+        ...
+
+    async def importing(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        n_bytes: int,
+        form: str,
+        tags: Mapping[str, str] | None,
+        expires_at: float | None,
+        expected_version: int | None,
+        durability: Durability | None,
+        idempotency_key: str | None,
+    ) -> Sink:
+        """Where to put the bytes of a state. A length that no state has is refused here."""
+        ...
+
+    async def migrate_begin(self, tenant: str, name: str, *, timeout_s: float | None) -> StateInfo:
+        """Stop a state where it is; the version to move."""
+        ...
+
+    async def migrate_end(self, tenant: str, name: str, *, moved: Moved | None) -> StateInfo | None:
+        """It has moved, and None; or it stays, and its head."""
         ...

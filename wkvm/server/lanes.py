@@ -94,14 +94,23 @@ class Outbox:
 
 
 class Lane:
-    """One Generate, or one Score.
+    """One Generate, GenerateOn or Score.
 
     ``engine_ids`` are the engine's requests by the index of their choice, ``choices`` those
     that have not ended, by engine request id. ``n_scored`` is the length of a Score's text;
-    None of a Generate.
+    None of a Generate. ``is_on_state`` holds for a GenerateOn, and ``has_place`` where it has
+    taken a place among the transfers of its tenant.
     """
 
-    __slots__ = ("choices", "engine_ids", "n_scored", "pool", "request_id")
+    __slots__ = (
+        "choices",
+        "engine_ids",
+        "has_place",
+        "is_on_state",
+        "n_scored",
+        "pool",
+        "request_id",
+    )
 
     def __init__(
         self,
@@ -110,11 +119,15 @@ class Lane:
         pool: CreditPool | None,
         *,
         n_scored: int | None = None,
+        is_on_state: bool = False,
+        has_place: bool = False,
     ) -> None:
         self.request_id = request_id
         self.engine_ids = engine_ids
         self.pool = pool
         self.n_scored = n_scored
+        self.is_on_state = is_on_state
+        self.has_place = has_place
         self.choices: dict[int, Choice] = {}
 
 

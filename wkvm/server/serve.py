@@ -18,7 +18,7 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.server.auth import ConnectionCounts, Keyring
 from wkvm.server.connection import Connection, Shared
 from wkvm.server.dispatch import Dispatcher
-from wkvm.server.interface import Door, Loop
+from wkvm.server.interface import Door, Loop, States
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
 from wkvm.server.process import Signals, first, raise_file_limit
@@ -34,12 +34,13 @@ class Server:
 
     Args:
         loop: what carries the requests out. Its ``deliver`` is taken over.
+        states: the same, where it knows of states; None serves none.
     """
 
-    def __init__(self, loop: Loop, config: ServerConfig) -> None:
+    def __init__(self, loop: Loop, config: ServerConfig, states: States | None = None) -> None:
         self._loop = loop
         self._config = config
-        self._dispatcher = Dispatcher(loop)
+        self._dispatcher = Dispatcher(loop, states)
         loop.deliver = self._dispatcher.deliver
         self._shared = Shared(
             config=config,
@@ -67,6 +68,11 @@ class Server:
     def n_requests(self) -> int:
         """How many of the engine's requests belong to open lanes."""
         return self._dispatcher.n_requests
+
+    @property
+    def n_operations(self) -> int:
+        """How many operations on states are under way."""
+        return self._dispatcher.n_operations
 
     async def start(self) -> None:
         """Listen on everything that the settings name.
@@ -136,7 +142,8 @@ class Server:
         self._shared.is_draining = True
         for connection in list(self._shared.connections):
             connection.go_away("the server is draining")
-        await self._loop.drain(self._config.drain_timeout_s)
+        grace_s = self._config.drain_timeout_s
+        await asyncio.gather(self._loop.drain(grace_s), self._dispatcher.close(grace_s))
 
     async def close(self) -> None:
         """Close every connection, once what was written is sent or soon after, and all files."""
@@ -148,6 +155,7 @@ class Server:
             for connection in list(self._shared.connections):
                 connection.abort()
             await self._none_left()
+        await self._dispatcher.close()
 
     async def _none_left(self) -> bool:
         try:

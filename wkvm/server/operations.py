@@ -1,0 +1,332 @@
+"""Operations on states: each is a task that is bound to a lane, and ends with it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from wkvm_protocol import messages as wire
+from wkvm_protocol.connection import failure
+from wkvm_protocol.errors import ErrorCode
+
+from wkvm.core.errors import BadStateFileError, InvalidParameterError, QueueFullError
+from wkvm.core.registry import parse_ref
+from wkvm.server.errors import refusal
+from wkvm.server.interface import States
+from wkvm.server.lanes import Lane
+from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, Download, Upload
+from wkvm.server.state_calls import carry_out
+from wkvm.server.state_fields import durability_of, expiry_of, form_of, info_message
+
+OPERATIONS_PER_CONNECTION = 64
+OPERATIONS_PER_TENANT = 256
+TRANSFERS_PER_TENANT = 32
+"""Operations that move bytes of states; each may have one state in memory."""
+
+TRANSFERS = (wire.StateExport, wire.StateImport, wire.GenerateOn)
+
+
+class StateClient(Protocol):
+    """A connection that is open, as operations see it."""
+
+    tenant: str
+    lanes: dict[int, Lane]
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Longest message that it takes."""
+        ...
+
+    def send(self, messages: Sequence[wire.ServerMessage]) -> None:
+        """Send messages with one write; nothing happens once it closes."""
+        ...
+
+    def room(self, request_id: int) -> int:
+        """How many bytes of a state may be sent on a lane, as the client granted them."""
+        ...
+
+    async def output_room(self) -> int:
+        """How many bytes may wait to be sent behind what is urgent, once it is one at least."""
+        ...
+
+
+class _Operation:
+    __slots__ = ("client", "download", "is_transfer", "request_id", "task", "tenant", "upload")
+
+    def __init__(self, client: StateClient, request_id: int, *, is_transfer: bool) -> None:
+        self.client = client
+        self.tenant = client.tenant
+        self.request_id = request_id
+        self.is_transfer = is_transfer
+        self.upload: Upload | None = None
+        self.download: Download | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Operations:
+    """The operations of all connections. All methods belong to the loop's thread.
+
+    Args:
+        states: carries them out.
+        clock: seconds since 1970.
+        timeout_s: how long a client may keep bytes waiting.
+    """
+
+    def __init__(
+        self, states: States, clock: Callable[[], float], timeout_s: float = TRANSFER_TIMEOUT_S
+    ) -> None:
+        self._states = states
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._of_clients = dict[StateClient, dict[int, _Operation]]()
+        self._n_of_tenants = Counter[str]()
+        self._n_transfers = Counter[str]()
+        self._tasks = set[asyncio.Task[None]]()
+
+    @property
+    def n_open(self) -> int:
+        """How many are under way."""
+        return sum(map(len, self._of_clients.values()))
+
+    @property
+    def n_transfers(self) -> int:
+        """How many places for transfers are taken."""
+        return self._n_transfers.total()
+
+    # --- from the connection --------------------------------------------------------------
+
+    def open(self, client: StateClient, message: wire.StateOperation) -> None:
+        """Begin an operation, or refuse it."""
+        self._begin(client, message, lambda operation: self._reply(operation, message))
+
+    def receive_inline(
+        self, client: StateClient, message: wire.GenerateOn, then: Callable[[bytes], None]
+    ) -> None:
+        """Take the state that a request starts from, and then go on."""
+
+        async def receive(operation: _Operation) -> None:
+            inline = await self._inline(operation, message)
+            self._forget(operation)
+            then(inline)
+
+        self._begin(client, message, receive)
+
+    def send_inline(self, client: StateClient, inline: bytes, end: wire.EndOn) -> None:
+        """Send the state at the end of a request, and then the end, which closes the lane."""
+
+        async def send(operation: _Operation) -> wire.EndOn:
+            operation.download = Download(client, end.request_id, self._timeout_s)
+            done = await operation.download.send(len(inline), None, [memoryview(inline)])
+            client.send([done])
+            return end
+
+        operation = _Operation(client, end.request_id, is_transfer=False)
+        self._start(operation, send(operation))
+
+    def receive(
+        self, client: StateClient, message: wire.StateChunk | wire.StateBytesEnd | wire.StateCredit
+    ) -> None:
+        """Take what came on the lane of an operation; one that has ended needs nothing."""
+        operation = self._of_clients.get(client, {}).get(message.request_id)
+        if operation is None:
+            return
+        if isinstance(message, wire.StateCredit):
+            if operation.download is not None:
+                operation.download.grant()
+        elif operation.upload is not None:
+            operation.upload.put(message)
+
+    def cancel(self, client: StateClient, request_id: int) -> None:
+        """End an operation, if it is one. Its answer follows."""
+        operation = self._of_clients.get(client, {}).get(request_id)
+        if operation is not None and operation.task is not None:
+            operation.task.cancel()
+
+    def lost(self, client: StateClient) -> None:
+        """End all operations of a connection that is gone."""
+        for request_id in list(self._of_clients.get(client, {})):
+            self.cancel(client, request_id)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Wait for the ends of all, cancel what is left after ``grace_s``, and wait for that."""
+        if self._tasks and grace_s:
+            await asyncio.wait(list(self._tasks), timeout=grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    # --- places ---------------------------------------------------------------------------
+
+    def take_place(self, tenant: str) -> None:
+        """Count a transfer that comes later.
+
+        Raises:
+            QueueFullError: the tenant has as many as it may.
+        """
+        if self._n_transfers[tenant] >= TRANSFERS_PER_TENANT:
+            raise QueueFullError(TRANSFERS_PER_TENANT, "transfers of states")
+        self._n_transfers[tenant] += 1
+
+    def free_place(self, tenant: str) -> None:
+        """The reverse of ``take_place``."""
+        self._n_transfers[tenant] -= 1
+        if not self._n_transfers[tenant]:
+            del self._n_transfers[tenant]
+
+    # --- tasks ----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        client: StateClient,
+        message: wire.StateOperation | wire.GenerateOn,
+        work: Callable[[_Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
+    ) -> None:
+        is_transfer = isinstance(message, TRANSFERS)
+        try:
+            if len(self._of_clients.get(client, {})) >= OPERATIONS_PER_CONNECTION:
+                raise QueueFullError(OPERATIONS_PER_CONNECTION, "operations on a connection")
+            if self._n_of_tenants[client.tenant] >= OPERATIONS_PER_TENANT:
+                raise QueueFullError(OPERATIONS_PER_TENANT, "operations")
+            if is_transfer:
+                self.take_place(client.tenant)
+        except QueueFullError as error:
+            client.send([refusal(message.request_id, error)])
+            return
+        operation = _Operation(client, message.request_id, is_transfer=is_transfer)
+        self._start(operation, work(operation))
+
+    def _start(
+        self, operation: _Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
+    ) -> None:
+        self._n_of_tenants[operation.tenant] += 1
+        self._of_clients.setdefault(operation.client, {})[operation.request_id] = operation
+        task = asyncio.get_running_loop().create_task(self._run(operation, work))
+        operation.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(
+        self, operation: _Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
+    ) -> None:
+        """Where an operation ends, however it does: one answer, and its place is free."""
+        answer: wire.ServerMessage | None
+        try:
+            answer = await work
+        except asyncio.CancelledError:
+            answer = failure(operation.request_id, ErrorCode.CANCELLED, "it was cancelled")
+        except Exception as error:  # noqa: BLE001  (refusal() logs what was not raised on purpose)
+            answer = refusal(operation.request_id, error)
+        finally:
+            work.close()  # of one that was cancelled before its first step
+            self._forget(operation)
+        if answer is not None:
+            operation.client.send([answer])
+
+    def _forget(self, operation: _Operation) -> None:
+        of_client = self._of_clients.get(operation.client, {})
+        if of_client.get(operation.request_id) is not operation:
+            return
+        del of_client[operation.request_id]
+        if not of_client:
+            del self._of_clients[operation.client]
+        self._n_of_tenants[operation.tenant] -= 1
+        if not self._n_of_tenants[operation.tenant]:
+            del self._n_of_tenants[operation.tenant]
+        if operation.is_transfer:
+            self.free_place(operation.tenant)
+
+    # --- what they do ---------------------------------------------------------------------
+
+    async def _reply(
+        self, operation: _Operation, message: wire.StateOperation
+    ) -> wire.ServerMessage:
+        match message:
+            case wire.StateExport():
+                return await self._export(operation, message)
+            case wire.StateImport():
+                return await self._import(operation, message)
+            case wire.StateSnapshot():
+                return await self._snapshot(operation, message)
+            case _:
+                return await carry_out(
+                    self._states,
+                    operation.tenant,
+                    message,
+                    now=self._clock(),
+                    max_bytes=operation.client.max_frame_bytes,
+                )
+
+    async def _export(self, operation: _Operation, message: wire.StateExport) -> wire.StateBytesEnd:
+        operation.download = Download(operation.client, message.request_id, self._timeout_s)
+        source = await self._states.export(
+            operation.tenant, parse_ref(message.state), form_of(message.format)
+        )
+        return await operation.download.send(source.n_bytes, source.info, source.chunks())
+
+    async def _import(self, operation: _Operation, message: wire.StateImport) -> wire.StateVersions:
+        sink = await self._states.importing(
+            operation.tenant,
+            message.name,
+            n_bytes=message.n_bytes,
+            form=form_of(message.format),
+            tags=message.tags,
+            expires_at=expiry_of(message.expires_in_ms, self._clock()),
+            expected_version=message.expected_version,
+            durability=durability_of(message.durability),
+            idempotency_key=message.idempotency_key or None,
+        )
+        try:
+            upload = self._upload(operation, message.n_bytes)
+            while (chunk := await upload.next()) is not None:
+                await sink.write(chunk)
+            info = await sink.finish()
+        finally:
+            sink.abort()
+        return wire.StateVersions(message.request_id, (info_message(info),))
+
+    async def _inline(self, operation: _Operation, message: wire.GenerateOn) -> bytes:
+        most = self._states.max_file_bytes
+        if message.inline_bytes > most:
+            raise BadStateFileError(
+                f"{message.inline_bytes:,} bytes are announced, no state has more than {most:,}"
+            )
+        upload = self._upload(operation, message.inline_bytes)
+        inline = bytearray()
+        while (chunk := await upload.next()) is not None:
+            inline += chunk
+        return bytes(inline)
+
+    def _upload(self, operation: _Operation, n_bytes: int) -> Upload:
+        upload = Upload(operation.client, operation.request_id, n_bytes, self._timeout_s)
+        operation.upload = upload
+        return upload
+
+    async def _snapshot(
+        self, operation: _Operation, message: wire.StateSnapshot
+    ) -> wire.StateVersions:
+        if bool(message.state) == (message.lane is not None):
+            raise InvalidParameterError("state", "exactly one of state and lane")
+        wanted = durability_of(message.durability)
+        if message.lane is None:
+            info = await self._states.snapshot(
+                operation.tenant,
+                parse_ref(message.state),
+                save_as=message.save_as or None,
+                expected_version=message.expected_version,
+                durability=wanted,
+                idempotency_key=message.idempotency_key or None,
+            )
+        else:
+            lane = operation.client.lanes.get(message.lane)
+            if lane is None or not lane.is_on_state or len(lane.choices) != 1:
+                raise InvalidParameterError("lane", "no open GenerateOn of one choice")
+            info = await self._states.snapshot_running(
+                operation.tenant,
+                next(iter(lane.choices)),
+                save_as=message.save_as or None,
+                expected_version=message.expected_version,
+                durability=wanted,
+                idempotency_key=message.idempotency_key or None,
+            )
+        return wire.StateVersions(message.request_id, (info_message(info),))

@@ -1,0 +1,150 @@
+"""Bytes of states on a lane: what a client sends, and what it is sent. Both ways are bounded."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from blake3 import blake3
+from wkvm_protocol import messages as wire
+
+from wkvm.core.errors import BadStateFileError, StalledError
+from wkvm.core.states import StateInfo
+from wkvm.server.state_fields import info_message
+
+WINDOW_BYTES = 4 * wire.MAX_CHUNK_BYTES
+"""Bytes of one upload that may be on their way or wait to be used."""
+TRANSFER_TIMEOUT_S = 30.0
+"""How long the other side may keep bytes waiting, or the credit for them."""
+
+
+class Peer(Protocol):
+    """The other end of a lane."""
+
+    def send(self, messages: list[wire.ServerMessage]) -> None:
+        """Send messages with one write."""
+        ...
+
+    def room(self, request_id: int) -> int:
+        """How many bytes of a state may be sent on a lane, as the client granted them."""
+        ...
+
+    async def output_room(self) -> int:
+        """How many bytes may wait to be sent behind what is urgent, once it is one at least."""
+        ...
+
+
+class Upload:
+    """Bytes from a client, as many as were announced. Used by one task.
+
+    Args:
+        peer: who sends them.
+        request_id: on which lane.
+        n_bytes: how many there will be, at least 1.
+    """
+
+    def __init__(self, peer: Peer, request_id: int, n_bytes: int, timeout_s: float) -> None:
+        self._peer = peer
+        self._request_id = request_id
+        self._timeout_s = timeout_s
+        self._n_to_grant = n_bytes
+        self._n_to_come = n_bytes
+        self._n_open = 0
+        self._chunks = deque[bytes]()
+        self._end: wire.StateBytesEnd | None = None
+        self._arrived = asyncio.Event()
+        self._hasher = blake3()
+
+    def put(self, message: wire.StateChunk | wire.StateBytesEnd) -> None:
+        """Take note of what came."""
+        if isinstance(message, wire.StateChunk):
+            self._chunks.append(message.data)
+        else:
+            self._end = message
+        self._arrived.set()
+
+    async def next(self) -> bytes | None:
+        """The next bytes; None once all have come and the client has said so.
+
+        Raises:
+            BadStateFileError: it sends nothing for too long, or ends early, or the bytes are not
+                those whose digest it gives.
+        """
+        self._grant()
+        while not self._chunks:
+            if self._end is not None:
+                self._check_end(self._end)
+                return None
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                raise BadStateFileError(
+                    f"nothing came for {self._timeout_s:g} s, {self._n_to_come:,} bytes are missing"
+                ) from None
+        chunk = self._chunks.popleft()
+        self._n_open -= len(chunk)
+        self._n_to_come -= len(chunk)
+        self._hasher.update(chunk)
+        return chunk
+
+    def _grant(self) -> None:
+        """Let more come, as what came before was used."""
+        n_bytes = min(WINDOW_BYTES - self._n_open, self._n_to_grant)
+        if n_bytes and (self._n_open <= WINDOW_BYTES // 2 or n_bytes == self._n_to_grant):
+            self._n_open += n_bytes
+            self._n_to_grant -= n_bytes
+            self._peer.send([wire.StateCredit(self._request_id, n_bytes)])
+
+    def _check_end(self, end: wire.StateBytesEnd) -> None:
+        if self._n_to_come:
+            raise BadStateFileError(f"it ends {self._n_to_come:,} bytes early")
+        if end.digest and end.digest != self._hasher.hexdigest():
+            raise BadStateFileError("the bytes are not those that the digest stands for")
+
+
+class Download:
+    """Bytes to a client, which grants them as it likes. Used by one task."""
+
+    def __init__(self, peer: Peer, request_id: int, timeout_s: float) -> None:
+        self._peer = peer
+        self._request_id = request_id
+        self._timeout_s = timeout_s
+        self._granted = asyncio.Event()
+
+    def grant(self) -> None:
+        """The client has granted more."""
+        self._granted.set()
+
+    async def send(
+        self, n_bytes: int, info: StateInfo | None, chunks: Iterable[memoryview]
+    ) -> wire.StateBytesEnd:
+        """Say how many come, and send them; what says that all were sent is left to the caller.
+
+        Raises:
+            StalledError: the client granted nothing for too long.
+        """
+        state = None if info is None else info_message(info)
+        self._peer.send([wire.StateExportBegin(self._request_id, n_bytes, state)])
+        hasher = blake3()
+        for chunk in chunks:
+            rest = chunk
+            while len(rest):
+                piece = bytes(rest[: await self._room()])
+                hasher.update(piece)
+                self._peer.send([wire.StateChunk(self._request_id, piece)])
+                rest = rest[len(piece) :]
+        return wire.StateBytesEnd(self._request_id, hasher.hexdigest())
+
+    async def _room(self) -> int:
+        """How long the next chunk may be; waits until it is one byte at least."""
+        while not self._peer.room(self._request_id):
+            self._granted.clear()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._granted.wait()
+            except TimeoutError:
+                raise StalledError(self._timeout_s) from None
+        n_bytes = await self._peer.output_room()
+        return min(n_bytes, self._peer.room(self._request_id), wire.MAX_CHUNK_BYTES)
