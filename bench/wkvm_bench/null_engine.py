@@ -68,7 +68,15 @@ class NullEngine:
         """There is nothing to run ahead of."""
         return 1
 
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+    def reserve(self, n: int) -> tuple[int, ...]:
+        """New ids."""
+        first = self._n_submitted + 1
+        self._n_submitted += n
+        return tuple(range(first, first + n))
+
+    def submit(
+        self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
         """Take a request for each choice. There is no queue.
 
         Raises:
@@ -77,9 +85,7 @@ class NullEngine:
         params = spec.params
         if len(self._rows) + params.n > self._info.n_slots:
             raise QueueFullError(0, "requests")
-        first = self._n_submitted + 1
-        self._n_submitted += params.n
-        request_ids = tuple(range(first, first + params.n))
+        request_ids = self.reserve(params.n) if request_ids is None else request_ids
         for request_id in request_ids:
             row = _Row(spec.prompt[-1] + 1, len(spec.prompt), params.max_tokens, now, spec.credit)
             self._rows[request_id] = row
@@ -93,6 +99,15 @@ class NullEngine:
         row = self._rows.get(request_id)
         if row is not None:
             self._end(request_id, row, Status.CANCELLED, now, None)
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        """End a request: there is no state to be saved."""
+        self.cancel(request_id, now)
+
+    def snapshot(self, request_id: int) -> bool:
+        """Nothing: there is no state."""
+        del request_id
+        return False
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:
         """Add to a request's credit."""

@@ -26,6 +26,7 @@ from wkvm.core.request import (
     EndEvent,
     PromptLogprobsEvent,
     RequestSpec,
+    SavedEvent,
     Status,
     TokenEvent,
     by_request,
@@ -492,6 +493,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     r.n_scored += len(event.logprobs)
                     scored = [logprobs.token_id for logprobs in event.logprobs]
                     assert scored == r.known[event.first : event.first + len(scored)]
+                case SavedEvent():
+                    raise AssertionError("nobody asked for a state")
                 case EndEvent():
                     r.end = event
                     self.check_end(r, event)

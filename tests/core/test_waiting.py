@@ -17,7 +17,7 @@ def make_request(request_id: int, tenant: str = "a", priority: int = 0) -> Reque
 
 
 def pop(line: WaitingLine) -> Request:
-    request = line.pop(lambda tenant: True)
+    request = line.pop(lambda request: True)
     assert request is not None
     return request
 
@@ -90,17 +90,17 @@ def test_ids_that_requests_share_count_once_while_one_of_them_waits() -> None:
 
 
 def test_an_empty_line_has_nobody() -> None:
-    assert WaitingLine().pop(lambda tenant: True) is None
+    assert WaitingLine().pop(lambda request: True) is None
 
 
 def test_a_tenant_that_may_not_go_is_passed_over_and_keeps_its_turn() -> None:
     line = WaitingLine()
     for request_id, tenant in enumerate("aabb"):
         line.push(make_request(request_id, tenant))
-    first = line.pop(lambda tenant: tenant != "a")
+    first = line.pop(lambda request: request.tenant != "a")
     assert first is not None
     assert first.request_id == 2
-    assert line.pop(lambda tenant: False) is None
+    assert line.pop(lambda request: False) is None
     assert drain(line) == [0, 3, 1]
 
 

@@ -9,11 +9,13 @@ from wkvm.core.request import (
     Logprobs,
     PromptLogprobsEvent,
     RequestSpec,
+    SavedEvent,
     Status,
     TokenEvent,
     by_request,
 )
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Saved
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Model
 
@@ -25,7 +27,15 @@ class Outcome:
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[Logprobs | None] = field(default_factory=list[Logprobs | None])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    saved: list[Saved] = field(default_factory=list[Saved])
     end: EndEvent | None = None
+
+    @property
+    def last(self) -> Saved:
+        """What it was saved as at its end."""
+        assert self.end is not None
+        assert self.end.saved is not None, self.end
+        return self.end.saved
 
     @property
     def status(self) -> Status | None:
@@ -42,9 +52,12 @@ class Driver:
 
     def submit(self, prompt: tuple[int, ...], params: SamplingParams, choice: int = 0) -> int:
         """Submit all choices; the id of one of them."""
-        request_ids = self.engine.submit(RequestSpec(prompt=prompt, params=params), self.now)
+        return self.begin(RequestSpec(prompt=prompt, params=params))[choice]
+
+    def begin(self, spec: RequestSpec) -> tuple[int, ...]:
+        request_ids = self.engine.submit(spec, self.now)
         self.outcomes.update((request_id, Outcome()) for request_id in request_ids)
-        return request_ids[choice]
+        return request_ids
 
     def cancel(self, request_id: int) -> None:
         self.engine.cancel(request_id, self.now)
@@ -66,6 +79,9 @@ class Driver:
                 case PromptLogprobsEvent():
                     assert event.first == len(outcome.prompt_logprobs) + 1
                     outcome.prompt_logprobs += event.logprobs
+                case SavedEvent():
+                    assert event.saved is not None
+                    outcome.saved.append(event.saved)
                 case EndEvent():
                     outcome.end = event
 
@@ -80,6 +96,12 @@ class Driver:
     def run(self, prompt: tuple[int, ...], params: SamplingParams, choice: int = 0) -> Outcome:
         """One request from its beginning to its end."""
         request_id = self.submit(prompt, params, choice)
+        self.finish()
+        return self.outcomes[request_id]
+
+    def run_spec(self, spec: RequestSpec) -> Outcome:
+        """One request of one choice from its beginning to its end."""
+        (request_id,) = self.begin(spec)
         self.finish()
         return self.outcomes[request_id]
 

@@ -71,7 +71,9 @@ class GreedySlots:
     def start(self, rows: Sequence[RowPlan]) -> None:
         for row in rows:
             self._rows[row.slot] = row
-            self._n_output[row.slot] = 0
+            self._n_output[row.slot] = row.n_output
+            if row.position >= row.n_prompt:
+                self._next[row.slot] = row.ids[0]
             self._done[row.slot] = False
             self.fed[row.slot] = []
 
@@ -81,6 +83,12 @@ class GreedySlots:
 
     def forget(self, slots: Sequence[int]) -> None:
         self.forgotten += slots
+
+    def remembered(self, slot: int) -> None:
+        """It knows no penalties."""
+
+    def read(self, whole: Tensor) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        raise AssertionError
 
     def begin(self, slots_in: Tensor, token_ids: Tensor, slots: Tensor) -> None:
         for at, slot in enumerate(slots_in.tolist()):

@@ -67,13 +67,26 @@ class DeviceEngine:
     def blocks(self) -> bool:
         return True
 
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+    def reserve(self, n: int) -> tuple[int, ...]:
+        assert n == 1
         self._n_submitted += 1
-        self._scheduler.submit((self._n_submitted,), spec, seed=0, branches=(0,), now=now)
         return (self._n_submitted,)
+
+    def submit(
+        self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        request_ids = request_ids or self.reserve(1)
+        self._scheduler.submit(request_ids, spec, seed=0, branches=(0,), now=now)
+        return request_ids
 
     def cancel(self, request_id: int, now: float) -> None:
         self._scheduler.cancel(request_id, now)
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        self._scheduler.interrupt(request_id, now)
+
+    def snapshot(self, request_id: int) -> bool:
+        return self._scheduler.snapshot(request_id)
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:
         self._scheduler.grant(request_id, n_tokens, now)

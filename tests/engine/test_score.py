@@ -13,6 +13,7 @@ from wkvm.core.request import (
     EndEvent,
     Logprobs,
     PromptLogprobsEvent,
+    SavedEvent,
     Status,
     TokenEvent,
     by_request,
@@ -44,6 +45,8 @@ def run(
                 case TokenEvent():
                     assert event.logprobs is not None
                     scores.append(event.logprobs)
+                case SavedEvent():
+                    raise AssertionError("nobody asked for a state")
                 case EndEvent():
                     end = event
     return scores, end

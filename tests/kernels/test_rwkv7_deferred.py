@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from tests.models.float64_step import relative
+from wkvm.kernels.ring import fold as plain_fold
 
 H, K = (1, 16) if INTERPRETED else (3, 64)
 N_STEPS = 17 if INTERPRETED else 400
@@ -152,6 +153,20 @@ def test_bits_are_a_function_of_the_tokens_and_the_folds(device: str) -> None:
         y = alone.step([2], [token])
         assert torch.equal(among.step([3, 2, 1], [80 + token, token, 90])[1:2], y)
         assert same(alone.bits(2), among.bits(2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_fold_in_plain_torch_is_that_of_the_kernel(device: str) -> None:
+    kept = Kept(device, deferred=True)
+    for token in range(13):
+        kept.step([2, 4 if token % 3 else -1], [token, 100 + token])
+    state, fill = kept.state.clone(), kept.fill.clone()
+    named = torch.tensor([2, 4, -1], dtype=torch.int32)
+    plain_fold(state[:, None], kept.entries[:, None], fill, kept.vectors[None], named)
+    assert not torch.equal(state, kept.state)
+    kept.fold([2, 4, -1])
+    assert relative(kept.state, state) < TOLERANCE
+    assert torch.equal(fill, kept.fill)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -51,13 +51,18 @@ class Fountain:
         self._n_submitted = 0
         self._draining = False
 
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+    def reserve(self, n: int) -> tuple[int, ...]:
+        first = self._n_submitted + 1
+        self._n_submitted += n
+        return tuple(range(first, first + n))
+
+    def submit(
+        self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
         del now
         if self._draining:
             raise DrainingError
-        first = self._n_submitted + 1
-        self._n_submitted += spec.params.n
-        request_ids = tuple(range(first, first + spec.params.n))
+        request_ids = request_ids or self.reserve(spec.params.n)
         for request_id in request_ids:
             self._requests[request_id] = _Request(spec.params.max_tokens)
         if spec.params.logprobs is not None:
@@ -67,6 +72,13 @@ class Fountain:
     def cancel(self, request_id: int, now: float) -> None:
         del now
         self._end(request_id, Status.CANCELLED)
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        self.cancel(request_id, now)
+
+    def snapshot(self, request_id: int) -> bool:
+        del request_id
+        return False
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:
         del request_id, n_tokens, now

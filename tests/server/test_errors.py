@@ -36,6 +36,7 @@ EXAMPLES: tuple[WkvmError, ...] = (
     core.StateNotFiniteError("rwkv7.wkv"),
     core.KeyReusedError(),
     core.StateMovedError("name", "tcp://host:1", "name@4"),
+    core.RequestOverError("timed_out"),
     core.QuotaError("handles", 10),
     core.StoreFullError(10, 5),
     core.HostTierFullError(10),

@@ -275,6 +275,37 @@ def test_a_header_with_another_value_anywhere_is_refused(path: tuple[Any, ...]) 
             received(rewritten(change))
 
 
+def corrupted(text: bytes, random: np.random.Generator) -> bytes:
+    """A header's text with a few bytes changed, removed, doubled, or taken from elsewhere in it."""
+    result = bytearray(text)
+    for _ in range(int(random.integers(1, 4))):
+        at, n = int(random.integers(len(result))), int(random.integers(1, 9))
+        match int(random.integers(4)):
+            case 0:
+                result[at] = int(random.integers(32, 127))
+            case 1:
+                del result[at : at + n]
+            case 2:
+                result[at:at] = result[at : at + n]
+            case _:
+                other = int(random.integers(len(result)))
+                result[at : at + n] = result[other : other + n]
+    return bytes(result)
+
+
+def test_headers_with_changed_text_are_refused_with_a_typed_error() -> None:
+    random = np.random.default_rng(1)
+    text, data = FILE[8:N_HEADER].rstrip(), FILE[N_HEADER:]
+    for _ in range(20_000):
+        changed = corrupted(text, random)
+        if changed == text:
+            continue
+        changed = changed.ljust(-(-(8 + len(changed)) // 256) * 256 - 8)
+        file = struct.pack("<Q", len(changed)) + changed + data
+        with pytest.raises((BadStateFileError, StateMismatchError)):
+            received(file, n_chunk=10**6)
+
+
 def test_a_header_without_a_value_is_refused() -> None:
     for path in PLACES:
 

@@ -276,6 +276,11 @@ def test_weights_that_are_no_shares_are_refused(weights: Sequence[float]) -> Non
         MUTATIONS.apply("blend", {"weights": weights}, [image(0), image(1)])
 
 
+def test_a_transplant_of_no_layers_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="layers"):
+        MUTATIONS.apply("transplant", {}, [image(0), image(1)])
+
+
 @pytest.mark.parametrize("n_parents", [0, 2])
 def test_another_number_of_parents_is_refused(n_parents: int) -> None:
     with pytest.raises(InvalidParameterError, match="parents"):

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from wkvm import state
 from wkvm.core.errors import BadStateFileError
 from wkvm.state.pth import MAX_RECORDS, read_pth
 
@@ -96,6 +98,13 @@ def test_a_tensor_of_more_elements_than_are_stored_is_refused() -> None:
 def test_an_archive_without_a_program_is_refused(records: dict[str, bytes]) -> None:
     with pytest.raises(BadStateFileError):
         read_pth(archive(records))
+
+
+def test_no_module_of_states_has_an_unpickler() -> None:
+    folder = Path(state.__file__ or "").parent
+    unpickler = re.compile(r"\bimport pickle\b|\bpickle\.loads?\b|\btorch\.load\b|\bmarshal\b")
+    found = [path.name for path in folder.glob("*.py") if unpickler.search(path.read_text())]
+    assert found == []
 
 
 def test_compressed_records_are_refused() -> None:

@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
-from tests.state.random_images import HEAD, N_HEADS, N_LAYERS, layout
-from wkvm.core.errors import BadStateFileError, StateNotFiniteError
+from tests.state.random_images import HEAD, N_HEADS, N_LAYERS, image, layout
+from wkvm.core.errors import BadStateFileError, InvalidParameterError, StateNotFiniteError
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.core.registry import Identity
 from wkvm.kernels import reference
 from wkvm.kernels.rows import Rows
 from wkvm.state.image import StateImage
-from wkvm.state.time_state import Orientation, import_time_state, max_file_bytes
+from wkvm.state.time_state import (
+    Orientation,
+    TimeStateReceiver,
+    export_time_state,
+    import_time_state,
+    max_file_bytes,
+)
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 N_TOKENS = 5
@@ -89,10 +95,10 @@ def fla(h: Array) -> Array:
     return np.stack(outputs)
 
 
-def wkvm(image: StateImage, layer: int) -> Array:
+def wkvm(of: StateImage, layer: int) -> Array:
     """Outputs from the imported state, by wkvm's reference kernel."""
     x = {key: torch.from_numpy(value) for key, value in inputs().items()}
-    state = image.view("rwkv7.wkv")[layer].double()[None].clone()
+    state = of.view("rwkv7.wkv")[layer].double()[None].clone()
     rows = Rows(torch.tensor([0], dtype=torch.int32), (0,), (N_TOKENS,))
     result = reference.wkv7(x["r"], x["w"], x["k"], x["v"], x["kap"], x["a"], state, rows)
     return result.numpy()
@@ -107,10 +113,10 @@ def test_a_model_goes_on_from_the_file_as_its_trainers_does(
     orientation: Orientation,
     recurrence: Callable[[Array], Array],
 ) -> None:
-    image = imported(write(matrices()), orientation)
+    found = imported(write(matrices()), orientation)
     for layer in range(N_LAYERS):
         expected = recurrence(matrices()[name(layer)].double().numpy())
-        assert np.allclose(wkvm(image, layer), expected, atol=1e-9)
+        assert np.allclose(wkvm(found, layer), expected, atol=1e-9)
 
 
 def test_the_orientations_differ() -> None:
@@ -126,16 +132,16 @@ def test_a_file_in_one_orientation_is_the_transpose_of_one_in_the_other() -> Non
 
 def test_what_is_not_said_is_blinkdls() -> None:
     identity = Identity(model_digest="aa", fingerprint=LAYOUT.fingerprint)
-    image = import_time_state(pth(matrices()), identity, LAYOUT)
-    assert torch.equal(image.view("rwkv7.wkv")[1], matrices()[name(1)].transpose(1, 2))
+    found = import_time_state(pth(matrices()), identity, LAYOUT)
+    assert torch.equal(found.view("rwkv7.wkv")[1], matrices()[name(1)].transpose(1, 2))
 
 
 def test_a_state_from_a_file_has_absorbed_nothing() -> None:
-    image = imported(pth(matrices()))
-    assert (image.carried.n_computed, image.carried.pending, image.token_ids) == (0, (), b"")
-    assert image.carried.sampler is None
-    assert not image.view("rwkv7.att_shift").any()
-    assert not image.view("rwkv7.ffn_shift").any()
+    found = imported(pth(matrices()))
+    assert (found.carried.n_computed, found.carried.pending, found.token_ids) == (0, (), b"")
+    assert found.carried.sampler is None
+    assert not found.view("rwkv7.att_shift").any()
+    assert not found.view("rwkv7.ffn_shift").any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -144,13 +150,80 @@ def test_numbers_are_converted_to_the_dtype_of_states(
     write: Callable[[dict[str, Tensor]], bytes], dtype: torch.dtype
 ) -> None:
     given = {key: tensor.to(dtype) for key, tensor in matrices().items()}
-    image = imported(write(given), FLA, layout("bfloat16", ring=True))
-    assert torch.equal(image.view("rwkv7.wkv")[2], given[name(2)].bfloat16())
+    found = imported(write(given), FLA, layout("bfloat16", ring=True))
+    assert torch.equal(found.view("rwkv7.wkv")[2], given[name(2)].bfloat16())
 
 
 def test_trained_parameters_are_tensors() -> None:
     given = {key: torch.nn.Parameter(tensor) for key, tensor in matrices().items()}
     assert torch.equal(imported(pth(given)).record, imported(pth(matrices())).record)
+
+
+def file_of(of: StateImage, orientation: Orientation) -> bytes:
+    export = export_time_state(of, orientation)
+    file = b"".join(export.chunks(1000))
+    assert export.n_bytes == len(file)
+    return file
+
+
+@pytest.mark.parametrize("orientation", Orientation)
+def test_an_export_is_imported_with_the_same_matrices_and_nothing_else(
+    orientation: Orientation,
+) -> None:
+    given = image(3, "bfloat16")
+    found = imported(file_of(given, orientation), orientation, given.layout)
+    assert torch.equal(found.view("rwkv7.wkv"), given.view("rwkv7.wkv"))
+    assert not found.view("rwkv7.att_shift").any()
+    assert found.carried.n_computed == 0
+
+
+def test_an_export_for_blinkdls_runners_has_a_row_for_each_value() -> None:
+    tensors = load(file_of(image(3), BLINKDL))
+    assert torch.equal(tensors[name(2)], image(3).view("rwkv7.wkv")[2].transpose(1, 2))
+
+
+def test_an_export_takes_the_ring_into_the_matrices() -> None:
+    waiting, folded = image(0, ring=True, waiting=2), image(9, ring=True)
+    file = b"".join(export_time_state(waiting, FLA, fold=lambda one: folded).chunks())
+    assert torch.equal(load(file)[name(0)], folded.view("rwkv7.wkv")[0])
+    with pytest.raises(InvalidParameterError, match="2 tokens wait"):
+        export_time_state(waiting)
+
+
+def test_a_state_that_is_not_finite_is_not_exported() -> None:
+    bad = image(0)
+    bad.view("rwkv7.wkv")[0, 0, 0, 0] = torch.inf
+    with pytest.raises(StateNotFiniteError):
+        export_time_state(bad)
+
+
+def receiver(n_bytes: int) -> TimeStateReceiver:
+    identity = Identity(model_digest="aa", fingerprint=LAYOUT.fingerprint)
+    return TimeStateReceiver(n_bytes, identity, LAYOUT, BLINKDL)
+
+
+@pytest.mark.parametrize("n_chunk", [1, 100, 10**6])
+def test_a_file_in_chunks_is_the_file(n_chunk: int) -> None:
+    file = pth(matrices())
+    one = receiver(len(file))
+    for at in range(0, len(file), n_chunk):
+        one.feed(file[at : at + n_chunk])
+    found = one.finish()
+    assert torch.equal(found.image.record, imported(file).record)
+    assert found.history.records == ()
+
+
+def test_a_file_in_chunks_has_the_length_that_was_announced() -> None:
+    file = pth(matrices())
+    short, long = receiver(len(file)), receiver(len(file) - 1)
+    short.feed(file[:-1])
+    with pytest.raises(BadStateFileError, match="1 bytes are missing"):
+        short.finish()
+    with pytest.raises(BadStateFileError, match="more bytes"):
+        long.feed(file)
+    for n_bytes in (0, -1, max_file_bytes(LAYOUT) + 1):
+        with pytest.raises(BadStateFileError, match="announced"):
+            receiver(n_bytes)
 
 
 def without(layer: int) -> dict[str, Tensor]:

@@ -2,13 +2,24 @@
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tools import state_memory
-from tools.state_memory import BUNDLED, Margins, Reader, measure, plot, sessions, summary
+from tools.state_memory import (
+    BUNDLED,
+    BitsChangedError,
+    Margins,
+    Reader,
+    measure,
+    plot,
+    sessions,
+    summary,
+)
+from wkvm.state.image import StateImage
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +36,20 @@ def test_every_name_is_planted_and_is_a_control_once_in_each_scene() -> None:
     assert len({one.text for one in planted}) == len(planted)
     assert all(one.text.count(one.name) == 1 for one in planted)
     assert not any(one.control in one.text.replace(one.name, "") for one in planted)
+
+
+def test_a_changed_bit_on_the_way_is_found(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = state_memory.moved
+
+    def damaged(one: Reader, state: StateImage) -> StateImage:
+        arrived = moved(one, state)
+        record = arrived.record.clone()
+        record[2] ^= 1
+        return replace(arrived, record=record)
+
+    monkeypatch.setattr(state_memory, "moved", damaged)
+    with torch.inference_mode(), pytest.raises(BitsChangedError, match="migrated"):
+        list(measure(reader, (), 1))
 
 
 def test_names_are_one_id_each(reader: Reader) -> None:

@@ -1,8 +1,8 @@
 """What a request must satisfy before it is queued, beyond what its parameters say of themselves."""
 
+from wkvm.core.beginning import check_beginning
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import (
-    EmptyPromptError,
     InvalidParameterError,
     PromptTooLongError,
     QueueFullError,
@@ -25,8 +25,7 @@ def check_spec(
     Raises:
         RequestError: it cannot be run, for the reason that the leaf says.
     """
-    if not spec.prompt:
-        raise EmptyPromptError
+    check_beginning(spec, vocab_size)
     params = spec.params
     n_prompt, max_tokens = len(spec.prompt), params.max_tokens
     if max_model_len is not None and n_prompt + max_tokens > max_model_len:

@@ -33,15 +33,15 @@ def decode_rows(running: Iterable[Request]) -> tuple[list[RowPlan], list[Request
             ):
                 n_late += request.constraint is not None
                 continue
-            samples = params.max_tokens > 0
+            samples, is_fresh = params.max_tokens > 0, request.is_fresh
             # Every field, in order. The class' own constructor takes twice as long.
             fields = (
                 request.request_id,
                 slot_of(request),
                 () if n_ahead else (request.last_id,),
                 n_computed,
-                len(request.prompt),
-                n_computed == 0,
+                request.n_prompt,
+                is_fresh,
                 samples,
                 n_output,
                 params,
@@ -52,10 +52,12 @@ def decode_rows(running: Iterable[Request]) -> tuple[list[RowPlan], list[Request
                 request.constraint,
                 request.stops,
                 False,
+                request.entry if is_fresh else None,
             )
             row: RowPlan = tuple.__new__(RowPlan, fields)  # pyright: ignore[reportUnknownMemberType]
             rows.append(row)
             request.n_computed = n_computed + 1
+            request.is_fresh = False
             if samples:
                 request.n_known += 1
                 request.n_ahead = n_ahead + 1

@@ -25,6 +25,7 @@ WkvmError
 │   ├── NonFiniteError           its logits hold NaN or infinity
 │   ├── StalledError             its client granted no credit for too long
 │   ├── StepFailedError          the forward pass raised
+│   ├── RequestOverError         it ended before there was a state: cancelled or timed out
 │   ├── MutationFailedError      a plug-in that changes states is broken
 │   ├── StateDamagedError        the stored bytes are not those that were written
 │   └── StoreFailedError         the disk refused; nothing was changed
@@ -240,6 +241,14 @@ class StepFailedError(ExecutionError):
 
     def __init__(self) -> None:
         super().__init__("the step failed; see the server's log")
+
+
+class RequestOverError(ExecutionError):
+    """The work of an operation ended before there was a state. Nothing was kept."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"the operation was {how.replace('_', ' ')}; nothing was kept")
+        self.how = how
 
 
 class MutationFailedError(ExecutionError):

@@ -43,12 +43,15 @@ class Unbound(NamedTuple):
     Attributes:
         stops: ids that end it.
         allowed_ids: only these may be chosen; None allows all.
+        told: the output so far, which the constraint is to be told first: a request that goes
+            on from a state goes on in its grammar.
     """
 
     request_id: int
     grammar: Grammar
     stops: tuple[int, ...]
     allowed_ids: Sequence[int] | None
+    told: tuple[int, ...] = ()
 
 
 class Constraint(Protocol):

@@ -8,6 +8,7 @@ from wkvm.core.errors import RequestError, WkvmError
 from wkvm.core.grammar import Constraint
 from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Entry, Save, SavedRecord
 
 
 class RowPlan(NamedTuple):
@@ -21,9 +22,10 @@ class RowPlan(NamedTuple):
         slot: where its state lives. No two rows of a plan share one.
         ids: tokens to absorb, in order. Empty where it is the one id that the row of this slot in
             the plan before samples, and which is still on its way: whoever runs the step has it.
-        position: how many tokens the state has absorbed before this step.
+        position: how many of the request's tokens the state has absorbed before this step.
         n_prompt: length of the prompt; ids at positions from here on are output.
-        fresh: the state starts from zero, and so does the sampler's memory of the slot.
+        fresh: the state starts from zero or from ``entry``, and so does the sampler's memory of
+            the slot.
         samples: whether an id is sampled after the last of ``ids``.
         n_output: how many ids the request has produced so far.
         params: how to sample.
@@ -36,6 +38,7 @@ class RowPlan(NamedTuple):
             advances it. None allows all.
         stops: the ids that end the request once it has ``params.min_tokens`` ids of output.
         awaits_constraint: whether later rows have a constraint, though this one has none yet.
+        entry: what a fresh row starts from; None for zero.
     """
 
     request_id: int
@@ -54,6 +57,7 @@ class RowPlan(NamedTuple):
     constraint: Constraint | None = None
     stops: tuple[int, ...] = ()
     awaits_constraint: bool = False
+    entry: Entry | None = None
 
     @property
     def n_ids(self) -> int:
@@ -65,13 +69,15 @@ class RowPlan(NamedTuple):
 class StepPlan:
     """One step: rows in the order of the batch, and slots that were freed since the last.
 
-    ``freed`` is for the debugging aid that fills free slots with NaN. A slot in it may
-    have been handed out again, to a row of this step or to one that has not run yet:
-    fill first, then start the fresh rows.
+    It is carried out in this order: first ``saves`` are copied, as the plans before left them;
+    then ``freed`` are filled with NaN, if that debugging aid is on, and what is kept for them is
+    forgotten; then the fresh rows are started, and all are run. So a slot may be in all three:
+    saved for one request and handed out to the next. There may be saves and no rows.
     """
 
     rows: tuple[RowPlan, ...]
     freed: tuple[int, ...] = ()
+    saves: tuple[Save, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -93,6 +99,8 @@ class StepResult:
         complete: indices of rows whose grammars let nothing follow, after the id if any.
         unmet: why a row has no id that its grammar allows, by row index.
         failed: what ends a row's request, by row index, where the rest of the step ran.
+        saved: the copies of ``StepPlan.saves``, by ticket.
+        unsaved: why there is none, by ticket.
     """
 
     token_ids: tuple[int | None, ...]
@@ -104,3 +112,5 @@ class StepResult:
     complete: frozenset[int] = frozenset()
     unmet: Mapping[int, RequestError] = field(default_factory=dict[int, RequestError])
     failed: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])
+    saved: Mapping[int, SavedRecord] = field(default_factory=dict[int, SavedRecord])
+    unsaved: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])

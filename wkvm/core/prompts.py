@@ -84,15 +84,19 @@ def _divide_by_priority(
 def absorbable(request: Request) -> int:
     """How many ids of its prompt a running request could absorb in a step without a budget."""
     if request.paused_since is None and request.is_ready:
-        return request.n_known - request.n_computed
-    if request.held and request.params.prompt_logprobs is not None:
+        end = request.n_known
+    elif request.held and request.params.prompt_logprobs is not None:
         return 0
-    return cut(request.n_known - 1) - request.n_computed
+    else:
+        end = cut(request.n_known - 1)
+    if request.next_checkpoint is not None:
+        end = min(end, request.next_checkpoint)
+    return end - request.n_computed
 
 
 def prompt_row(request: Request, n_tokens: int) -> RowPlan:
     """The row in which a request absorbs the next ``n_tokens`` of its prompt."""
-    start, n_prompt, params = request.n_computed, len(request.prompt), request.params
+    start, n_prompt, params = request.n_computed, request.n_prompt, request.params
     end = start + n_tokens
     samples = end == n_prompt and params.max_tokens > 0
     wants_next = params.prompt_logprobs is not None and end < n_prompt
@@ -102,7 +106,7 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
         ids=tuple(request.prompt[start:end]),
         position=start,
         n_prompt=n_prompt,
-        fresh=start == 0,
+        fresh=request.is_fresh,
         samples=samples,
         n_output=request.n_output,
         params=params,
@@ -113,4 +117,5 @@ def prompt_row(request: Request, n_tokens: int) -> RowPlan:
         constraint=request.constraint,
         stops=request.stops,
         awaits_constraint=not request.is_ready,
+        entry=request.entry if request.is_fresh else None,
     )

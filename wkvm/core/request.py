@@ -39,6 +39,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
             Status.CANCELLED,
             Status.TIMED_OUT,
             Status.FINISHED_ERROR,
+            Status.QUEUED,
         }
     ),
     Status.STOPPED: frozenset(),
@@ -54,7 +55,8 @@ class RequestSpec:
     """What a client asks for: ``params.n`` completions of one prompt, each a request.
 
     Attributes:
-        prompt: token ids, at least one; not copied, so it must not change.
+        prompt: token ids, at least one unless ``start`` has some pending; not copied, so it
+            must not change.
         params: sampling parameters, and how many completions.
         tenant: on whose behalf; tenants take turns.
         priority: lower runs first, among the requests of the tenant.
@@ -65,15 +67,14 @@ class RequestSpec:
         forced: what the completion is, id by id: as many as ``params.max_tokens``, of one choice
             and without a grammar. Nothing is left to choose; their log probabilities are what
             is asked for. Not copied either. Empty for anything.
-        start: the state to go on from; its pending ids come before the prompt, which may then be
-            empty. None for one that has absorbed nothing.
-        save: whether the state is wanted at the end.
-        hold_back_last: absorb all ids but the last one, and end with that one pending. Only
-            where ``params.max_tokens`` is 0.
-        fresh_key: draw random numbers that nobody has drawn, instead of those that the start
-            would have drawn next. A seed of ``params`` comes first.
-        checkpoint_every: the state is wanted too wherever it has absorbed a multiple of so many
-            tokens, those of the start included; None for nowhere.
+        start: the state that it begins from; None for the empty sequence. Only the positions of
+            random numbers count what came before: prompts are cut, and counted, from here on.
+        fresh_key: draw other random numbers than those with which ``start`` would go on.
+        save: end with the state, unless the end is an error, a timeout or a cancel.
+        hold_back_last: absorb all but the last id of the prompt, which is pending at the end: so
+            the next request has something to go on from. With ``max_tokens`` 0.
+        checkpoint_every: tell the state whenever it has absorbed a multiple of so many tokens; in
+            a prompt, where it may be cut next. None for never.
     """
 
     prompt: Sequence[int]
@@ -85,9 +86,9 @@ class RequestSpec:
     grammar: Grammar | None = None
     forced: Sequence[int] = ()
     start: Start | None = None
+    fresh_key: bool = False
     save: bool = False
     hold_back_last: bool = False
-    fresh_key: bool = False
     checkpoint_every: int | None = None
 
     @property
@@ -169,7 +170,7 @@ class EndEvent:
         n_prompt, n_output: token counts.
         queue_s, first_token_s, total_s: seconds from submission to admission, to the
             first id, and to the end; None for what never happened.
-        saved: its state, if that was wanted and the request was not ended by an error.
+        saved: the state, if the request was to save it and ended well or was interrupted.
         state: what came of the states of the request, once that is known.
     """
 
@@ -188,15 +189,18 @@ class EndEvent:
 
 @dataclass(frozen=True, slots=True)
 class SavedEvent:
-    """The state of a request as it was on the way; the request goes on.
+    """The state of a request that goes on, as it was between two steps.
 
     Attributes:
-        is_checkpoint: it is one of ``checkpoint_every``, and was not asked for by itself.
+        saved: None if there is no copy, for ``error``.
+        is_checkpoint: whether it was due by the request's ``checkpoint_every``; else it was
+            asked for.
     """
 
     request_id: int
-    saved: Saved
+    saved: Saved | None
     is_checkpoint: bool
+    error: WkvmError | None = None
 
 
 Event = TokensEvent | PromptLogprobsEvent | SavedEvent | EndEvent

@@ -11,7 +11,9 @@ absorb an id that is still on its way.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from wkvm.core.beginning import told_before
 from wkvm.core.checks import check_room, check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.counters import Counters
@@ -19,21 +21,30 @@ from wkvm.core.deadlines import Deadlines
 from wkvm.core.decode import decode_rows
 from wkvm.core.errors import (
     DrainingError,
+    InvalidParameterError,
     StalledError,
+    StepFailedError,
     WkvmError,
 )
 from wkvm.core.grammar import Constraint, Unbound
-from wkvm.core.outcome import apply
+from wkvm.core.outcome import apply, held_back
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import (
     Event,
     RequestSpec,
+    SavedEvent,
     Status,
 )
+from wkvm.core.saving import Purpose, Savings, Wanted, checkpoint_after, saved_of
 from wkvm.core.slots import TenantSlots
-from wkvm.core.table import Request, RequestTable, choices_of
+from wkvm.core.start import Save, Saved, SavedRecord
+from wkvm.core.table import Ending, Request, RequestTable, choices_of
 from wkvm.core.waiting import WaitingLine
+
+MAX_ENTRIES = 4
+"""States that are put into slots by one plan, those of one record counted once: the device waits
+for all of them, which must not take longer than a step."""
 
 
 class Scheduler:
@@ -72,6 +83,7 @@ class Scheduler:
     Args:
         depth: how many plans may be in flight, at least 1.
         decode_prompt_tokens: as configured, or what suits the device; None for no such limit.
+        blank: the record of the empty sequence, for requests that end before they absorb anything.
     """
 
     def __init__(
@@ -82,8 +94,10 @@ class Scheduler:
         eos_ids: tuple[int, ...],
         depth: int = 1,
         decode_prompt_tokens: int | None = None,
+        blank: Any = None,
     ) -> None:
         self._config = config
+        self._blank = blank
         self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
         self._vocab_size = vocab_size
@@ -92,6 +106,9 @@ class Scheduler:
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
         self._running = dict[int, Request]()
+        self._active = dict[int, Request]()
+        self._savings = Savings()
+        self._checkpointed = dict[int, Request]()
         self._deadlines = Deadlines(self._due)
         self._in_flight = deque[StepPlan]()
         self._unbound = list[Unbound]()
@@ -153,10 +170,53 @@ class Scheduler:
         self._counters.n_requests += len(requests)
 
     def cancel(self, request_id: int, now: float) -> None:
-        """End a request, whatever it does. Unknown and ended ones are ignored."""
+        """End a request, whatever it does. Unknown and ended ones are ignored.
+
+        So is one that is complete and lacks the copy of its state: its end comes with that.
+        """
         request = self._table.get(request_id)
-        if request is not None:
+        if request is not None and request.ending is None:
             self._end(request, Status.CANCELLED, now)
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        """End a request as cancelled, with its state if it saves it.
+
+        The ids of steps in flight are still delivered, and its end by one of them counts. Unknown
+        and ended requests are ignored, and complete ones.
+        """
+        request = self._table.get(request_id)
+        if request is None or request.ending is not None or request.is_interrupted:
+            return
+        if not request.spec.save:
+            self._end(request, Status.CANCELLED, now)
+        elif request.slot is None or request.is_fresh:
+            self._end_unsaved(request, Status.CANCELLED, now)
+        else:
+            request.is_interrupted = True
+            self._pull(request)
+            self._savings.want(request, Purpose.LAST)
+
+    def snapshot(self, request_id: int) -> bool:
+        """Have the state of a request told as it is after the steps in flight.
+
+        Returns:
+            Whether a SavedEvent will come, unless the request ends before; else it is unknown, has
+            ended or is about to.
+
+        Raises:
+            InvalidParameterError: its output is not kept: it neither saves nor had a start.
+        """
+        request = self._table.get(request_id)
+        if request is None or request.ending is not None or request.is_interrupted:
+            return False
+        if request.output is None:
+            raise InvalidParameterError("save", "the state of this request is not kept")
+        if request.slot is None or request.is_fresh:
+            saved = self._unchanged(request)
+            self._events.append(SavedEvent(request_id, saved, is_checkpoint=False))
+        else:
+            self._savings.want(request, Purpose.ASKED)
+        return True
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:
         """Add to a request's credit. Unknown, ended and unlimited ones are left as they are.
@@ -224,21 +284,39 @@ class Scheduler:
         if len(self._in_flight) == self._depth:
             raise ValueError(f"{self._depth} plans are in flight")
         self._expire(now)
-        self._admit(now)
-        rows, prompts, anybody_waits = decode_rows(self._running.values())
-        if prompts:
-            left = self._config.max_num_batched_tokens - len(rows)
-            if anybody_waits:
-                left = min(left, self._decode_prompt_tokens)
-            rows += self._prompt_rows(prompts, max(left, CUT_MULTIPLE))
-        if not rows:
+        saves = self._saves()
+        are_more = True
+        rows = list[RowPlan]()
+        while are_more and not rows:
+            are_more = self._admit(now)
+            rows, prompts, anybody_waits = decode_rows(self._active.values())
+            if prompts:
+                left = self._config.max_num_batched_tokens - len(rows)
+                if anybody_waits:
+                    left = min(left, self._decode_prompt_tokens)
+                rows += self._prompt_rows(prompts, max(left, CUT_MULTIPLE))
+        if not (rows or saves):
             if not self._in_flight:
                 self._counters.idle()
             return None
         self._counters.planned(now)
-        plan = StepPlan(tuple(rows), self._slots.take_freed())
+        plan = StepPlan(tuple(rows), self._slots.take_freed(), saves)
         self._in_flight.append(plan)
         return plan
+
+    def _saves(self) -> tuple[Save, ...]:
+        """What is to be copied before the rows of a plan; slots that are left with it are free."""
+        for request in self._checkpointed.values():
+            if request.n_computed == request.next_checkpoint:
+                request.next_checkpoint = checkpoint_after(request)
+                self._savings.want(request, Purpose.CHECKPOINT)
+        saves = list[Save]()
+        for save, wanted in self._savings.take():
+            saves.append(save)
+            if wanted.purpose is Purpose.LAST:
+                wanted.request.slot = None
+                self._slots.free(save.slot, wanted.request.tenant)
+        return tuple(saves)
 
     def _expire(self, now: float) -> None:
         for request_id in self._deadlines.pop_due(now):
@@ -251,23 +329,48 @@ class Scheduler:
                 stalled = StalledError(self._config.stall_timeout_s)
                 self._end(request, Status.FINISHED_ERROR, now, error=stalled)
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float) -> bool:
+        """Give out slots. Returns whether somebody was passed over for want of room for records."""
+        entries, n_passed = dict[int, object](), 0
+
+        def may_go(request: Request) -> bool:
+            nonlocal n_passed
+            if not self._slots.n_free_for(request.tenant):
+                return False
+            entry = request.entry
+            fits = entry is None or id(entry.record) in entries or len(entries) < MAX_ENTRIES
+            n_passed += not fits
+            return fits
+
         while self._slots.n_free:
-            request = self._waiting.pop(lambda tenant: self._slots.n_free_for(tenant) > 0)
+            request = self._waiting.pop(may_go)
             if request is None:
-                return
+                break
+            if request.entry is not None:
+                entries[id(request.entry.record)] = request.entry
             request.slot = self._slots.alloc(request.tenant)
             request.admitted_at = now
             self._counters.admitted(now - request.submitted_at)
             self._table.move(request, Status.RUNNING)
-            self._running[request.request_id] = request
+            self._running[request.request_id] = self._active[request.request_id] = request
+            if not request.n_known:
+                self._end_unsaved(request, Status.LENGTH, now)
+                continue
+            request.next_checkpoint = checkpoint_after(request)
+            if request.next_checkpoint is not None:
+                self._checkpointed[request.request_id] = request
             self._next_turn(request)
             self._note_pause(request, now)
             if request.grammar is not None:
                 wanted = Unbound(
-                    request.request_id, request.grammar, request.stops, request.params.allowed_ids
+                    request.request_id,
+                    request.grammar,
+                    request.stops,
+                    request.params.allowed_ids,
+                    told_before(request.spec),
                 )
                 self._unbound.append(wanted)
+        return n_passed > 0
 
     def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
         """Rows for the prompts that get a share of ``budget``."""
@@ -277,6 +380,7 @@ class Scheduler:
             row = prompt_row(request, n_tokens)
             rows.append(row)
             request.n_computed += n_tokens
+            request.is_fresh = False
             if row.samples:
                 request.n_known += 1
                 request.n_ahead = 1
@@ -295,6 +399,7 @@ class Scheduler:
         if len(result.token_ids) != len(plan.rows):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
+        self._take_saved(plan, result, now)
         counters = self._counters
         for row in plan.rows:
             if row.position < row.n_prompt:
@@ -307,8 +412,57 @@ class Scheduler:
         counters.produced(len(outcome.first), outcome.n_following)
         for request in outcome.spent:
             self._note_pause(request, now)
-        for request, status, stop_id, error in outcome.ended:
-            self._end(request, status, now, stop_id=stop_id, error=error)
+        for request, ending, error in outcome.ended:
+            if error is None and request.spec.save:
+                self._part(request, ending)
+            else:
+                self._end(request, ending.status, now, stop_id=ending.stop_id, error=error)
+
+    def _take_saved(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Tell the copies of a plan, which were made before its rows ran."""
+        for save in plan.saves:
+            wanted = self._savings.landed(save)
+            if wanted is None:
+                continue
+            record = result.saved.get(save.ticket)
+            if record is None:
+                error = result.unsaved.get(save.ticket, StepFailedError())
+                self._not_saved(wanted, error, now)
+                continue
+            request, ending = wanted.request, wanted.request.ending
+            if wanted.purpose is not Purpose.LAST:
+                saved = saved_of(request, record, wanted.n_computed)
+                is_checkpoint = wanted.purpose is Purpose.CHECKPOINT
+                self._events.append(SavedEvent(request.request_id, saved, is_checkpoint))
+            elif ending is None:
+                saved = saved_of(request, record, wanted.n_computed)
+                self._end(request, Status.CANCELLED, now, saved=saved)
+            else:
+                saved = saved_of(request, record, ending.n_computed, ending)
+                self._end(request, ending.status, now, stop_id=ending.stop_id, saved=saved)
+
+    def _not_saved(self, wanted: Wanted, error: WkvmError, now: float) -> None:
+        request = wanted.request
+        if wanted.purpose is Purpose.LAST:
+            self._end(request, Status.FINISHED_ERROR, now, error=error)
+        else:
+            is_checkpoint = wanted.purpose is Purpose.CHECKPOINT
+            self._events.append(SavedEvent(request.request_id, None, is_checkpoint, error))
+
+    def _part(self, request: Request, ending: Ending) -> None:
+        """A request is complete but for the copy of its state."""
+        request.ending = ending
+        self._pull(request)
+        del self._running[request.request_id]
+        self._deadlines.forget(request.request_id)
+        # An interrupted one has a copy on its way, of the state that it has now.
+        if not request.is_interrupted:
+            self._savings.want(request, Purpose.LAST)
+
+    def _pull(self, request: Request) -> None:
+        """Plan no more rows for a request. Those in flight count."""
+        self._active.pop(request.request_id, None)
+        self._checkpointed.pop(request.request_id, None)
 
     def fail(self, plan: StepPlan, error: WkvmError, now: float) -> None:
         """End every request of a plan that did not run, but those that ended meanwhile.
@@ -317,6 +471,10 @@ class Scheduler:
             ValueError: ``plan`` is not the oldest in flight.
         """
         self._land(plan, now)
+        for save in plan.saves:
+            wanted = self._savings.landed(save)
+            if wanted is not None:
+                self._not_saved(wanted, error, now)
         for row in plan.rows:
             request = self._running.get(row.request_id)
             if request is not None:
@@ -336,18 +494,36 @@ class Scheduler:
         *,
         stop_id: int | None = None,
         error: WkvmError | None = None,
+        saved: Saved | None = None,
     ) -> None:
         """The one way out: the slot, the deadline and the place in the line are given up."""
-        if request.slot is None:
+        if request.in_line:
             self._waiting.remove(request)
-        else:
-            del self._running[request.request_id]
+        elif request.slot is not None:
             self._slots.free(request.slot, request.tenant)
+            request.slot = None
+        self._pull(request)
+        self._running.pop(request.request_id, None)
         self._deadlines.forget(request.request_id)
         self._table.move(request, status)
-        end = request.end_event(status, now, stop_id=stop_id, error=error)
+        end = request.end_event(status, now, stop_id=stop_id, error=error, saved=saved)
         self._counters.ended(end)
         self._events.append(end)
+
+    def _end_unsaved(self, request: Request, status: Status, now: float) -> None:
+        """End a request whose state is what it began with: there is nothing to be copied."""
+        saved = None
+        if request.spec.save:
+            ending = Ending(status, None, 0, held_back(request))
+            saved = self._unchanged(request, ending if status is Status.LENGTH else None)
+        self._end(request, status, now, saved=saved)
+
+    def _unchanged(self, request: Request, ending: Ending | None = None) -> Saved:
+        """The state of a request that has absorbed nothing since it got, or lost, its slot."""
+        record, entry = SavedRecord(self._blank), request.entry
+        if entry is not None:
+            record = SavedRecord(entry.record, tuple(entry.counts), frozenset(entry.seen))
+        return saved_of(request, record, request.n_computed, ending)
 
     # --- times ----------------------------------------------------------------------------
 
@@ -361,7 +537,7 @@ class Scheduler:
 
     def _note_pause(self, request: Request, now: float) -> None:
         """Start or stop the clock of a request that holds a slot it may not use."""
-        if request.slot is None:
+        if request.slot is None or request.ending is not None:
             return
         if request.may_produce:
             request.paused_since = None
@@ -386,7 +562,7 @@ class Scheduler:
 
     def stats(self) -> Mapping[str, int]:
         """Gauges, and what was counted since the start; names as in ``docs/protocol.md``."""
-        n_running = len(self._running)
+        n_running = len(self._table.live) - len(self._waiting)
         return {
             "n_slots": self._slots.n_slots,
             "n_free_slots": self._slots.n_free,

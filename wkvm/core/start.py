@@ -1,44 +1,100 @@
-"""States at both ends of a request: what it goes on from, and what is handed out at its end."""
+"""Where a request begins if not at nothing, and what is left of one that is to go on later.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+A record is a state as the runner has it: the core passes it on and looks at nothing in it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from wkvm.core.registry import SamplerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Start:
-    """The state that a request goes on from.
+    """A state that a request begins from. Nothing in it may change while requests use it.
 
     Attributes:
-        record: the bytes of a slot, in host memory: opaque here, and not to be written to. Several
-            requests with one object cost one upload.
-        n_computed: tokens that it has absorbed.
-        pending: ids that were sampled and not fed, which come before the prompt: one at most.
-        memory: what the sampler remembers; None for nothing.
+        record: ``[record_bytes]`` uint8 in host memory. Requests that begin from the same object
+            at the same time share one transfer. From pinned memory it goes to a GPU at once;
+            other memory is first copied by the thread that launches steps.
+        n_computed: how many tokens it has absorbed.
+        pending: ids that are absorbed before the prompt: sampled, or held back, and not fed.
+        memory: what the sampler remembers. Its key is the request's, unless that has a seed or
+            wants a fresh one. Without it nothing was sampled yet, and ``pending`` is of a prompt.
+        log: the tokens that it has absorbed, as far as they are known: they are what the
+            repetition penalty has seen.
     """
 
     record: Any
     n_computed: int
     pending: tuple[int, ...] = ()
     memory: SamplerMemory | None = None
+    log: Sequence[int] = ()
+
+    @property
+    def was_sampled(self) -> bool:
+        """Whether ``pending`` is output, not of a prompt."""
+        return self.memory is not None and self.memory.n_generated > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saved:
-    """The state of a request, copied to host memory.
+    """The state of a request, and what a request that goes on from it needs.
 
     Attributes:
-        record: the bytes of its slot; whoever gets it owns it.
-        n_computed: tokens that it has absorbed, those of the start included.
-        absorbed: the ids absorbed since the start, in order.
-        pending: the id that was sampled and not absorbed: what stopped it, or its last output.
-        memory: what the sampler remembers.
+        record: ``[record_bytes]`` uint8 in host memory; nobody writes to it any more.
+        n_computed: how many tokens it has absorbed, those before the request included.
+        absorbed: which of them this request absorbed, in order.
+        pending: the id that was sampled, or held back, and not fed; or none.
+        memory: of the sampler; None if nothing was ever sampled.
     """
 
     record: Any
     n_computed: int
     absorbed: Sequence[int]
     pending: tuple[int, ...]
-    memory: SamplerMemory
+    memory: SamplerMemory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entry:
+    """What is put into a slot, and told to the sampler, before the first row of a request.
+
+    Attributes:
+        record: as in ``Start``.
+        n_start: tokens that were absorbed before the request: the positions of random numbers
+            are counted from there.
+        counts: of the penalties, by id, as in ``SamplerMemory``; empty for a request without.
+        seen: ids that occurred before; empty likewise.
+        fed_output: ids of output that the request absorbs with its prompt. They are counted
+            before it.
+    """
+
+    record: Any
+    n_start: int
+    counts: Sequence[tuple[int, float]] = ()
+    seen: Collection[int] = ()
+    fed_output: tuple[int, ...] = ()
+
+
+class Save(NamedTuple):
+    """A slot whose state is copied to the host, and the number under which the copy comes back."""
+
+    slot: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedRecord:
+    """A state as the runner gives it back.
+
+    Attributes:
+        record: as in ``Saved``.
+        counts, seen: of the penalties, for a request that has some: ids of the output and how
+            often, less by decay; and all ids that occurred.
+    """
+
+    record: Any
+    counts: tuple[tuple[int, float], ...] = ()
+    seen: frozenset[int] = field(default_factory=frozenset[int])

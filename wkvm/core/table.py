@@ -1,14 +1,32 @@
 """The requests that an engine knows: the live ones in full, of the finished ones the status."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from wkvm.core.beginning import entry_of, ids_to_feed, is_fed_alone, may_be_saved
 from wkvm.core.errors import WkvmError
 from wkvm.core.forced import Forced
 from wkvm.core.grammar import Constraint, Grammar
 from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Entry, Saved
+
+
+class Ending(NamedTuple):
+    """How a request ends whose state is to be saved.
+
+    Attributes:
+        n_computed: how many of its tokens the state has absorbed.
+        pending: the id that was sampled and not fed, or none.
+    """
+
+    status: Status
+    stop_id: int | None
+    n_computed: int
+    pending: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,12 +47,24 @@ class Request:
     """A live request. Mutable, and nobody's but the scheduler's.
 
     Attributes:
-        prompt, params, tenant, priority, grammar: from the spec.
+        spec: what was asked for.
+        prompt: the ids that it absorbs before it samples: what is pending in the state that it
+            starts from, then the prompt, less what is held back.
+        n_prompt: how many of these are not output: all, but for one that is fed alone, as it would
+            have been if the request before had gone on.
+        params, tenant, priority, grammar: from the spec.
         seed, branch: with a position, the key of its random numbers.
         stops, stop_set: ids that end it once it has produced ``params.min_tokens``.
         submitted_at, admitted_at, first_token_at: of the caller's clock.
         deadline: when it is ended wherever it is.
-        slot: where its state lives; None while it waits.
+        slot: where its state lives; None while it waits, and from when it is saved for good.
+        in_line: whether it is in the waiting line.
+        entry: what its slot is filled with before its next row, if ``is_fresh``; None for zeros.
+        is_fresh: whether it has no row since it got its slot.
+        output: the ids that it has produced, if its state may be saved; else None.
+        ending: its end, if all that is missing is the copy of its state.
+        is_interrupted: whether it ends as soon as its state is copied.
+        next_checkpoint: at what ``n_computed`` its state is copied next; None for never.
         shared: what it shares with the other choices of its spec.
         n_computed: how many of its ids the state has absorbed when all that is in flight has run.
         n_known: how many ids it has: the prompt, every id produced so far, and those on their way.
@@ -50,7 +80,9 @@ class Request:
     """
 
     request_id: int
+    spec: RequestSpec
     prompt: Sequence[int]
+    n_prompt: int
     params: SamplingParams
     tenant: str
     priority: int
@@ -71,6 +103,13 @@ class Request:
     admitted_at: float | None = None
     first_token_at: float | None = None
     slot: int | None = None
+    in_line: bool = False
+    entry: Entry | None = None
+    is_fresh: bool = True
+    output: "array[int] | None" = None
+    ending: Ending | None = None
+    is_interrupted: bool = False
+    next_checkpoint: int | None = None
     n_computed: int = 0
     n_ahead: int = 0
     n_output: int = 0
@@ -83,8 +122,19 @@ class Request:
         """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
         return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
 
+    @property
+    def n_start(self) -> int:
+        """How many tokens its state had absorbed before the first of its own."""
+        return 0 if self.spec.start is None else self.spec.start.n_computed
+
     def end_event(
-        self, status: Status, now: float, *, stop_id: int | None, error: WkvmError | None
+        self,
+        status: Status,
+        now: float,
+        *,
+        stop_id: int | None,
+        error: WkvmError | None,
+        saved: Saved | None = None,
     ) -> EndEvent:
         """What is told of its end."""
         since = self.submitted_at
@@ -94,11 +144,12 @@ class Request:
             status=status,
             stop_id=stop_id,
             error=error,
-            n_prompt=len(self.prompt),
+            n_prompt=len(self.spec.prompt),
             n_output=self.n_output,
             queue_s=None if admitted_at is None else admitted_at - since,
             first_token_s=None if first_token_at is None else first_token_at - since,
             total_s=now - since,
+            saved=saved,
         )
 
 
@@ -121,10 +172,15 @@ def choices_of(
     if len(request_ids) != spec.params.n:
         raise ValueError(f"{len(request_ids)} ids for {spec.params.n} choices")
     stop_set, shared = frozenset(stops), SharedIds(spec.n_ids)
+    fed = ids_to_feed(spec)
+    is_decoded = is_fed_alone(spec, fed)
+    entry = entry_of(spec, fed)
     return [
         Request(
             request_id=request_id,
-            prompt=spec.prompt,
+            spec=spec,
+            prompt=fed,
+            n_prompt=0 if is_decoded else len(fed),
             params=spec.params,
             tenant=spec.tenant,
             priority=spec.priority,
@@ -135,8 +191,10 @@ def choices_of(
             submitted_at=now,
             deadline=deadline,
             shared=shared,
-            n_known=len(spec.prompt),
-            last_id=spec.prompt[-1],
+            n_known=len(fed),
+            last_id=fed[-1] if fed else 0,
+            entry=entry,
+            output=array("i") if may_be_saved(spec) else None,
             credit=spec.credit,
             grammar=spec.grammar,
             constraint=Forced(spec.forced, vocab_size) if spec.forced else None,

@@ -16,12 +16,14 @@ class _TenantLine:
         self._lines = dict[int, OrderedDict[int, Request]]()
         self._priorities = list[int]()
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, *, first: bool) -> None:
         line = self._lines.get(request.priority)
         if line is None:
             line = self._lines[request.priority] = OrderedDict()
             insort(self._priorities, request.priority)
         line[request.request_id] = request
+        if first:
+            line.move_to_end(request.request_id, last=False)
         self.n_requests += 1
         if not request.shared.n_waiting:
             self.n_ids += request.shared.n_ids
@@ -69,23 +71,24 @@ class WaitingLine:
         line = self._ring.get(tenant)
         return 0 if line is None else line.n_ids
 
-    def push(self, request: Request) -> None:
-        """Put a request in its tenant's line."""
+    def push(self, request: Request, *, first: bool = False) -> None:
+        """Put a request in its tenant's line: after those of its priority, or before them."""
         line = self._ring.get(request.tenant)
         if line is None:
             line = self._ring[request.tenant] = _TenantLine()
-        line.push(request)
+        line.push(request, first=first)
+        request.in_line = True
         self._n += 1
 
-    def pop(self, may_go: Callable[[str], bool]) -> Request | None:
-        """Take the request whose turn it is, passing over tenants that may not go now.
+    def pop(self, may_go: Callable[[Request], bool]) -> Request | None:
+        """Take the request whose turn it is, passing over tenants whose first may not go now.
 
         Returns:
             None if nobody waits who may go. Linear in the tenants that are passed over.
         """
         for tenant, line in self._ring.items():
-            if may_go(tenant):
-                request = line.first()
+            request = line.first()
+            if may_go(request):
                 self._ring.move_to_end(tenant)
                 self.remove(request)
                 return request
@@ -99,6 +102,7 @@ class WaitingLine:
         """
         line = self._ring[request.tenant]
         line.remove(request)
+        request.in_line = False
         self._n -= 1
         if not line.n_requests:
             del self._ring[request.tenant]

@@ -24,13 +24,17 @@ def pieces(row: RowPlan) -> Iterator[RowPlan]:
         end = start + CUT_MULTIPLE
         if end >= len(ids):
             yield row._replace(
-                ids=ids[start:], position=row.position + start, fresh=row.fresh and not start
+                ids=ids[start:],
+                position=row.position + start,
+                fresh=row.fresh and not start,
+                entry=None if start else row.entry,
             )
         else:
             yield row._replace(
                 ids=ids[start:end],
                 position=row.position + start,
                 fresh=row.fresh and not start,
+                entry=None if start else row.entry,
                 samples=False,
                 next_id=ids[end] if wants_next else None,
                 banned_ids=(),

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -92,6 +92,7 @@ class Engine:
             n_slots=config.n_slots,
             max_model_len=config.max_model_len,
             takes_grammars=grammars is not None,
+            layout=model.layout,
         )
         self._grammars = grammars
         try:
@@ -106,9 +107,11 @@ class Engine:
             eos_ids=model.info.eos_ids,
             depth=self._runner.depth,
             decode_prompt_tokens=_decode_prompt_tokens(model, config),
+            blank=torch.zeros(model.layout.record_bytes, dtype=torch.uint8),
         )
+        self._record_bytes = model.layout.record_bytes
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
-        self._n_submitted = 0
+        self._n_reserved = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -125,12 +128,24 @@ class Engine:
         """How many plans may be in flight: the runner's."""
         return self._runner.depth
 
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+    def reserve(self, n: int) -> tuple[int, ...]:
+        """Ids for a spec of ``n`` choices that is submitted later, or never."""
+        first = self._n_reserved + 1
+        self._n_reserved += n
+        return tuple(range(first, first + n))
+
+    def submit(
+        self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
         """Queue a request for each of ``params.n`` choices: all of them or none.
 
         An explicit seed and the number of the choice, as its branch, key the random numbers.
         Without a seed the key is one that no other request of this engine has; it repeats only
-        where the configuration fixes the seed and requests come in the same order.
+        where the configuration fixes the seed and requests come in the same order. But a single
+        choice that begins from a state goes on with its key, unless it wants a fresh one.
+
+        Args:
+            request_ids: as ``reserve`` gave them; None for new ones.
 
         Returns:
             Their ids in the order of the choices, never used before by this engine.
@@ -141,18 +156,50 @@ class Engine:
         """
         if spec.grammar is not None and self._grammars is None:
             raise InvalidParameterError("grammar", "this engine takes none")
-        first, n = self._n_submitted + 1, spec.params.n
-        request_ids = tuple(range(first, first + n))
-        seed, branches = spec.params.seed, range(n)
-        if seed is None:
-            seed, branches = self._seed, range(FRESH_BRANCH + first, FRESH_BRANCH + first + n)
+        if spec.start is not None:
+            self._check_record(spec.start.record)
+        n, seed = spec.params.n, spec.params.seed
+        request_ids = self.reserve(n) if request_ids is None else request_ids
+        branches: Sequence[int] = range(n)
+        memory = None if spec.start is None or spec.fresh_key else spec.start.memory
+        if seed is None and n == 1 and memory is not None:
+            seed, branches = memory.key.seed, (memory.key.branch,)
+        elif seed is None:
+            seed = self._seed
+            branches = [FRESH_BRANCH + request_id for request_id in request_ids]
         self._scheduler.submit(request_ids, spec, seed=seed, branches=branches, now=now)
-        self._n_submitted += n
         return request_ids
+
+    def _check_record(self, record: object) -> None:
+        if (
+            not isinstance(record, torch.Tensor)
+            or record.dtype != torch.uint8
+            or record.shape != (self._record_bytes,)
+            or record.device.type != "cpu"
+            or not record.is_contiguous()
+        ):
+            raise InvalidParameterError(
+                "state", f"a record of this engine is {self._record_bytes:,} bytes in host memory"
+            )
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request. Its EndEvent follows; unknown and ended requests are ignored."""
         self._scheduler.cancel(request_id, now)
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        """End a request after the steps in flight, with its state if it saves it."""
+        self._scheduler.interrupt(request_id, now)
+
+    def snapshot(self, request_id: int) -> bool:
+        """Have the state of a request told as it is after the steps in flight.
+
+        Returns:
+            Whether a SavedEvent will come, unless the request ends before.
+
+        Raises:
+            InvalidParameterError: what the request produces is not kept.
+        """
+        return self._scheduler.snapshot(request_id)
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:
         """Add to a request's credit. Unknown and ended requests are ignored."""

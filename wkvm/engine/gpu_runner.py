@@ -18,10 +18,12 @@ from torch import Tensor
 from wkvm.core.errors import RequestError, StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import Logprobs
+from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
-from wkvm.engine.row_kinds import row_kinds, slots_of
+from wkvm.engine.row_kinds import fresh_slots, row_kinds, slots_of
+from wkvm.engine.state_mover import Copy, StateMover
 from wkvm.engine.transfers import Beside, Mark, Transfers
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
@@ -54,6 +56,14 @@ class SlotSampler(StepSampler, Protocol):
         """Give up what is kept for slots that were freed."""
         ...
 
+    def remembered(self, slot: int) -> Tensor | None:
+        """The penalty counts of a slot, on the device; None if it has none."""
+        ...
+
+    def read(self, whole: Tensor) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        """The same on the host, by id: see ``SavedRecord``."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
@@ -82,6 +92,15 @@ class _Scored:
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A state on its way to the host, and the penalty counts that go with it."""
+
+    ticket: int
+    copy: Copy
+    counts: Tensor | None
+
+
 @dataclass(slots=True)
 class _Flight:
     """A step that was launched: what comes back, and what the host knows of it already."""
@@ -93,6 +112,8 @@ class _Flight:
     scored: list[_Scored] = field(default_factory=list[_Scored])
     scored_prompts: list[_Scored] = field(default_factory=list[_Scored])
     failed: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
+    saves: list[_Saving] = field(default_factory=list[_Saving])
+    unsaved: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     end: Mark | None = None
 
 
@@ -121,6 +142,7 @@ class GpuRunner:
         self._poison_freed = poison_freed
         self._transfers = Transfers(model.info.device)
         self._beside = Beside(model.info.device)
+        self._mover = StateMover(model.layout.record_bytes, model.info.device, self._transfers)
         self._n_mask_words = graphs.masks.shape[1]
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
@@ -143,6 +165,7 @@ class GpuRunner:
         prompt's forward pass that raises ends the plan's prompts alone: ``collect`` says so, and
         that of their rows in later plans, which are not run.
         """
+        saves, unsaved = self._save(plan.saves)
         if plan.freed:
             self._sampler.forget(plan.freed)
             self._told.difference_update(plan.freed)
@@ -159,7 +182,7 @@ class GpuRunner:
             kinds = kinds.without(failed)
         decodes, prompts = kinds.decodes, kinds.prompts
         choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
-        flight = _Flight(plan, kinds.held, choices, failed=failed)
+        flight = _Flight(plan, kinds.held, choices, failed=failed, saves=saves, unsaved=unsaved)
         if prompts:
             self._beside.begin()
         try:
@@ -179,12 +202,32 @@ class GpuRunner:
         flight.end = self._transfers.mark()
         self._flights.append(flight)
 
+    def _save(self, saves: Sequence[Save]) -> tuple[list[_Saving], dict[int, WkvmError]]:
+        """Send states to the host; those for which it has no memory are told as errors."""
+        on_their_way, unsaved = list[_Saving](), dict[int, WkvmError]()
+        for slot, ticket in saves:
+            counts = self._sampler.remembered(slot)
+            try:
+                copy = self._mover.down(self._arena.records[slot])
+                counts = None if counts is None else self._transfers.down(counts)
+            except (RuntimeError, MemoryError):  # what pinned memory raises depends on the system
+                logger.exception("no memory on the host for a state")
+                unsaved[ticket] = StepFailedError()
+            else:
+                on_their_way.append(_Saving(ticket, copy, counts))
+        return on_their_way, unsaved
+
     def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> None:
         """Begin requests. The slots of those for whose rules there is no memory are lost."""
         starting = [rows[at] for at in fresh]
         slots = [row.slot for row in starting]
         self._lost.difference_update(slots)
-        self._arena.zero(slots)
+        blank, entries = fresh_slots(starting)
+        if blank:
+            self._arena.zero(blank)
+        for record, targets in entries:
+            with self._mover.up(record) as there:
+                self._arena.fill(there, targets)
         try:
             self._sampler.start(starting)
         except torch.OutOfMemoryError:
@@ -345,6 +388,7 @@ class GpuRunner:
             )
         for at in broken:
             ids[at] = None
+        saved = {saving.ticket: self._saved(saving) for saving in flight.saves}
         prompt_logprobs = _by_row(flight.scored_prompts, broken)
         complete, unmet = _follow(flight, ids)
         return StepResult(
@@ -361,7 +405,15 @@ class GpuRunner:
             complete=complete,
             unmet=unmet,
             failed=flight.failed,
+            saved=saved,
+            unsaved=flight.unsaved,
         )
+
+    def _saved(self, saving: _Saving) -> SavedRecord:
+        record = saving.copy.wait()
+        if saving.counts is None:
+            return SavedRecord(record)
+        return SavedRecord(record, *self._sampler.read(saving.counts))
 
 
 def _by_row(scored: list[_Scored], broken: set[int]) -> dict[int, list[Logprobs]]:

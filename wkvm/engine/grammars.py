@@ -138,12 +138,18 @@ class GrammarCompiler:
     def _bound(self, request: Unbound, compiled: _Compiled) -> "Follower | InvalidParameterError":
         if isinstance(compiled, str):
             return InvalidParameterError("grammar", compiled)
-        return Follower(
+        follower = Follower(
             compiled.deep_copy(),
             vocab_size=self._vocab_size,
             stops=request.stops,
             allowed_ids=request.allowed_ids,
         )
+        try:
+            for token_id in request.told:
+                follower.advance(token_id)
+        except InvalidParameterError as error:
+            return error
+        return follower
 
     def _start(self, grammar: Grammar) -> None:
         self._is_busy = True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wkvm.core.errors import WkvmError
+from wkvm.core.layout import StateLayout
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec
 
@@ -23,6 +24,7 @@ class EngineInfo:
         n_slots: how many states can be live.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         takes_grammars: whether requests may have a grammar.
+        layout: of one state; None for an engine without states.
     """
 
     model: str
@@ -34,6 +36,7 @@ class EngineInfo:
     n_slots: int
     max_model_len: int | None
     takes_grammars: bool = False
+    layout: StateLayout | None = None
 
 
 class RunnerLike(Protocol):
@@ -79,8 +82,17 @@ class EngineLike(Protocol):
         """How many plans may be in flight, at least 1."""
         ...
 
-    def submit(self, spec: RequestSpec, now: float) -> tuple[int, ...]:
+    def reserve(self, n: int) -> tuple[int, ...]:
+        """Ids for a spec of ``n`` choices that is submitted later, or never."""
+        ...
+
+    def submit(
+        self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
         """Queue a request for each of ``params.n`` choices: all of them or none.
+
+        Args:
+            request_ids: as ``reserve`` gave them; None for new ones.
 
         Returns:
             Their ids in the order of the choices, never used before by this engine.
@@ -93,6 +105,27 @@ class EngineLike(Protocol):
 
     def cancel(self, request_id: int, now: float) -> None:
         """End a request. Its EndEvent follows; unknown and ended requests are ignored."""
+        ...
+
+    def interrupt(self, request_id: int, now: float) -> None:
+        """End a request as cancelled, with its state if it saves it.
+
+        Its EndEvent follows when the state is on the host. Ids of steps in flight still come, and
+        an end by one of them counts. Unknown and ended requests are ignored.
+        """
+        ...
+
+    def snapshot(self, request_id: int) -> bool:
+        """Have the state of a request told as it is after the steps in flight.
+
+        Returns:
+            Whether a SavedEvent will come, unless the request ends before; else it is unknown, has
+            ended or is about to.
+
+        Raises:
+            InvalidParameterError: what the request produces is not kept: it neither saves its
+                state, nor started from one, nor has checkpoints.
+        """
         ...
 
     def grant(self, request_id: int, n_tokens: int, now: float) -> None:

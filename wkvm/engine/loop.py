@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from wkvm.core.errors import DrainingError, StepFailedError
+from wkvm.core.layout import StateLayout
 from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.engine.interface import EngineInfo, EngineLike
 from wkvm.engine.worker import Here, Step, Worker
@@ -86,8 +87,29 @@ class EngineLoop:
             return math.inf
         return 0.0 if self._busy_since is None else self._clock() - self._busy_since
 
-    def submit(self, spec: RequestSpec) -> tuple[int, ...]:
+    @property
+    def layout(self) -> StateLayout:
+        """Of one state.
+
+        Raises:
+            ValueError: the engine has no states.
+        """
+        layout = self._engine.info.layout
+        if layout is None:
+            raise ValueError("the engine has no states")
+        return layout
+
+    def reserve(self, n: int) -> tuple[int, ...]:
+        """Ids for a spec of ``n`` choices that is submitted later, or never."""
+        return self._engine.reserve(n)
+
+    def submit(
+        self, spec: RequestSpec, request_ids: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
         """Queue a request for each of ``params.n`` choices: all of them or none.
+
+        Args:
+            request_ids: as ``reserve`` gave them; None for new ones.
 
         Returns:
             Their ids in the order of the choices, never used before by this engine.
@@ -99,7 +121,7 @@ class EngineLoop:
         if not self._accepts:
             raise DrainingError
         now = self._clock()
-        request_ids = self._engine.submit(spec, now)
+        request_ids = self._engine.submit(spec, now, request_ids)
         for request_id in request_ids:
             self._live[request_id] = _Live(len(spec.prompt), now)
         self._none_live.clear()
@@ -114,6 +136,21 @@ class EngineLoop:
         if not self._flush_is_due:
             self._flush_is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
+
+    def interrupt(self, request_id: int) -> None:
+        """End a request as cancelled, with its state if it saves it: see ``EngineLike``."""
+        self._engine.interrupt(request_id, self._clock())
+        self._turn_soon()
+
+    def snapshot(self, request_id: int) -> bool:
+        """Have the state of a running request told: see ``EngineLike``.
+
+        Raises:
+            InvalidParameterError: what the request produces is not kept.
+        """
+        is_coming = self._engine.snapshot(request_id)
+        self._turn_soon()
+        return is_coming
 
     def grant(self, request_id: int, n_tokens: int) -> None:
         """Add to a request's credit. Unknown and ended requests are ignored."""

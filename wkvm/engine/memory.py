@@ -1,6 +1,6 @@
 """What the sampler remembers of the ids that came before: the counts behind the penalties.
 
-A function of a slot's token log and of its request's ``penalty_decay``, of nothing else: not
+A function of a slot's token log and of its requests' ``penalty_decay``, of nothing else: not
 of where the prompt was cut, of the other rows, or of the slot's last tenant. Ids enter it when
 they are fed to the model, so a sampled stop id never does.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wkvm.core.plan import RowPlan
+from wkvm.core.start import Entry
 from wkvm.kernels.sampling import penalize
 
 
@@ -41,6 +42,18 @@ class _Seen:
         index = self._index_of(token_id)
         self.counts[index] += 1
         self.in_output[index] = True
+
+    def put_output(self, token_id: int, count: float) -> None:
+        index = self._index_of(token_id)
+        self.counts[index] = count
+        self.in_output[index] = True
+
+    def by_id(self) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        ids, is_output = self.ids[: self.n], self.in_output[: self.n]
+        counts = zip(
+            ids[is_output].tolist(), self.counts[: self.n][is_output].tolist(), strict=True
+        )
+        return tuple(sorted(counts)), frozenset(ids.tolist())
 
     def _index_of(self, token_id: int) -> int:
         index = self._index.get(token_id)
@@ -71,9 +84,22 @@ class PenaltyMemory:
         """How many slots hold memory."""
         return len(self._seen)
 
-    def start(self, slot: int) -> None:
-        """Give ``slot`` the memory of the empty sequence."""
-        self._seen[slot] = _Seen()
+    def start(self, slot: int, entry: Entry | None = None, *, decay: float = 1.0) -> None:
+        """Give ``slot`` the memory of ``entry``, or of the empty sequence."""
+        self._seen[slot] = seen = _Seen()
+        if entry is not None:
+            seen.add_prompt(sorted(entry.seen))
+            for token_id, count in entry.counts:
+                seen.put_output(token_id, count)
+            for token_id in entry.fed_output:
+                seen.add_output(token_id, decay)
+
+    def copy(self, slot: int) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        """What is remembered: counts of the output by id, and all ids. Empty if nothing is."""
+        seen = self._seen.get(slot)
+        if seen is None:
+            return (), frozenset()
+        return seen.by_id()
 
     def drop(self, slot: int) -> None:
         """Forget ``slot``, if it has memory."""

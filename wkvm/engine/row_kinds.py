@@ -4,10 +4,10 @@ In most steps every row decodes and nothing else is to be done. So all rows are 
 loop in Python over 256 of them takes longer than all that is left of a launch.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 from operator import ge, itemgetter, not_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wkvm.core.plan import RowPlan
 
@@ -61,3 +61,18 @@ def slots_of(rows: Sequence[RowPlan], places: Sequence[int]) -> tuple[int, ...]:
     if len(places) == len(rows):
         return tuple(map(_SLOT, rows))
     return tuple(rows[at].slot for at in places)
+
+
+def fresh_slots(rows: Iterable[RowPlan]) -> tuple[list[int], list[tuple[Any, list[int]]]]:
+    """The slots of fresh rows: those that start from zero, and the others by their record.
+
+    Records are told apart as objects, not by what they hold.
+    """
+    blank, entries = list[int](), dict[int, tuple[Any, list[int]]]()
+    for row in rows:
+        if row.entry is not None:
+            record = row.entry.record
+            entries.setdefault(id(record), (record, []))[1].append(row.slot)
+        elif row.fresh:
+            blank.append(row.slot)
+    return blank, list(entries.values())

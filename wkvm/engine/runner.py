@@ -3,14 +3,18 @@
 Synchronous and without a clock. What the ids mean for a request is the scheduler's business.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Logprobs
+from wkvm.core.start import SavedRecord
 from wkvm.engine.alone import run_alone
 from wkvm.engine.constraints import constrained
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
+from wkvm.engine.row_kinds import fresh_slots
 from wkvm.engine.sampler import Sampler
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
@@ -55,21 +59,33 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Absorb the ids of every row into its state, and sample where the plan says so.
 
+        What is to be saved is copied first.
+
         Whatever the model raises comes through. The states of the plan's rows are then
         undefined, and all others are as they were.
         """
+        saved = {save.ticket: self._save(save.slot) for save in plan.saves}
         if plan.freed:
             self.sampler.forget(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
-        if self._deterministic:
-            return run_alone(plan, self._run)
-        return self._run(plan)
+        result = run_alone(plan, self._run) if self._deterministic else self._run(plan)
+        return replace(result, saved=saved) if saved else result
+
+    def _save(self, slot: int) -> SavedRecord:
+        with torch.inference_mode(mode=False):
+            record = self._arena.records[slot].to("cpu", copy=True)
+        counts, seen = self.sampler.remembered(slot)
+        return SavedRecord(record, counts, seen)
 
     def _run(self, plan: StepPlan) -> StepResult:
-        fresh = [row.slot for row in plan.rows if row.fresh]
-        if fresh:
-            self._arena.zero(fresh)
+        if not plan.rows:
+            return StepResult(())
+        blank, entries = fresh_slots(plan.rows)
+        if blank:
+            self._arena.zero(blank)
+        for record, slots in entries:
+            self._arena.fill(record, slots)
         self.sampler.feed(plan.rows)
         wanted = logit_rows(plan.rows)
         logits = self._model.forward(self._batch(plan, wanted), self._arena.views)

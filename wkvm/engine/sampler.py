@@ -31,6 +31,7 @@ class _Rules:
         bias_ids, bias: as tensors, ids distinct; None without bias.
         allowed: ids, as a tensor; None if all are.
         is_plain: there is no such work.
+        n_start: tokens that the state had absorbed before the request.
     """
 
     bias_ids: Tensor | None
@@ -38,6 +39,7 @@ class _Rules:
     allowed: Tensor | None
     has_penalties: bool
     is_plain: bool
+    n_start: int
 
 
 class Sampler:
@@ -62,6 +64,10 @@ class Sampler:
         for slot in slots:
             self._rules.pop(slot, None)
             self._memory.drop(slot)
+
+    def remembered(self, slot: int) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        """The penalty counts of a slot: see ``SavedRecord``. A copy."""
+        return self._memory.copy(slot)
 
     def feed(self, rows: Sequence[RowPlan]) -> None:
         """Take note of the ids that a step feeds, and of the requests that begin in it."""
@@ -110,7 +116,10 @@ class Sampler:
         )
 
     def _uniforms(self, rows: Sequence[RowPlan]) -> Tensor:
-        keys = [(row.seed, row.branch, row.position + len(row.ids)) for row in rows]
+        keys = [
+            (row.seed, row.branch, self._rules[row.slot].n_start + row.position + len(row.ids))
+            for row in rows
+        ]
         if len(rows) <= FEW_ROWS:
             return self._tensor([uniform(*key) for key in keys], torch.float64)
         # On a GPU this would be a hundred launches; the numbers are few, so they come from here.
@@ -145,14 +154,14 @@ class Sampler:
         return logits
 
     def _begin(self, row: RowPlan) -> None:
-        params = row.params
-        self._rules[row.slot] = self._rules_of(params)
+        params, entry = row.params, row.entry
+        self._rules[row.slot] = self._rules_of(params, 0 if entry is None else entry.n_start)
         if params.has_penalties:
-            self._memory.start(row.slot)
+            self._memory.start(row.slot, entry, decay=params.penalty_decay)
         else:
             self._memory.drop(row.slot)
 
-    def _rules_of(self, params: SamplingParams) -> _Rules:
+    def _rules_of(self, params: SamplingParams, n_start: int) -> _Rules:
         bias = dict[int, float]()
         for token_id, value in params.logit_bias:
             bias[token_id] = bias.get(token_id, 0.0) + value
@@ -162,6 +171,7 @@ class Sampler:
             allowed=None if params.allowed_ids is None else self._tensor(params.allowed_ids),
             has_penalties=params.has_penalties,
             is_plain=not (bias or params.allowed_ids is not None or params.has_penalties),
+            n_start=n_start,
         )
 
     def _tensor(

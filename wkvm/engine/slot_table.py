@@ -3,6 +3,8 @@
 A slot's life on the device:
 
 1. ``start`` with the first rows of its prompt writes the slot's record: the parameters, no ids.
+   A request that goes on from a state may begin with a decode step: then the record has the id
+   that it is fed.
 2. ``feed`` with each chunk of the prompt tells the penalties its ids. Nothing else changes.
 3. ``end`` with the logits of the prompt's last token samples the first id into the record.
 4. In each decode step ``begin`` gives that id to the model, and ``end`` samples the next one.
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from wkvm.core.plan import RowPlan
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Entry
 from wkvm.kernels import device_sampling
 from wkvm.kernels.device_sampling import records as fields
 from wkvm.kernels.sampling import SMALLEST, scales
@@ -121,6 +124,21 @@ class SlotTable:
                 # No allocation: this comes before each start, also where there is no memory left.
                 self.records[slot].copy_(self._unused)
 
+    def remembered(self, slot: int) -> Tensor | None:
+        """The penalty counts of a slot, for ``read``: on the device, written by later steps.
+
+        None if its request has no penalties.
+        """
+        seen = self._seen.get(slot)
+        return None if seen is None else seen.whole
+
+    def read(self, whole: Tensor) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        """The counts of the output by id, and all ids, of what ``remembered`` gave, on the host."""
+        counts, marks = self._counts_and_marks(whole)
+        output = (marks & fields.IN_OUTPUT).nonzero()[:, 0]
+        by_id = zip(output.tolist(), counts[output].tolist(), strict=True)
+        return tuple(by_id), frozenset(marks.nonzero()[:, 0].tolist())
+
     def begin(self, slots_in: Tensor, token_ids: Tensor, slots: Tensor) -> None:
         """Launch what says which id each row of a decode step is fed; see the kernels' ``begin``.
 
@@ -156,7 +174,10 @@ class SlotTable:
     def _write(self, row: RowPlan, words: NDArray[np.int64]) -> None:
         params, size = row.params, self._vocab_size
         reals = words.view(np.float64)
-        words[fields.POSITION] = row.n_prompt
+        is_decode = row.position >= row.n_prompt
+        n_start = 0 if row.entry is None else row.entry.n_start
+        words[fields.POSITION] = n_start + (row.position + 1 if is_decode else row.n_prompt)
+        words[fields.NEXT_ID] = row.ids[0] if is_decode else 0
         words[fields.N_OUTPUT] = row.n_output
         words[fields.PENDING] = -1
         words[fields.TOP_K] = params.top_k or size
@@ -179,7 +200,7 @@ class SlotTable:
             ruled = torch.empty(self._vocab_size, dtype=torch.float32, device=self._device)
             words[fields.RULED] = self._keep(row.slot, ruled)
         if params.has_penalties:
-            words[fields.COUNTS] = self._counts(row.slot, params)
+            words[fields.COUNTS] = self._counts(row)
             reals[fields.REPETITION] = max(float(np.float32(params.repetition_penalty)), SMALLEST)
             reals[fields.PRESENCE] = np.float32(params.presence_penalty)
             reals[fields.FREQUENCY] = np.float32(params.frequency_penalty)
@@ -205,12 +226,23 @@ class SlotTable:
             bias[is_out] = -np.inf
         return self._keep(slot, self._upload(bias.astype(np.float32)))
 
-    def _counts(self, slot: int, params: SamplingParams) -> int:
-        size = self._vocab_size
-        whole = torch.zeros(5 * size, dtype=torch.uint8, device=self._device)
-        counts, marks = whole[: 4 * size].view(torch.float32), whole[4 * size :]
-        self._seen[slot] = _Seen(whole, counts, marks, float(np.float32(params.penalty_decay)))
+    def _counts(self, row: RowPlan) -> int:
+        size, entry, decay = (
+            self._vocab_size,
+            row.entry,
+            float(np.float32(row.params.penalty_decay)),
+        )
+        if entry is None:
+            whole = torch.zeros(5 * size, dtype=torch.uint8, device=self._device)
+        else:
+            whole = self._upload(_penalties_of(entry, size, decay))
+        counts, marks = self._counts_and_marks(whole)
+        self._seen[row.slot] = _Seen(whole, counts, marks, decay)
         return whole.data_ptr()
+
+    def _counts_and_marks(self, whole: Tensor) -> tuple[Tensor, Tensor]:
+        size = self._vocab_size
+        return whole[: 4 * size].view(torch.float32), whole[4 * size :]
 
     def _keep(self, slot: int, tensor: Tensor) -> int:
         self._kept.setdefault(slot, []).append(tensor)
@@ -223,6 +255,21 @@ class SlotTable:
             return tensor
         # The allocator of pinned memory hands it out again only when the copy is done.
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _penalties_of(entry: Entry, size: int, decay: float) -> NDArray[np.uint8]:
+    """What ``records.COUNTS`` describes, for a request that goes on from a state."""
+    whole = np.zeros(5 * size, np.uint8)
+    counts, marks = whole[: 4 * size].view(np.float32), whole[4 * size :]
+    marks[np.fromiter(entry.seen, np.int64)] = fields.IN_SEQUENCE
+    for token_id, count in entry.counts:
+        counts[token_id] = count
+        marks[token_id] = fields.IN_SEQUENCE | fields.IN_OUTPUT
+    for token_id in entry.fed_output:
+        counts *= np.float32(decay)
+        counts[token_id] += 1
+        marks[token_id] = fields.IN_SEQUENCE | fields.IN_OUTPUT
+    return whole
 
 
 def _signed(word: int) -> int:

@@ -78,7 +78,7 @@ class Transfers:
         self._copies.append(copy)
 
     def mark(self) -> Mark:
-        """The end of what was launched so far."""
+        """The end of what was launched so far, in the queue that is current."""
         if not self._is_gpu:
             return Mark(None, self._events)
         # Blocking: a thread that waits must not take a core from the one that plans.

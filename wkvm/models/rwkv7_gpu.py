@@ -49,6 +49,11 @@ class Rwkv7Gpu:
         """``[V, C]``: the embedding after the first norm."""
         return self._weights.table
 
+    @property
+    def fold_vectors(self) -> Tensor:
+        """``[L, 8, C]`` float32, in host memory: what takes a ring into a state."""
+        return self._weights.vectors.cpu()
+
     @torch.inference_mode()
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         """Absorb each row's tokens into its state, in place. See ``Model.forward``.

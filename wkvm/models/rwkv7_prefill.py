@@ -213,6 +213,7 @@ class Prefill:
                 continue
             at = batch.logit_rows - piece.start
             found = x.index_select(0, at.clamp(0, n_tokens - 1))
+            del x, tables  # the next piece has as much again
             rows = found if rows is None else torch.where((at >= 0)[:, None], found, rows)
         if rows is None:
             raise AssertionError("there is always a piece")

@@ -57,6 +57,18 @@ class Arena:
             # Not an assignment: that would wait for a transfer of the number to the device.
             view.index_fill_(0, index, float("nan") if is_float else torch.iinfo(view.dtype).min)
 
+    def fill(self, record: Tensor, slots: Sequence[int]) -> None:
+        """Make each of ``slots`` a copy of ``record``: ``[record_bytes]`` uint8, on this device.
+
+        Does not wait for the device.
+        """
+        source = record.view(torch.int64)
+        words = self.records.view(torch.int64)
+        if len(slots) == 1:
+            words[self._checked(slots[0])].copy_(source, non_blocking=True)
+        else:
+            words.index_copy_(0, self._index(slots), source.expand(len(slots), -1))
+
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the record of ``source`` over each of ``targets``, padding included."""
         index = self._index(targets)

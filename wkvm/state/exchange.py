@@ -42,7 +42,7 @@ class Export:
 
     Attributes:
         n_bytes: of the file.
-        digest: hex, as the header has it.
+        digest: hex, as the header has it; empty for a file that has none.
         buffers: the file, in order; but for the header they are the image's memory.
     """
 

@@ -237,13 +237,14 @@ def _reset(parameters: Reset, parents: Sequence[StateTensors]) -> StateTensors:
 
 
 class Transplant(Parameters, frozen=True, kw_only=True):
-    """Layers of the second parent in place of the first's."""
+    """Layers of the second parent in place of the first's. They are to be named."""
 
-    layers: Annotated[tuple[Layer, ...], _Few]
     tensors: Annotated[tuple[Item, ...], _Few] = WHOLE_LAYERS
 
 
 def _transplant(parameters: Transplant, parents: Sequence[StateTensors]) -> StateTensors:
+    if parameters.layers is None:
+        raise InvalidParameterError("layers", "which layers are to be transplanted?")
     first, second = parents
     return _changed(parameters, first, lambda x, place: second[place.name][place.layer].float())
 

@@ -15,6 +15,7 @@ from math import prod
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError, StateNotFiniteError
@@ -22,7 +23,10 @@ from wkvm.core.kinds import TensorKind, of_kind
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.core.registry import Carried, Identity
 from wkvm.state.arithmetic import not_finite
+from wkvm.state.exchange import Export, Imported
+from wkvm.state.folding import Fold, folded
 from wkvm.state.format import MAX_HEADER_BYTES
+from wkvm.state.history import History
 from wkvm.state.image import StateImage, views_of
 from wkvm.state.pth import read_pth
 
@@ -70,7 +74,7 @@ def import_time_state(
         raise BadStateFileError(f"it has more than {max_file_bytes(layout):,} bytes")
     tensors = read_pth(file) if file[:4] == ZIP else _read_safetensors(bytes(file))
     n_layers, shape = spec.shape[0], spec.shape[1:]
-    names = [f"blocks.{layer}.att.time_state" for layer in range(n_layers)]
+    names = [_name(layer) for layer in range(n_layers)]
     if tensors.keys() != set(names):
         odd = sorted(tensors.keys() ^ set(names))
         raise BadStateFileError(
@@ -90,6 +94,94 @@ def import_time_state(
         token_ids=b"",
         record=record,
     )
+
+
+def export_time_state(
+    image: StateImage,
+    orientation: Orientation = Orientation.BLINKDL,
+    *,
+    fold: Fold | None = None,
+) -> Export:
+    """The matrices of a state as a file of initial states: safetensors, in the states' dtype.
+
+    Token log and token shifts are left out: what starts from the file remembers, and has read
+    nothing. The digest of the export is empty.
+
+    Args:
+        image: the state.
+        orientation: how matrices are to lie in the file.
+        fold: takes the tokens in a ring into the matrices.
+
+    Raises:
+        BadStateFileError: the model is not RWKV.
+        InvalidParameterError: a ring is not empty, and there is no ``fold``.
+        StateNotFiniteError: it holds NaN or infinity.
+    """
+    spec = _matrices(image.layout)
+    view = folded(image, fold).view(spec.name)
+    if (bad := not_finite({spec.name: view})) is not None:
+        raise StateNotFiniteError(bad)
+    if orientation is Orientation.BLINKDL:
+        view = view.transpose(2, 3)
+    file = save_safetensors(
+        {_name(layer): matrix.contiguous() for layer, matrix in enumerate(view)}
+    )
+    return Export(n_bytes=len(file), digest="", buffers=(memoryview(file),))
+
+
+class TimeStateReceiver:
+    """A file of initial states on its way in. Holds it, and in the end a few times as much."""
+
+    def __init__(
+        self, n_bytes: int, identity: Identity, layout: StateLayout, orientation: Orientation
+    ) -> None:
+        """Prepare for a file of exactly ``n_bytes``, as the peer announced it.
+
+        Raises:
+            BadStateFileError: no file for this layout is that long.
+        """
+        if not 0 < n_bytes <= max_file_bytes(layout):
+            raise BadStateFileError(
+                f"{n_bytes:,} bytes are announced, the limit is {max_file_bytes(layout):,}"
+            )
+        self._n_bytes = n_bytes
+        self._identity = identity
+        self._layout = layout
+        self._orientation = orientation
+        self._file = bytearray()
+
+    @property
+    def n_missing(self) -> int:
+        """Bytes that are still to come."""
+        return self._n_bytes - len(self._file)
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of the file, in pieces of any length. They are copied.
+
+        Raises:
+            BadStateFileError: there are more than were announced.
+        """
+        if memoryview(chunk).nbytes > self.n_missing:
+            raise BadStateFileError("more bytes came than were announced")
+        self._file += chunk
+
+    def finish(self) -> Imported:
+        """The state, once all bytes have come.
+
+        Raises:
+            BadStateFileError: bytes are missing; or as ``import_time_state``.
+            StateNotFiniteError: as ``import_time_state``.
+        """
+        if self.n_missing:
+            raise BadStateFileError(f"{self.n_missing:,} bytes are missing")
+        image = import_time_state(
+            bytes(self._file), self._identity, self._layout, self._orientation
+        )
+        return Imported(image=image, history=History())
+
+
+def _name(layer: int) -> str:
+    return f"blocks.{layer}.att.time_state"
 
 
 def _turned(name: str, tensor: Tensor, shape: tuple[int, ...], orientation: Orientation) -> Tensor:

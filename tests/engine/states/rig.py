@@ -1,0 +1,113 @@
+"""A service of states over a fake engine and a store in a folder, and what came of its requests."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.engine.states.fake_loop import VOCAB_SIZE, FakeLoop
+from wkvm.core.registry import Identity, Ref, StoreLimits
+from wkvm.core.request import EndEvent, Event, RequestSpec, TokensEvent
+from wkvm.core.sampling import SamplingParams
+from wkvm.core.states import StateUse
+from wkvm.engine.states import StateService
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.threads import Threads
+from wkvm.state.mutations import Mutations
+from wkvm.state.store import Store
+
+TENANT = "ada"
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class Rig:
+    """A service, the loop below it, and what its requests were told."""
+
+    loop: FakeLoop
+    store: Store
+    service: StateService
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, EndEvent] = field(default_factory=dict)
+    waiting: dict[int, "asyncio.Event"] = field(default_factory=dict)
+
+    def deliver(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokensEvent):
+                for request_id, token_id in zip(event.request_ids, event.token_ids, strict=True):
+                    self.ids.setdefault(request_id, []).append(token_id)
+            elif isinstance(event, EndEvent):
+                assert event.request_id not in self.ends, "two ends"
+                self.ends[event.request_id] = event
+                self.waiting.setdefault(event.request_id, asyncio.Event()).set()
+
+    def submit(self, prompt: Sequence[int] = (), **keywords: Any) -> int:
+        """Submit a turn of one choice; keywords are of its use and its parameters."""
+        mine = {"max_tokens", "stop_ids", "seed", "n"}
+        params = SamplingParams(
+            temperature=0.0,
+            **{"max_tokens": 4, **{k: keywords.pop(k) for k in mine & keywords.keys()}},
+        )
+        terms = {k: keywords.pop(k) for k in {"credit", "tenant", "timeout_s"} & keywords.keys()}
+        spec = RequestSpec(prompt=prompt, params=params, **{"tenant": TENANT, **terms})
+        return self.service.submit(spec, use(**keywords))[0]
+
+    async def end(self, request_id: int) -> EndEvent:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.waiting.setdefault(request_id, asyncio.Event()).wait()
+        return self.ends[request_id]
+
+    async def turn(self, prompt: Sequence[int] = (), **keywords: Any) -> tuple[list[int], EndEvent]:
+        """Run a turn; its ids and its end."""
+        request_id = self.submit(prompt, **keywords)
+        end = await self.end(request_id)
+        return self.ids.get(request_id, []), end
+
+
+def use(**keywords: Any) -> StateUse:
+    """A use; the state may be text."""
+    state = keywords.pop("state", None)
+    if isinstance(state, str):
+        name, _, version = state.partition("@")
+        state = Ref(name, int(version) if version else None)
+    return StateUse(state=state, **keywords)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, has_disk: bool = True, limits: StoreLimits | None = None
+) -> AsyncIterator[Rig]:
+    """A service that runs."""
+    loop = FakeLoop()
+    store = Store.open(str(folder), clock=time.time, limits=limits, engine="test")
+    backing = Backing(
+        store=store,
+        identity=Identity(
+            model_digest=loop.info.model_digest, fingerprint=loop.info.layout_fingerprint
+        ),
+        layout=loop.layout,
+        vocab_size=VOCAB_SIZE,
+        threads=Threads(),
+        mutations=Mutations(),
+        fold=None,
+        wall=time.time,
+        clock=time.monotonic,
+        engine="test",
+        has_disk=has_disk,
+        moved={},
+    )
+    service = StateService(loop, backing)
+    rig = Rig(loop, store, service)
+    service.deliver = rig.deliver
+    stepping = asyncio.create_task(loop.run())
+    try:
+        yield rig
+    finally:
+        stepping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stepping
+        await service.close()

@@ -1,0 +1,92 @@
+"""What all parts of the service have: the store, the model's identity, and threads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from wkvm.core.errors import InvalidParameterError, StateMovedError
+from wkvm.core.layout import StateLayout
+from wkvm.core.registry import Durability, Identity, VersionRecord
+from wkvm.core.states import Moved, StateInfo
+from wkvm.engine.states.threads import Threads
+from wkvm.state.folding import Fold
+from wkvm.state.mutations import Mutations
+from wkvm.state.store import Store
+
+MAX_MOVED = 10_000
+"""Handles of which it is remembered that they are elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backing:
+    """What all parts of the service have.
+
+    Attributes:
+        store: where versions are. Its methods wait for the disk: only threads call them.
+        identity, layout: of the model's states.
+        vocab_size: ids are below it.
+        threads: in which the store is used.
+        mutations: the operations on states.
+        fold: takes the tokens of a ring into its matrices; None where states have no ring.
+        wall: the time, in seconds since 1970.
+        clock: seconds, which never go back.
+        engine: the version of wkvm, for provenance.
+        has_disk: whether versions can be durable.
+        moved: handles that are at other engines now, by tenant and name.
+    """
+
+    store: Store
+    identity: Identity
+    layout: StateLayout
+    vocab_size: int
+    threads: Threads
+    mutations: Mutations
+    fold: Fold | None
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    engine: str
+    has_disk: bool
+    moved: dict[tuple[str, str], Moved]
+
+    def durability(self, asked: Durability | None) -> Durability:
+        """What a commit is to be; by default, the best there is.
+
+        Raises:
+            InvalidParameterError: there is no disk.
+        """
+        if asked is None:
+            return Durability.DISK if self.has_disk else Durability.MEMORY
+        if asked is Durability.DISK and not self.has_disk:
+            raise InvalidParameterError(
+                "durability", "this engine keeps states in memory alone; start it with --state-dir"
+            )
+        return asked
+
+    def check_here(self, tenant: str, name: str) -> None:
+        """Check that a handle was not moved.
+
+        Raises:
+            StateMovedError: it is at another engine.
+        """
+        moved = self.moved.get((tenant, name))
+        if moved is not None:
+            raise StateMovedError(name, moved.target, str(moved.ref))
+
+    def note_moved(self, tenant: str, name: str, moved: Moved) -> None:
+        """Remember that a handle is elsewhere. The oldest of too many are forgotten."""
+        self.moved.pop((tenant, name), None)
+        self.moved[tenant, name] = moved
+        if len(self.moved) > MAX_MOVED:
+            del self.moved[next(iter(self.moved))]
+
+    def info(self, tenant: str, record: VersionRecord) -> StateInfo:
+        """What is told of a version. Called in a thread."""
+        return StateInfo(
+            handle=self.store.handle(tenant, record.name),
+            version=record,
+            tier=self.store.tier(tenant, record.ref),
+        )
+
+
+def tags_or_none(tags: Mapping[str, str]) -> Mapping[str, str] | None:
+    """Tags for a commit, which leaves those that are there if none are given."""
+    return tags or None

@@ -1,0 +1,170 @@
+"""The books of the turns: what the engine tells of them, and what is told of their ends."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from wkvm.core.errors import StateNotFoundError, StoreFailedError, WkvmError
+from wkvm.core.request import EndEvent, Event, SavedEvent, Status, TokensEvent
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.endings import Endings
+from wkvm.engine.states.interface import StepLoop
+from wkvm.engine.states.memories import Past, Pasts
+from wkvm.engine.states.runs import Runs
+from wkvm.engine.states.tellings import again, end_event, failure, start_end
+from wkvm.engine.states.turns import Phase, Turn
+
+logger = logging.getLogger("wkvm.states")
+
+
+class Books:
+    """The turns of an engine, and what becomes of them. All methods belong to the loop's thread.
+
+    Attributes:
+        deliver: takes the events of requests, as of the loop; ends of turns come later.
+        runs: requests of the service itself.
+    """
+
+    def __init__(self, loop: StepLoop, backing: Backing) -> None:
+        self._loop = loop
+        self._backing = backing
+        self._turns = dict[int, Turn]()
+        self._keyed = dict[tuple[str, str], Turn]()
+        self._pasts = Pasts()
+        self.runs = Runs(loop)
+        self._endings = Endings(backing, self.runs)
+        self._due = list[tuple[Turn, int, int]]()
+        self._tasks = set[asyncio.Task[None]]()
+        self._n_failed = 0
+        self.deliver: Callable[[list[Event]], None] = _ignore
+        loop.deliver = self._take
+
+    def _take(self, events: list[Event]) -> None:
+        """The events of a step: what is of turns goes its own way."""
+        if not self._turns and not self.runs.n_waiting:
+            self.deliver(events)
+            return
+        self._tell_again()
+        passed = list[Event]()
+        for event in events:
+            match event:
+                case TokensEvent():
+                    self._note_outputs(event)
+                    passed.append(event)
+                case SavedEvent():
+                    self._saved(event)
+                case EndEvent() if not self.runs.take(event):
+                    turn = self._turns.get(event.request_id)
+                    if turn is None:
+                        passed.append(event)
+                    else:
+                        passed += self._ended(turn, event)
+                case EndEvent():
+                    pass
+                case _:
+                    passed.append(event)
+        if passed:
+            self.deliver(passed)
+
+    def _tell_again(self) -> None:
+        """Tell those who came back what they have missed, before anything else."""
+        due, self._due = self._due, []
+        for turn, request_id, received in due:
+            events = again(request_id, received, turn.outputs or ())
+            if events:
+                self.deliver(events)
+
+    def _note_outputs(self, event: TokensEvent) -> None:
+        """Keep the ids of turns that somebody may ask for again."""
+        if not self._keyed:
+            return
+        for request_id, token_id in zip(event.request_ids, event.token_ids, strict=True):
+            turn = self._turns.get(request_id)
+            if turn is not None and turn.outputs is not None:
+                turn.outputs.append(token_id)
+
+    def _saved(self, event: SavedEvent) -> None:
+        turn = self._turns.get(event.request_id)
+        if turn is None or event.saved is None:
+            return
+        if event.is_checkpoint:
+            turn.checkpoints.append(event.saved)
+            return
+        waiting, turn.snapshots = turn.snapshots, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(event.saved)
+
+    def _ended(self, turn: Turn, event: EndEvent) -> list[Event]:
+        """The end of a turn by the engine: what is told of it at once."""
+        is_kept = event.status in (Status.STOPPED, Status.LENGTH) or (
+            event.status is Status.CANCELLED and turn.is_interrupted
+        )
+        if is_kept and turn.use.saves and event.saved is not None:
+            turn.move(Phase.ENDING)
+            turn.task = self._spawn(self._end(turn, event))
+            return []
+        return [self._finish(turn, replace(event, saved=None, state=start_end(turn)))]
+
+    async def _end(self, turn: Turn, event: EndEvent) -> None:
+        """Commit the end of a turn, and tell it."""
+        try:
+            event = await self._endings.committed(turn, event)
+        except WkvmError as error:
+            self._n_failed += 1
+            event = failure(turn, event, error)
+        except asyncio.CancelledError:
+            self._over(turn, failure(turn, event, StoreFailedError("commit", "it was closed")))
+            raise
+        except Exception:
+            logger.exception("the end of a turn could not be committed")
+            self._n_failed += 1
+            event = failure(turn, event, StoreFailedError("commit", "see the server's log"))
+        self._over(turn, event)
+
+    def _fail(self, turn: Turn, error: WkvmError) -> None:
+        """End a turn that the engine has not got."""
+        for request_id in sorted(turn.ids):
+            event = end_event(turn, request_id, Status.LENGTH, self._backing.clock())
+            self._over(turn, failure(turn, event, error))
+
+    def _over(self, turn: Turn, event: EndEvent) -> None:
+        """Tell the end of a turn, soon."""
+        self._soon([self._finish(turn, event)])
+
+    def _finish(self, turn: Turn, event: EndEvent) -> EndEvent:
+        """Take a choice off the books; what is told of its end."""
+        self._turns.pop(event.request_id, None)
+        turn.ids.discard(event.request_id)
+        if turn.ids:
+            return event
+        turn.move(Phase.OVER)
+        for copied in turn.snapshots:
+            if not copied.done():
+                copied.set_exception(StateNotFoundError("of a request that has ended"))
+        if turn.use.idempotency_key is not None:
+            key = (turn.spec.tenant, turn.use.idempotency_key)
+            self._keyed.pop(key, None)
+            if event.state is not None and event.state.ref is not None and turn.outputs is not None:
+                outputs = turn.outputs[: event.n_output]
+                self._pasts.add(key, Past(turn.spec, turn.use, outputs, event))
+        for one in turn.waiting:
+            if not one.done():
+                one.set_result(event)
+        return event
+
+    def _soon(self, events: Sequence[Event]) -> None:
+        """Tell events, and never from within a call."""
+        asyncio.get_running_loop().call_soon(lambda: self.deliver(list(events)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _ignore(events: list[Event]) -> None:
+    del events

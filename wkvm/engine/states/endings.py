@@ -1,0 +1,86 @@
+"""What a turn ends in: its state, cut to what is kept of it, and committed."""
+
+from dataclasses import replace
+
+from wkvm.core.errors import InvalidParameterError
+from wkvm.core.registry import VersionRecord
+from wkvm.core.request import EndEvent
+from wkvm.core.start import Saved
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.commits import commit_turn, image_of
+from wkvm.engine.states.origins import start_of
+from wkvm.engine.states.runs import Runs, again_spec, kept_outputs, with_key_of
+from wkvm.engine.states.tellings import start_end
+from wkvm.engine.states.turns import Turn
+from wkvm.state.image import StateImage, encode_image
+
+
+class Endings:
+    """Commits turns. On the loop's thread; what takes time is done in others.
+
+    Attributes:
+        n_commits: versions that were made so.
+    """
+
+    def __init__(self, backing: Backing, runs: Runs) -> None:
+        self._backing = backing
+        self._runs = runs
+        self.n_commits = 0
+
+    async def committed(self, turn: Turn, event: EndEvent) -> EndEvent:
+        """The end of a turn once its state is committed.
+
+        Raises:
+            WkvmError: nothing was kept.
+        """
+        saved, use, backing = event.saved, turn.use, self._backing
+        if saved is None:
+            raise ValueError("a turn without a state is to be committed")
+        n_output = event.n_output
+        if turn.keep is not None and turn.keep < n_output:
+            saved, n_output = await self._cut(turn, saved, turn.keep), turn.keep
+        n_fed = len(turn.pending) + len(turn.spec.prompt)
+        n_had = len(saved.absorbed) + len(saved.pending)
+        if n_had == 0:
+            raise InvalidParameterError("state", "nothing was absorbed yet, so nothing is kept")
+        record, image = await self._keep(turn, saved, n_output)
+        inline = None
+        if use.returns_state:
+            inline = await backing.threads.read(lambda: encode_image(image).tobytes())
+        state = replace(
+            start_end(turn),
+            ref=None if record is None else record.ref,
+            ack=None if record is None else record.ack,
+            n_computed=saved.n_computed,
+            pending=saved.pending,
+            prompt_left=max(n_fed - n_had, 0),
+            inline=inline,
+        )
+        return replace(event, n_output=n_output, saved=None, state=state)
+
+    async def _keep(
+        self, turn: Turn, saved: Saved, n_output: int
+    ) -> tuple[VersionRecord | None, StateImage]:
+        """Commit what a turn ends in, or make its image where it is not kept."""
+        backing, name = self._backing, turn.use.save_as
+        if name is None:
+            return None, image_of(backing, turn.origin, saved)
+        async with turn.commits:
+            record, image = await backing.threads.write(
+                lambda: commit_turn(backing, turn.spec.tenant, name, turn, saved, n_output)
+            )
+        self.n_commits += 1
+        return record, image
+
+    async def _cut(self, turn: Turn, saved: Saved, keep: int) -> Saved:
+        """The state of a turn after its first ``keep`` ids: the turn is done again so far."""
+        n_fed = len(turn.pending) + len(turn.spec.prompt)
+        spec = again_spec(
+            None if turn.origin is None else start_of(turn.origin),
+            turn.spec.prompt,
+            kept_outputs(n_fed, saved, keep),
+            like=turn.spec,
+        )
+        again = await self._runs.run(spec)
+        turn.checkpoints = [one for one in turn.checkpoints if one.n_computed < again.n_computed]
+        return with_key_of(again, saved)

@@ -1,0 +1,323 @@
+"""Operations on versions and handles that need no step of the engine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError
+from wkvm.core.registry import Ref, VersionRecord
+from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.origins import check_expected
+from wkvm.engine.states.requests import Requests
+from wkvm.state.difference import Difference, difference
+from wkvm.state.format import TOKEN_BYTES
+
+T = TypeVar("T")
+
+MAX_PAGE = 256
+
+
+class Operations:
+    """Operations on versions and handles. Each is a coroutine, for one tenant.
+
+    What another tenant has is not found, as what never was. What is at another engine now raises
+    StateMovedError. A disk that refuses raises StoreFailedError or StoreFullError. Whatever is
+    raised, nothing was changed; if the caller is cancelled, it was done in whole or not at all.
+    """
+
+    def __init__(self, backing: Backing, requests: Requests) -> None:
+        self._backing = backing
+        self._requests = requests
+
+    # --- looking --------------------------------------------------------------------------
+
+    async def get(self, tenant: str, ref: Ref) -> StateInfo:
+        """A version, by default the head of a handle.
+
+        Raises:
+            StateNotFoundError: there is none such.
+        """
+        self._backing.check_here(tenant, ref.name)
+        info = await self._read(
+            lambda: self._backing.info(tenant, self._backing.store.get(tenant, ref))
+        )
+        return self._live(tenant, [info])[0]
+
+    async def handles(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        tags: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> StatePage:
+        """Handles by name, a page at a time.
+
+        Args:
+            prefix: of their names.
+            tags: that they must have, with these values.
+            after: ``next_after`` of the page before.
+            limit: how many, 1 to 256.
+        """
+        _check_limit(limit)
+
+        def look() -> list[StateInfo]:
+            handles = self._backing.store.handles(
+                tenant, prefix=prefix, tags=tags, after=after, limit=limit + 1
+            )
+            infos = list[StateInfo]()
+            for handle in handles:
+                try:
+                    tier = self._backing.store.tier(tenant, handle.head.ref)
+                except StateNotFoundError:
+                    continue  # deleted meanwhile
+                infos.append(StateInfo(handle=handle, version=handle.head, tier=tier))
+            return infos
+
+        infos = await self._read(look)
+        page = self._live(tenant, infos[:limit])
+        return StatePage(
+            states=tuple(page), next_after=page[-1].handle.name if len(infos) > limit else None
+        )
+
+    async def versions(
+        self, tenant: str, name: str, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[StateInfo]:
+        """Versions of a handle, the newest first.
+
+        Args:
+            before: only versions below this one.
+        """
+        return [
+            await self.get(tenant, record.ref)
+            for record in await self._records(tenant, Ref(name), before=before, limit=limit)
+        ]
+
+    async def log(
+        self, tenant: str, ref: Ref, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[Mapping[str, Any]]:
+        """How the versions of a handle came to be, as JSON has it, the newest first.
+
+        Args:
+            ref: a handle, or the version to begin with.
+            before: only versions below this one.
+        """
+        records = await self._records(tenant, ref, before=before, limit=limit)
+        return [entry_of(record) for record in records]
+
+    async def _records(
+        self, tenant: str, ref: Ref, *, before: int | None, limit: int
+    ) -> Sequence[VersionRecord]:
+        _check_limit(limit)
+        self._backing.check_here(tenant, ref.name)
+        store = self._backing.store
+
+        def look() -> list[VersionRecord]:
+            if before is None:
+                return store.log(tenant, ref, limit=limit)
+            # the version just below need not be there any more
+            head = store.get(tenant, ref).version
+            n_above = max(head - before + 1, 0)
+            found = store.log(tenant, ref, limit=limit + n_above)
+            return [one for one in found if one.version < before][:limit]
+
+        return await self._read(look)
+
+    async def tokens(self, tenant: str, ref: Ref, first: int = 0) -> TokenLog:
+        """The token log of a version from a position on."""
+        self._backing.check_here(tenant, ref.name)
+        image = await self._read(lambda: self._backing.store.load(tenant, ref).image)
+        return TokenLog(
+            first=first,
+            token_ids=image.token_ids[TOKEN_BYTES * first :],
+            pending=image.carried.pending,
+        )
+
+    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Mapping[str, Any]:
+        """How far two states are apart, layer by layer, as JSON has it.
+
+        Raises:
+            StateMismatchError: they are of different models.
+        """
+        backing = self._backing
+
+        def compare() -> Difference:
+            first = backing.store.load(tenant, ref).image
+            second = backing.store.load(tenant, other).image
+            return difference(first, second, fold=backing.fold)
+
+        for one in (ref, other):
+            backing.check_here(tenant, one.name)
+        return (await self._read(compare)).to_json()
+
+    # --- handles --------------------------------------------------------------------------
+
+    async def rename(
+        self, tenant: str, name: str, new_name: str, *, expected_version: int | None = None
+    ) -> StateInfo:
+        """Give a handle another name.
+
+        Args:
+            expected_version: of its head; None for any. So for the operations below.
+
+        Raises:
+            StaleVersionError: the head is elsewhere.
+            StateNotFoundError: there is no such handle.
+            StateExistsError: the name is taken, or a request will be committed to one of the two.
+        """
+        self._check_idle(tenant, name, new_name)
+        store = self._backing.store
+        return await self._edit(
+            tenant, Ref(name), expected_version, lambda: store.rename(tenant, name, new_name).head
+        )
+
+    async def tag(
+        self,
+        tenant: str,
+        name: str,
+        tags: Mapping[str, str],
+        *,
+        expected_version: int | None = None,
+    ) -> StateInfo:
+        """Replace the tags of a handle."""
+        self._backing.check_here(tenant, name)
+        store = self._backing.store
+        return await self._edit(
+            tenant, Ref(name), expected_version, lambda: store.set_tags(tenant, name, tags).head
+        )
+
+    async def expire(
+        self,
+        tenant: str,
+        name: str,
+        expires_at: float | None,
+        *,
+        expected_version: int | None = None,
+    ) -> StateInfo:
+        """Say when a handle is over, in seconds since 1970; None for never."""
+        self._backing.check_here(tenant, name)
+        store = self._backing.store
+        return await self._edit(
+            tenant,
+            Ref(name),
+            expected_version,
+            lambda: store.set_expiry(tenant, name, expires_at).head,
+        )
+
+    async def delete(self, tenant: str, ref: Ref, *, expected_version: int | None = None) -> None:
+        """Remove a handle, or one version of it; with the last version the handle goes.
+
+        A request that started from it goes on; to be committed there it needs no handle.
+
+        Raises:
+            StateNotFoundError: there is none such.
+            StaleVersionError: the head is not the version that was expected.
+        """
+        self._backing.check_here(tenant, ref.name)
+        store = self._backing.store
+        await self._backing.threads.write(
+            lambda: store.delete(tenant, ref, expected_version=expected_version)
+        )
+
+    # --- tiers ----------------------------------------------------------------------------
+
+    async def hibernate(self, tenant: str, ref: Ref, tier: Tier = Tier.DISK) -> StateInfo:
+        """Move a version down and free what it held above.
+
+        Requests that will be committed to the handle are interrupted and committed first.
+
+        Raises:
+            StateNotFoundError: there is none such.
+            InvalidParameterError: the engine has no such tier.
+        """
+        backing = self._backing
+        backing.check_here(tenant, ref.name)
+        if tier is Tier.DEVICE:
+            raise InvalidParameterError("tier", "host, disk or cold")
+        if tier is not Tier.HOST and not backing.has_disk:
+            raise InvalidParameterError("tier", "this engine keeps states in memory alone")
+        await self._interrupt(tenant, ref.name)
+        store = backing.store
+
+        def move() -> list[VersionRecord]:
+            if tier is Tier.HOST:
+                return [store.load(tenant, ref).record]
+            return [(store.demote if tier is Tier.COLD else store.cool)(tenant, ref)]
+
+        return (await self._make(tenant, move))[0]
+
+    async def resume(self, tenant: str, ref: Ref) -> StateInfo:
+        """Bring a version up into host memory, verified.
+
+        Raises:
+            StateNotFoundError, StateDamagedError: it is not there, or not what was written.
+        """
+        backing = self._backing
+        backing.check_here(tenant, ref.name)
+        return await self._read(
+            lambda: backing.info(tenant, backing.store.load(tenant, ref).record)
+        )
+
+    # --- within ---------------------------------------------------------------------------
+
+    async def _interrupt(self, tenant: str, name: str) -> None:
+        """Have all requests that are committed to a handle end, and wait for that."""
+        for request_id in self._requests.saving_to(tenant, name):
+            ended = self._requests.end_of(request_id)
+            self._requests.interrupt(request_id)
+            await ended
+
+    def _check_idle(self, tenant: str, *names: str) -> None:
+        for name in names:
+            self._backing.check_here(tenant, name)
+            if self._requests.saving_to(tenant, name):
+                raise StateExistsError(name, "a request is about to be committed to it")
+
+    def _live(self, tenant: str, infos: Sequence[StateInfo]) -> list[StateInfo]:
+        """Those whose handles a request works on are on the device."""
+        names = self._requests.names_on_device(tenant)
+        return [
+            replace(info, tier=Tier.DEVICE) if info.handle.name in names else info for info in infos
+        ]
+
+    async def _read(self, look: Callable[[], T]) -> T:
+        return await self._backing.threads.read(look)
+
+    async def _make(
+        self, tenant: str, work: Callable[[], Sequence[VersionRecord]]
+    ) -> list[StateInfo]:
+        """Make versions, in a thread; what is told of them."""
+        backing = self._backing
+        return await backing.threads.write(
+            lambda: [backing.info(tenant, record) for record in work()]
+        )
+
+    async def _edit(
+        self, tenant: str, ref: Ref, expected: int | None, work: Callable[[], VersionRecord]
+    ) -> StateInfo:
+        def edit() -> list[VersionRecord]:
+            check_expected(self._backing, tenant, ref.name, expected)
+            return [work()]
+
+        return (await self._make(tenant, edit))[0]
+
+
+def entry_of(record: VersionRecord) -> dict[str, Any]:
+    """A version and how it came to be, as JSON has it."""
+    return {
+        "state": str(record.ref),
+        "version": record.version,
+        "content_id": record.content_id,
+        "n_computed": record.n_computed,
+        "n_pending": record.n_pending,
+        "created_at": record.created_at,
+        "ack": record.ack.value,
+        **record.provenance.to_json(),
+    }
+
+
+def _check_limit(limit: int) -> None:
+    if not 0 < limit <= MAX_PAGE:
+        raise InvalidParameterError("limit", f"1 to {MAX_PAGE}")

@@ -1,0 +1,126 @@
+"""What a turn starts from: found, checked and loaded in a thread, and made a start of."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from wkvm.core.errors import (
+    BadStateFileError,
+    StaleVersionError,
+    StateNotFiniteError,
+    StateNotFoundError,
+)
+from wkvm.core.registry import Carried, VersionRecord
+from wkvm.core.start import Saved, Start
+from wkvm.core.states import StateUse
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.commits import expected_of
+from wkvm.engine.states.turns import Origin, Turn
+from wkvm.state.image import StateImage, decode_image
+
+
+def load_origin(backing: Backing, turn: Turn) -> None:
+    """Load what a turn starts from, and give it to the turn. In a thread: it may read a disk.
+
+    Raises:
+        StateNotFoundError: the tenant has no such state.
+        StateMismatchError, BadStateFileError, StateNotFiniteError, StateDamagedError,
+            StoreFailedError: it is no state of this model, or cannot be read.
+        StaleVersionError: what it would be committed to has moved on already.
+    """
+    use, tenant = turn.use, turn.spec.tenant
+    origin = None
+    if use.state is not None:
+        loaded = backing.store.load(tenant, use.state, identity=backing.identity)
+        origin = _origin(loaded.image, loaded.record, use)
+    elif use.inline is not None:
+        image = decode_image(use.inline)
+        check_foreign(backing, image)
+        origin = _origin(image, None, use)
+    turn.origin = origin
+    # A commit that was made before, under the same key, is no reason to refuse it.
+    if use.save_as is not None and use.idempotency_key is None:
+        check_expected(backing, tenant, use.save_as, expected_of(turn))
+
+
+def check_foreign(backing: Backing, image: StateImage) -> None:
+    """Check a state that somebody has sent: that it is one of this model, and has sane numbers.
+
+    Raises:
+        StateMismatchError: it is another model's.
+        StateNotFiniteError: it holds NaN or infinity.
+        BadStateFileError: an id in it is not in the vocabulary.
+    """
+    image.check_fits(backing.identity)
+    tensor = image.first_non_finite()
+    if tensor is not None:
+        raise StateNotFiniteError(tensor)
+    sampler = image.carried.sampler
+    told = () if sampler is None else (*sampler.seen, *sampler.grammar_ids, *dict(sampler.counts))
+    ids = image.ids()
+    highest = max(max(ids, default=0), *image.carried.pending, *told, 0)
+    if highest >= backing.vocab_size or min(ids, default=0) < 0:
+        raise BadStateFileError("it has ids that the vocabulary has not")
+
+
+def check_expected(backing: Backing, tenant: str, name: str, expected: int | None) -> None:
+    """Check early what a commit would be refused for. In a thread.
+
+    Raises:
+        StaleVersionError: the head of ``name`` is not the one that is expected.
+    """
+    if expected is None:
+        return
+    try:
+        head = backing.store.get(tenant, name).version
+    except StateNotFoundError:
+        head = 0
+    if head != expected:
+        raise StaleVersionError(name, expected, head)
+
+
+def start_of(origin: Origin) -> Start:
+    """The start of a request from a state."""
+    image = origin.image
+    return Start(
+        record=image.record,
+        n_computed=image.carried.n_computed,
+        pending=origin.pending,
+        memory=image.carried.sampler,
+        log=image.ids(),
+    )
+
+
+def untouched(backing: Backing, origin: Origin | None, pending: Sequence[int]) -> Saved:
+    """What is saved of a turn that absorbs nothing, and ends with ``pending``."""
+    if origin is None:
+        record = torch.zeros(backing.layout.record_bytes, dtype=torch.uint8)
+        return Saved(record=record, n_computed=0, absorbed=(), pending=tuple(pending), memory=None)
+    carried = origin.image.carried
+    return Saved(
+        record=origin.image.record,
+        n_computed=carried.n_computed,
+        absorbed=(),
+        pending=tuple(pending),
+        memory=carried.sampler,
+    )
+
+
+def is_fork(use: StateUse, n_choices: int) -> bool:
+    """Whether a request draws random numbers of its own, and not those that its start would."""
+    if use.keeps_key:
+        return False
+    is_same_handle = use.state is not None and use.state.name == use.save_as
+    is_only_copy = use.inline is not None
+    return n_choices > 1 or not (is_same_handle or is_only_copy)
+
+
+def without_pending(image: StateImage) -> StateImage:
+    """A state whose last sampled id is forgotten."""
+    carried = image.carried
+    return replace(image, carried=Carried(n_computed=carried.n_computed, sampler=carried.sampler))
+
+
+def _origin(image: StateImage, record: VersionRecord | None, use: StateUse) -> Origin:
+    return Origin(image, record, () if use.drops_pending else image.carried.pending)

@@ -1,0 +1,336 @@
+"""Requests that start from states and end in them.
+
+A turn works on a copy of the version that it starts from, and is committed when it ends: all of
+it or nothing. Its end is told after the commit. What is wrong with its start, or with its commit,
+ends it as an error.
+"""
+
+import asyncio
+from array import array
+from dataclasses import replace
+
+from wkvm.core.errors import (
+    DrainingError,
+    EmptyPromptError,
+    InvalidParameterError,
+    KeyReusedError,
+    QueueFullError,
+    StateNotFoundError,
+    StoreFailedError,
+    WkvmError,
+)
+from wkvm.core.request import EndEvent, RequestSpec, Status
+from wkvm.core.start import Saved
+from wkvm.core.states import OnDisconnect, StateUse
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.books import Books, logger
+from wkvm.engine.states.interface import StepLoop
+from wkvm.engine.states.origins import is_fork, load_origin, start_of, untouched
+from wkvm.engine.states.tellings import again, end_event, is_same
+from wkvm.engine.states.turns import Phase, Turn
+
+MAX_LOADING = 1024
+"""Turns of a tenant whose starts are being loaded."""
+
+INTERRUPT_S = 1.0
+"""How long turns that are to be kept have to stop, once the time for a drain is over."""
+
+UNLIMITED_CREDIT = 2**31 - 1
+
+
+class Requests(Books):
+    """The turns of an engine. All methods belong to the loop's thread."""
+
+    def __init__(self, loop: StepLoop, backing: Backing) -> None:
+        super().__init__(loop, backing)
+        self._accepts = True
+
+    # --- in -------------------------------------------------------------------------------
+
+    def submit(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...]:
+        """Begin a turn. What cannot be known without its start, its EndEvent tells.
+
+        Returns:
+            The ids of its choices; those of an earlier turn with its idempotency key.
+
+        Raises:
+            RequestError: it cannot be.
+            CapacityError: too much waits, or nothing new is taken.
+        """
+        tenant = spec.tenant
+        for name in {use.save_as, None if use.state is None else use.state.name} - {None}:
+            self._backing.check_here(tenant, name or "")
+        if use.save_as is not None:
+            self._backing.durability(use.durability)
+        if use.saves and spec.params.n != 1:
+            raise InvalidParameterError("n", "one choice alone can end in a state; fork, n times")
+        if use.absorbs_only and spec.params.max_tokens:
+            raise InvalidParameterError("max_tokens", "0 where nothing is to be sampled")
+        if not spec.prompt and use.state is None and use.inline is None:
+            raise EmptyPromptError
+        known = self._known(spec, use)
+        if known is not None:
+            return known
+        if not self._accepts:
+            raise DrainingError
+        n_loading = sum(
+            turn.phase is Phase.LOADING and turn.spec.tenant == tenant
+            for turn in self._turns.values()
+        )
+        if n_loading >= MAX_LOADING:
+            raise QueueFullError(MAX_LOADING, "requests that wait for their states")
+        return self._begin(spec, use)
+
+    def _begin(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...]:
+        ids = self._loop.reserve(spec.params.n)
+        turn = Turn(ids=set(ids), spec=spec, use=use, began_at=self._backing.clock())
+        for request_id in ids:
+            self._turns[request_id] = turn
+        if use.idempotency_key is not None:
+            turn.outputs = array("i")
+            self._keyed[spec.tenant, use.idempotency_key] = turn
+        turn.task = self._spawn(self._start(turn, ids))
+        return ids
+
+    def _known(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...] | None:
+        """The ids of the turn that runs or ran under this key, of which the rest is told again."""
+        if use.idempotency_key is None:
+            return None
+        key = (spec.tenant, use.idempotency_key)
+        turn = self._keyed.get(key)
+        past = self._pasts.get(key)
+        if turn is not None:
+            if not is_same(turn.spec, turn.use, spec, use):
+                raise KeyReusedError
+            turn.is_detached = False
+            (request_id,) = turn.ids
+            self._due.append((turn, request_id, use.received))
+            asyncio.get_running_loop().call_soon(self._tell_again)
+            return (request_id,)
+        if past is None:
+            return None
+        if not is_same(past.spec, past.use, spec, use):
+            raise KeyReusedError
+        (request_id,) = self._loop.reserve(1)
+        end = replace(past.end, request_id=request_id)
+        self._soon([*again(request_id, use.received, past.outputs), end])
+        return (request_id,)
+
+    async def _start(self, turn: Turn, ids: tuple[int, ...]) -> None:
+        """Load what a turn starts from, and hand it to the engine."""
+        try:
+            await self._backing.threads.read(lambda: load_origin(self._backing, turn))
+            self._run(turn, ids)
+        except WkvmError as error:
+            self._fail(turn, error)
+        except Exception:  # noqa: BLE001  (the task ends here)
+            logger.exception("a state could not be loaded")
+            self._fail(turn, StoreFailedError("load a state", "see the server's log"))
+
+    def _run(self, turn: Turn, ids: tuple[int, ...]) -> None:
+        spec, use = turn.spec, turn.use
+        fed = (*turn.pending, *spec.prompt)
+        if not fed:
+            raise InvalidParameterError(
+                "prompt", "nothing is pending in the state, so an id is needed to go on from"
+            )
+        if use.absorbs_only and not spec.prompt:
+            raise InvalidParameterError("prompt", "there is nothing to append")
+        if use.absorbs_only and len(fed) == 1:
+            # Nothing is to be absorbed: the state is the one that it starts from.
+            turn.move(Phase.ENDING)
+            saved = untouched(self._backing, turn.origin, fed)
+            event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
+            turn.task = self._spawn(self._end(turn, event))
+            return
+        elapsed = self._backing.clock() - turn.began_at
+        started = replace(
+            spec,
+            start=None if turn.origin is None else start_of(turn.origin),
+            save=use.saves,
+            hold_back_last=use.absorbs_only,
+            fresh_key=is_fork(use, spec.params.n),
+            checkpoint_every=use.checkpoint_every,
+            credit=None if spec.credit is None else spec.credit + turn.credit,
+            timeout_s=None if spec.timeout_s is None else max(spec.timeout_s - elapsed, 0.001),
+        )
+        if turn.is_detached:
+            started = replace(started, credit=None)
+        self._loop.submit(started, ids)
+        turn.move(Phase.RUNNING)
+        if turn.held:
+            for request_id in ids:
+                self._loop.hold(request_id)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request. Its EndEvent follows; nothing of it is kept, unless it has ended."""
+        turn = self._turns.get(request_id)
+        if turn is None or turn.phase is Phase.RUNNING:
+            self._loop.cancel(request_id)
+        elif turn.phase is Phase.LOADING:
+            if turn.task is not None:
+                turn.task.cancel()
+            for each in sorted(turn.ids):
+                self._over(turn, end_event(turn, each, Status.CANCELLED, self._backing.clock()))
+
+    def interrupt(self, request_id: int, keep: int | None = None) -> None:
+        """End a request where it is and commit it; one that saves nothing is cancelled.
+
+        Args:
+            keep: how many of its ids stay: the last one of them is pending at the end. Too late
+                where the commit has begun: then all of them do.
+        """
+        turn = self._turns.get(request_id)
+        if turn is None or not turn.use.saves or turn.phase is Phase.LOADING:
+            self.cancel(request_id)
+        elif turn.phase is Phase.RUNNING:
+            turn.is_interrupted, turn.keep = True, keep
+            self._loop.interrupt(request_id)
+
+    def disconnected(self, request_id: int) -> None:
+        """Nobody listens to a request any more: do with it what its use says."""
+        turn = self._turns.get(request_id)
+        policy = OnDisconnect.CANCEL if turn is None else turn.use.on_disconnect
+        if turn is None or policy is OnDisconnect.CANCEL:
+            self.cancel(request_id)
+            return
+        turn.is_detached = True
+        if policy is OnDisconnect.HIBERNATE:
+            self.interrupt(request_id)
+        elif turn.phase is Phase.RUNNING:
+            self._loop.grant(request_id, UNLIMITED_CREDIT)
+            self._loop.release(request_id)
+
+    def grant(self, request_id: int, n_tokens: int) -> None:
+        """Add to a request's credit."""
+        turn = self._turns.get(request_id)
+        if turn is not None and turn.phase is Phase.LOADING:
+            turn.credit += n_tokens
+        else:
+            self._loop.grant(request_id, n_tokens)
+
+    def hold(self, request_id: int) -> None:
+        """Produce nothing more for a request until released."""
+        self._set_held(request_id, held=True)
+
+    def release(self, request_id: int) -> None:
+        """End a hold."""
+        self._set_held(request_id, held=False)
+
+    def _set_held(self, request_id: int, *, held: bool) -> None:
+        turn = self._turns.get(request_id)
+        if turn is not None and turn.phase is Phase.LOADING:
+            turn.held = held
+        elif held:
+            self._loop.hold(request_id)
+        else:
+            self._loop.release(request_id)
+
+    # --- within ---------------------------------------------------------------------------
+
+    async def run(self, spec: RequestSpec, use: StateUse) -> EndEvent:
+        """Run a turn that no client sees, and wait for its end. If cancelled, it is cancelled.
+
+        Raises:
+            WkvmError: it was refused or failed.
+        """
+        (request_id,) = self.submit(spec, use)
+        if request_id not in self._turns:
+            # It was run before under this key; only who submits it is told again.
+            return self._pasts[spec.tenant, use.idempotency_key or ""].end
+        try:
+            event = await self.end_of(request_id)
+        except asyncio.CancelledError:
+            self.cancel(request_id)
+            raise
+        if event.error is not None:
+            raise event.error
+        return event
+
+    def end_of(self, request_id: int) -> "asyncio.Future[EndEvent]":
+        """The end of a turn of one choice, once it is there. To be cancelled harms nothing."""
+        ended: asyncio.Future[EndEvent] = asyncio.get_running_loop().create_future()
+        self._turns[request_id].waiting.append(ended)
+        return ended
+
+    def saving_to(self, tenant: str, name: str) -> list[int]:
+        """The turns that will be committed to a handle."""
+        return [
+            request_id
+            for request_id, turn in self._turns.items()
+            if turn.spec.tenant == tenant and turn.use.save_as == name
+        ]
+
+    def names_on_device(self, tenant: str) -> set[str]:
+        """The handles to which turns that run will be committed."""
+        return {
+            turn.use.save_as
+            for turn in self._turns.values()
+            if turn.spec.tenant == tenant
+            and turn.use.save_as is not None
+            and turn.phase is Phase.RUNNING
+        }
+
+    async def snapshot(self, tenant: str, request_id: int) -> tuple[Turn, Saved]:
+        """A copy of the state of a turn that runs, which goes on.
+
+        Raises:
+            StateNotFoundError: it does not run, or ended before the copy was made.
+        """
+        turn = self._turns.get(request_id)
+        if turn is None or turn.phase is not Phase.RUNNING or turn.spec.tenant != tenant:
+            raise StateNotFoundError("of a request that does not run")
+        copied: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
+        turn.snapshots.append(copied)
+        if not self._loop.snapshot(request_id):
+            turn.snapshots.remove(copied)
+            raise StateNotFoundError("of a request that has ended")
+        saved = await copied
+        return turn, saved
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new; wait for the ends and their commits.
+
+        What has not ended after ``grace_s`` is cancelled, or, where its client wants that if it
+        goes itself, interrupted and committed.
+        """
+        self._accepts = False
+        until = self._backing.clock() + grace_s
+        loading = [
+            turn.task
+            for turn in self._turns.values()
+            if turn.phase is Phase.LOADING and turn.task is not None
+        ]
+        if loading:
+            await asyncio.wait(loading, timeout=grace_s)
+        timer = asyncio.get_running_loop().call_later(
+            max(until - self._backing.clock(), 0.0), self._interrupt_all
+        )
+        try:
+            await self._loop.drain(max(until - self._backing.clock(), 0.0) + INTERRUPT_S)
+        finally:
+            timer.cancel()
+        await self.settle()
+
+    def _interrupt_all(self) -> None:
+        for request_id, turn in list(self._turns.items()):
+            if turn.use.on_disconnect is OnDisconnect.CANCEL:
+                self.cancel(request_id)
+            else:
+                self.interrupt(request_id)
+
+    async def settle(self) -> None:
+        """Wait until what has ended is committed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        phases = [turn.phase for turn in self._turns.values()]
+        return {
+            "n_states_loading": phases.count(Phase.LOADING),
+            "n_states_running": phases.count(Phase.RUNNING),
+            "n_states_committing": phases.count(Phase.ENDING),
+            "n_state_commits": self._endings.n_commits,
+            "n_state_commits_failed": self._n_failed,
+        }

@@ -1,0 +1,110 @@
+"""Requests of the service itself, which no client sees: tokens of a log are absorbed once more.
+
+A turn is done again by the path that it took: its prompt as a prompt, and its ids one by one.
+So the state comes out to the bit, where the engine promises that.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from wkvm.core.errors import StepFailedError
+from wkvm.core.request import EndEvent, RequestSpec
+from wkvm.core.sampling import SamplingParams
+from wkvm.core.start import Saved, Start
+from wkvm.engine.states.interface import StepLoop
+
+
+class Runs:
+    """The service's own requests. All methods belong to the loop's thread."""
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._waiting = dict[int, asyncio.Future[EndEvent]]()
+
+    @property
+    def n_waiting(self) -> int:
+        """How many have not ended."""
+        return len(self._waiting)
+
+    def take(self, event: EndEvent) -> bool:
+        """Take the end of a request, if it is one of these."""
+        waiting = self._waiting.pop(event.request_id, None)
+        if waiting is None:
+            return False
+        if not waiting.done():
+            waiting.set_result(event)
+        return True
+
+    async def run(self, spec: RequestSpec) -> Saved:
+        """Run a request that saves, and wait for its state. If cancelled, it is cancelled.
+
+        Raises:
+            WkvmError: it failed.
+        """
+        (request_id,) = self._loop.reserve(1)
+        done: asyncio.Future[EndEvent] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = done
+        try:
+            self._loop.submit(spec, (request_id,))
+            event = await done
+        except asyncio.CancelledError:
+            self._loop.cancel(request_id)
+            raise
+        finally:
+            self._waiting.pop(request_id, None)
+        if event.saved is None:
+            raise event.error or StepFailedError()
+        return event.saved
+
+
+def again_spec(
+    start: Start | None,
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    like: RequestSpec,
+    checkpoint_every: int | None = None,
+) -> RequestSpec:
+    """A request that absorbs ids as a turn did, and ends with the last of them pending.
+
+    Args:
+        prompt: what comes after the pending ids of ``start``, as a prompt.
+        outputs: what comes after that, id by id.
+        like: whose tenant, priority and penalties it has.
+    """
+    given = like.params
+    params = SamplingParams(
+        temperature=0.0,
+        repetition_penalty=given.repetition_penalty,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        penalty_decay=given.penalty_decay,
+        ignore_eos=True,
+        max_tokens=len(outputs),
+        seed=given.seed,
+    )
+    return RequestSpec(
+        prompt=prompt,
+        params=params,
+        tenant=like.tenant,
+        priority=like.priority,
+        forced=outputs,
+        start=start,
+        save=True,
+        hold_back_last=not outputs,
+        checkpoint_every=checkpoint_every,
+    )
+
+
+def kept_outputs(n_fed: int, saved: Saved, keep: int) -> list[int]:
+    """The first ``keep`` ids that a turn produced after ``n_fed`` given ones."""
+    return [*saved.absorbed, *saved.pending][n_fed : n_fed + keep]
+
+
+def with_key_of(saved: Saved, original: Saved) -> Saved:
+    """The same state, drawing from the random numbers that the original draws from."""
+    if saved.memory is None or original.memory is None:
+        return replace(saved, memory=original.memory)
+    memory = replace(saved.memory, seed=original.memory.seed, branch=original.memory.branch)
+    return replace(saved, memory=memory)

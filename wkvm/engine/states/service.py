@@ -1,0 +1,96 @@
+"""The durable states of one engine: a loop whose requests may use them, and operations on them."""
+
+from collections.abc import Callable, Mapping
+
+from wkvm.core.request import Event, RequestSpec
+from wkvm.core.states import StateUse
+from wkvm.engine.interface import EngineInfo
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.interface import StepLoop
+from wkvm.engine.states.requests import Requests
+from wkvm.engine.states.rollback import Rollback
+
+
+class StateService(Rollback):
+    """A loop, as the server uses it, with states. All methods belong to the loop's thread.
+
+    What concerns requests without states costs them nothing: it is passed on. Operations are
+    coroutines; see ``Operations``.
+    """
+
+    def __init__(self, loop: StepLoop, backing: Backing) -> None:
+        super().__init__(backing, Requests(loop, backing))
+        self._loop = loop
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        return self._loop.info
+
+    @property
+    def deliver(self) -> Callable[[list[Event]], None]:
+        """Takes the events of requests: as of the loop. Set by who serves them."""
+        return self._requests.deliver
+
+    @deliver.setter
+    def deliver(self, deliver: Callable[[list[Event]], None]) -> None:
+        self._requests.deliver = deliver
+
+    def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:
+        """Queue all choices of a spec or none; their ids.
+
+        Args:
+            use: what it does with states. Then its end tells what came of them; and what is wrong
+                with them, unless it is plain to see, ends it with FINISHED_ERROR.
+
+        Raises:
+            RequestError, CapacityError: it is refused.
+        """
+        if use is None:
+            return self._loop.submit(spec)
+        return self._requests.submit(spec, use)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request, and keep nothing. Its EndEvent follows; unknown ones are ignored."""
+        self._requests.cancel(request_id)
+
+    def interrupt(self, request_id: int, keep: int | None = None) -> None:
+        """End a request where it is and commit it. Unknown and ended ones are ignored.
+
+        Its status is CANCELLED. One that saves nothing is cancelled.
+
+        Args:
+            keep: how many of its ids stay; None for all. The state is that of a request that had
+                them as its limit: the last one is pending.
+        """
+        self._requests.interrupt(request_id, keep)
+
+    def disconnected(self, request_id: int) -> None:
+        """Its client is gone: cancel it, let it finish or interrupt it, as its use says."""
+        self._requests.disconnected(request_id)
+
+    def grant(self, request_id: int, n_tokens: int) -> None:
+        """Add to a request's credit."""
+        self._requests.grant(request_id, n_tokens)
+
+    def hold(self, request_id: int) -> None:
+        """Produce nothing more for a request until released."""
+        self._requests.hold(request_id)
+
+    def release(self, request_id: int) -> None:
+        """End a hold."""
+        self._requests.release(request_id)
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters and gauges by name: the engine's and those of states."""
+        return {**self._loop.stats(), **self._requests.stats()}
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new; wait for the ends and their commits; see ``Requests.drain``."""
+        await self._requests.drain(grace_s)
+
+    async def close(self) -> None:
+        """Wait for what is being committed, and close the store. The loop has ended before."""
+        await self._requests.settle()
+        await self._backing.threads.write(self._backing.store.close)
+        self._backing.threads.close()
