@@ -86,6 +86,13 @@ HTTP_LIMIT_FLAGS = (
         text="largest body of a request (default: %(default)s)",
     ),
     Flag(
+        names=("--max-state-bytes",),
+        field="max_state_bytes",
+        kind=int,
+        metavar="N",
+        text="largest file of a state that is imported over HTTP (default: %(default)s)",
+    ),
+    Flag(
         names=("--max-submitted",),
         field="max_submitted",
         kind=int,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from wkvm_client import aio
 
+from wkvm.gateway.choices import Lanes
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.engines import Engines
@@ -25,10 +26,14 @@ from wkvm.gateway.failures import (
     invalid,
 )
 from wkvm.gateway.held import Held
+from wkvm.gateway.keeping import Keeper, Unwatched
 from wkvm.gateway.offload import Offload
+from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.running import Running
+from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.submitted import Submitted
 from wkvm.gateway.texts import Texts
+from wkvm.gateway.turns import Turns
 from wkvm.gateway.watch import EngineWatch
 
 logger = logging.getLogger("wkvm.gateway")
@@ -51,6 +56,8 @@ class Gateway:
         watch: asks the engine how it is.
         running: the requests that can be cancelled by name.
         submitted: the requests that nobody waits for.
+        turns: of sessions.
+        unwatched: what goes on though its client has left.
         offload: threads for long texts.
         held: the bodies of open requests.
         on_drain: called when the drain begins.
@@ -64,15 +71,18 @@ class Gateway:
     counts: HttpCounts = field(default_factory=HttpCounts)
     watch: EngineWatch = field(init=False)
     running: Running = field(default_factory=Running)
+    unwatched: Unwatched = field(default_factory=Unwatched)
     offload: Offload = field(default_factory=Offload)
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
     submitted: Submitted = field(init=False)
+    turns: Turns = field(init=False)
     held: Held = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)
         self.submitted = Submitted(self.config, self.running)
+        self.turns = Turns(self.config)
         self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
     @property
@@ -141,6 +151,18 @@ class Call:
         """
         return self.gateway.running.joined(self.tenant, self.request_id, *streams)
 
+    def keeper(self, body: StateFields, lanes: Lanes, texts: Sequence[ChoiceText]) -> Keeper:
+        """What looks after the state of a request, also once its client has left.
+
+        Args:
+            body: of the request.
+            lanes: of which ``texts`` are the choices.
+        """
+        keeper = Keeper(self.client, self.gateway.unwatched, body, lanes.streams, texts)
+        if body.saves:
+            lanes.on_leave = keeper.leave
+        return keeper
+
     def failure(self, error: Exception) -> HttpError:
         """The error for the client. A bug is logged, and the client is told no more than that."""
         known = http_error(error, self.names)
@@ -169,10 +191,7 @@ class Call:
                 requests have too much.
         """
         request, config = self.request, self.gateway.config
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            # Nobody needs it, and what a few bytes unfold to has to be bounded.
-            why = "the body is compressed, send it as it is"
-            raise HttpError(415, why, code="unsupported_encoding")
+        _check_encoding(request)
         self._check_size(request.content_length or 0)
         if request.content.is_eof():
             # It came with the headers, as most do: there is nothing to wait for.
@@ -183,6 +202,15 @@ class Call:
                 return b"".join([part async for part in self._parts()])
         except TimeoutError as error:
             raise HttpError(408, "the body came too slowly", code="body_timeout") from error
+
+    async def begin_body(self) -> None:
+        """Ask for the body, of a client that waits for that: for who then reads it part by part.
+
+        Raises:
+            HttpError: 415; it is compressed.
+        """
+        _check_encoding(self.request)
+        await _continue(self.request)
 
     def release(self) -> None:
         """The body counts no longer."""
@@ -206,6 +234,13 @@ class Call:
         if n_bytes > limit:
             why = f"the body is larger than {limit} bytes"
             raise HttpError(413, why, code="request_too_large")
+
+
+def _check_encoding(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        # Nobody needs it, and what a few bytes unfold to has to be bounded.
+        why = "the body is compressed, send it as it is"
+        raise HttpError(415, why, code="unsupported_encoding")
 
 
 async def _continue(request: web.Request) -> None:

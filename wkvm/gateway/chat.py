@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
+from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.chat_bodies import ChatBody, Question, question
@@ -24,10 +25,12 @@ from wkvm.gateway.chat_replies import (
 from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import StreamOptions
+from wkvm.gateway.keeping import Keeper, choice_text, pin_state
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.state_fields import n_cached, report
 from wkvm.gateway.texts import Texts
 
 
@@ -37,11 +40,14 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     keywords, n = job.question.keywords, job.body.n_choices
     async with Lanes(call.client) as lanes:
         await lanes.open(job.question.prompt, keywords, n=n)
+        texts = job.choice_texts(lanes)
+        keeper = call.keeper(job.body, lanes, texts)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
-                return await _stream(call, job, lanes)
-            wholes = await collect(job.choice_texts(lanes))
-    return json_response(msgspec.json.encode(_reply(job, wholes)))
+                return await _stream(call, job, texts, keeper)
+            wholes = await collect(texts)
+            ends = [await keeper.settle(whole.finish) for whole in wholes]
+    return json_response(msgspec.json.encode(_reply(job, wholes, ends)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class _Job:
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices as texts."""
         options = self.question.options
-        return [ChoiceText(stream.choices[0], self.texts, options) for stream in lanes.streams]
+        return [choice_text(one, self.texts, options, self.body) for one in lanes.streams]
 
     def reader(self) -> ChoiceReader:
         """What tells the text of a choice from its call."""
@@ -77,9 +83,10 @@ class _Job:
         reason = self.body.stop_reason(finish.stop_reason)
         return None if isinstance(reason, str) and reason not in self.body.stops else reason
 
-    def usage(self, finishes: list[Finish]) -> Usage:
+    def usage(self, finishes: Sequence[Finish], ends: Sequence[StateEnd | None]) -> Usage:
         """What all choices cost."""
-        return Usage.of([len(self.question.prompt)], [finish.n_output for finish in finishes])
+        lengths = [finish.n_output for finish in finishes]
+        return Usage.of([len(self.question.prompt)], lengths, n_cached(ends[:1]))
 
 
 async def _job(call: Call) -> _Job:
@@ -95,12 +102,16 @@ async def _job(call: Call) -> _Job:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
     info = gateway.engines.info
+    tail: Sequence[int] = ()
+    if body.continues:
+        tail = await pin_state(call.client, body)
     asked = await gateway.offload.run(
         lambda: question(
             body,
             gateway.texts,
             max_model_len=gateway.max_model_len,
             omit_media=gateway.config.omit_media,
+            tail=tail,
         ),
         size=call.n_held,
     )
@@ -116,7 +127,7 @@ async def _job(call: Call) -> _Job:
     )
 
 
-def _reply(job: _Job, wholes: list[Whole]) -> ChatCompletion:
+def _reply(job: _Job, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]) -> ChatCompletion:
     choices = list[ChatChoice]()
     for index, whole in enumerate(wholes):
         reader = job.reader()
@@ -137,18 +148,20 @@ def _reply(job: _Job, wholes: list[Whole]) -> ChatCompletion:
         created=job.created,
         model=job.model,
         choices=choices,
-        usage=job.usage([whole.finish for whole in wholes]),
+        usage=job.usage([whole.finish for whole in wholes], ends),
         system_fingerprint=job.fingerprint,
         prompt_token_ids=job.question.prompt if job.body.return_token_ids else UNSET,
+        state=report(ends[0]),
     )
 
 
-async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
-    texts = job.choice_texts(lanes)
+async def _stream(
+    call: Call, job: _Job, texts: Sequence[ChoiceText], keeper: Keeper
+) -> web.StreamResponse:
     chunks = _Chunks(job, texts)
     async with EventStream(call) as events:
         last = await send_all(texts, events, chunks.of)
-        await events.finish(last + chunks.usage() + DONE)
+        await events.finish(last + await chunks.total(keeper) + DONE)
     return events.response
 
 
@@ -188,10 +201,15 @@ class _Chunks:
             return b"".join((self._plain_starts[index], self._encode(text), self._plain_end))
         return b"".join(map(self._event, self._choices(index, piece)))
 
-    def usage(self) -> bytes:
-        """The event, if it was asked for, that says what all choices cost."""
+    async def total(self, keeper: Keeper) -> bytes:
+        """The event, if there is one, of all choices: what they cost, the state at their end.
+
+        Raises:
+            ClientError, HttpError: as ``Keeper.settle``.
+        """
         finishes = [reader.finish for reader in self._readers if reader.finish is not None]
-        return self._frame.total(self._job.usage(finishes))
+        ends = [await keeper.settle(finish) for finish in finishes]
+        return self._frame.total(self._job.usage(finishes, ends), report(ends[0]))
 
     def _choices(self, index: int, piece: Piece) -> list[ChunkChoice]:
         """A piece as chunks. The first of a choice has its role, the last its end."""

@@ -1,6 +1,6 @@
 """The body of a chat request, and what it asks of the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
 from wkvm.gateway.messages import Message, leaves_space, template_messages
 from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.state_fields import STATE_NAMES
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
 
@@ -140,38 +141,49 @@ class Question:
 
 
 def question(
-    body: ChatBody, texts: Texts, *, max_model_len: int | None, omit_media: bool
+    body: ChatBody,
+    texts: Texts,
+    *,
+    max_model_len: int | None,
+    omit_media: bool,
+    tail: Sequence[int] = (),
 ) -> Question:
     """Check a request and turn it into what the engine takes. Thread-safe.
 
     Args:
         max_model_len: ids of a prompt and its output; None for no limit.
         omit_media: see ``template_messages``.
+        tail: the last ids of the state that it goes on from; see ``ChatTemplate.encode``.
 
     Raises:
         HttpError: 400; it names the field.
         TemplateError: the template refused the messages.
     """
     try:
-        return _question(body, texts, max_model_len=max_model_len, omit_media=omit_media)
+        return _question(body, texts, max_model_len, omit_media, tail)
     except RecursionError as error:
         raise invalid(None, "the body is nested too deeply") from error
 
 
 def _question(
-    body: ChatBody, texts: Texts, *, max_model_len: int | None, omit_media: bool
+    body: ChatBody,
+    texts: Texts,
+    max_model_len: int | None,
+    omit_media: bool,
+    tail: Sequence[int],
 ) -> Question:
     refuse_unsupported(body, _NEUTRAL, _WHY)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
     grammar, grammar_field = _grammar(body, use)
-    prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media)
+    prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media, tail=tail)
     room = None if max_model_len is None else max_model_len - len(prompt)
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
     max_tokens = _max_tokens(body, default, room)
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
+    keywords |= body.state_keywords(n=body.n_choices)
     if n_top is not None:
         keywords["logprobs"] = n_top
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -182,7 +194,13 @@ def _question(
             logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
         ),
         use,
-        {**OPENAI_NAMES, "prompt": "messages", "max_tokens": limit, "grammar": grammar_field},
+        {
+            **OPENAI_NAMES,
+            **STATE_NAMES,
+            "prompt": "messages",
+            "max_tokens": limit,
+            "grammar": grammar_field,
+        },
         drops_space,
     )
 
@@ -208,9 +226,16 @@ def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
 
 
 def _prompt(
-    body: ChatBody, texts: Texts, use: ToolUse | None, *, omit_media: bool
+    body: ChatBody,
+    texts: Texts,
+    use: ToolUse | None,
+    *,
+    omit_media: bool,
+    tail: Sequence[int],
 ) -> tuple[list[int], bool]:
     """The ids of the prompt, and whether it leaves a space to the answer."""
+    if body.continues and not body.messages:
+        return [], False  # the answer that the state is in goes on
     template, tokenizer = texts.template, texts.tokenizer
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -219,7 +244,7 @@ def _prompt(
     if body.messages is None:
         raise invalid("messages", "is required")
     messages = template_messages(body.messages, template, omit_media=omit_media)
-    if use is not None and not template.knows_tools:
+    if use is not None and not template.knows_tools and not tail:
         text = use.instructions()
         if messages[0]["role"] == "system":
             first = messages[0]
@@ -232,6 +257,7 @@ def _prompt(
         tools=use.definitions() if use is not None and template.knows_tools else (),
         add_generation_prompt=opens,
         continue_final_message=continues,
+        after=tail,
     )
     if not ids:
         raise invalid("messages", "the chat template makes an empty prompt of them")

@@ -13,6 +13,7 @@ from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.logprobs import finite, token_text
 from wkvm.gateway.pieces import Finish, Piece
 from wkvm.gateway.replies import Usage
+from wkvm.gateway.state_fields import StateReport
 from wkvm.gateway.text import Tokenizer
 
 ChatFinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -110,6 +111,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    state: StateReport | UnsetType = UNSET
 
 
 def chat_logprobs(

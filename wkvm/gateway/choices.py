@@ -6,7 +6,7 @@ whatever the others do.
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -25,11 +25,13 @@ class Lanes:
 
     Attributes:
         streams: in the order in which they were opened.
+        on_leave: called in place of that, if the client has left.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.streams = list[Stream]()
+        self.on_leave: Callable[[], None] | None = None
 
     async def open(
         self, prompt: Sequence[int], keywords: dict[str, Any], *, n: int = 1
@@ -67,6 +69,10 @@ class Lanes:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        has_left = exc is None or isinstance(exc, asyncio.CancelledError | ConnectionError)
+        if has_left and self.on_leave is not None:
+            self.on_leave()
+            return
         for stream in self.streams:
             stream.cancel()
 

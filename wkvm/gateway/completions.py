@@ -7,17 +7,20 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
+from wkvm.gateway.keeping import Keeper, choice_text
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.state_fields import n_cached, report
 from wkvm.gateway.texts import Texts
 
 
@@ -54,11 +57,14 @@ async def completions(call: Call) -> web.StreamResponse:
     async with Lanes(call.client) as lanes:
         for prompt in job.prompts:
             await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n)
+        texts = job.choice_texts(lanes)
+        keeper = call.keeper(job.body, lanes, texts)
         with call.cancellable(*lanes.streams):
             if job.body.stream:
-                return await _stream(call, job, lanes)
-            wholes = await collect(job.choice_texts(lanes))
-    return json_response(msgspec.json.encode(_reply(job, lanes, wholes)))
+                return await _stream(call, job, lanes, texts, keeper)
+            wholes = await collect(texts)
+            ends = [await keeper.settle(whole.finish) for whole in wholes]
+    return json_response(msgspec.json.encode(_reply(job, lanes, wholes, ends)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +96,15 @@ class _Job:
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices."""
         options = self.body.text_options(logprobs=self.body.logprobs is not None)
-        return [ChoiceText(stream.choices[0], self.texts, options) for stream in lanes.streams]
+        return [choice_text(one, self.texts, options, self.body) for one in lanes.streams]
+
+    def n_cached(self, ends: Sequence[StateEnd | None]) -> int:
+        """How many tokens came with states, counted once for each prompt.
+
+        Args:
+            ends: one for each choice.
+        """
+        return n_cached(ends[:: self.n])
 
     def writer(self, lanes: Lanes, index: int) -> "_ChoiceWriter":
         """What writes a choice in the format of the answer."""
@@ -119,7 +133,11 @@ async def _job(call: Call) -> _Job:
     n_kept = _n_kept(body.truncate_prompt_tokens, max_model_len)
     prompts = await gateway.offload.run(
         lambda: read_prompts(
-            body.prompt, texts.tokenizer, max_prompts=MAX_CHOICES // n, max_ids=n_kept
+            body.prompt,
+            texts.tokenizer,
+            max_prompts=MAX_CHOICES // n,
+            max_ids=n_kept,
+            may_be_empty=body.continues,
         ),
         size=call.n_held,
     )
@@ -127,6 +145,7 @@ async def _job(call: Call) -> _Job:
     outputs = body.structured_outputs
     grammar = None if outputs is None else outputs.to_grammar()
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
+    keywords |= body.state_keywords(n=n * len(prompts))
     keywords["logprobs"] = body.logprobs
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
     return _Job(
@@ -231,23 +250,28 @@ class _ChoiceWriter:
         return choice
 
 
-def _reply(job: _Job, lanes: Lanes, wholes: Sequence[Whole]) -> Completion:
+def _reply(
+    job: _Job, lanes: Lanes, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]
+) -> Completion:
+    lengths = [whole.finish.n_output for whole in wholes]
     return Completion(
         id=job.response_id,
         object="text_completion",
         created=job.created,
         model=job.model,
         choices=[job.writer(lanes, index).whole(whole) for index, whole in enumerate(wholes)],
-        usage=Usage.of(job.prompt_lengths, [whole.finish.n_output for whole in wholes]),
+        usage=Usage.of(job.prompt_lengths, lengths, job.n_cached(ends)),
+        state=report(ends[0]),
     )
 
 
-async def _stream(call: Call, job: _Job, lanes: Lanes) -> web.StreamResponse:
-    texts = job.choice_texts(lanes)
+async def _stream(
+    call: Call, job: _Job, lanes: Lanes, texts: Sequence[ChoiceText], keeper: Keeper
+) -> web.StreamResponse:
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call) as events:
         last = await send_all(texts, events, chunks.of)
-        await events.finish(last + chunks.usage() + DONE)
+        await events.finish(last + await chunks.total(keeper) + DONE)
     return events.response
 
 
@@ -271,7 +295,7 @@ class _Chunks:
         self._is_plain = not (
             body.logprobs is not None or body.return_token_ids or frame.tells_costs
         )
-        self._finishes = list[Finish]()
+        self._finishes = dict[int, Finish]()
         self._encode = msgspec.json.Encoder().encode
         self._plain_starts = [
             b'%b{"index":%d,"text":' % (frame.start, index) for index in range(len(texts))
@@ -285,7 +309,7 @@ class _Chunks:
             self._begun[index] = True
             head = self._event(index, self._writers[index].head())
         if piece.finish is not None:
-            self._finishes.append(piece.finish)
+            self._finishes[index] = piece.finish
         elif self._is_plain:
             text = piece.text
             if not text:
@@ -294,10 +318,17 @@ class _Chunks:
             return b"".join((head, self._plain_starts[index], self._encode(text), self._plain_end))
         return head + self._event(index, self._writers[index].tail(piece))
 
-    def usage(self) -> bytes:
-        """The event, if it was asked for, that says what all choices cost."""
-        outputs = [finish.n_output for finish in self._finishes]
-        return self._frame.total(Usage.of(self._job.prompt_lengths, outputs))
+    async def total(self, keeper: Keeper) -> bytes:
+        """The event, if there is one, of all choices: what they cost, the state at their end.
+
+        Raises:
+            ClientError, HttpError: as ``Keeper.settle``.
+        """
+        finishes = [self._finishes[index] for index in range(len(self._texts))]
+        ends = [await keeper.settle(finish) for finish in finishes]
+        outputs = [finish.n_output for finish in finishes]
+        cost = Usage.of(self._job.prompt_lengths, outputs, self._job.n_cached(ends))
+        return self._frame.total(cost, report(ends[0]))
 
     def _event(self, index: int, choice: CompletionChoice) -> bytes:
         cost = None

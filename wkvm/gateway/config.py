@@ -28,6 +28,7 @@ class GatewayConfig:
         keepalive_timeout_s: how long a connection may be idle between requests.
         max_connections: open at once.
         max_body_bytes: of one request.
+        max_state_bytes: of the file of a state that is imported.
         max_submitted: requests of ``/v1/submit`` of one tenant that are remembered at once,
             those that run included.
         max_submitted_bytes: of the results of one tenant's finished ones. The last to finish is
@@ -50,6 +51,7 @@ class GatewayConfig:
     keepalive_timeout_s: float = 75.0
     max_connections: int = 10_240
     max_body_bytes: int = 4 * 1024 * 1024
+    max_state_bytes: int = 1024 * 1024 * 1024
     max_submitted: int = 1024
     max_submitted_bytes: int = 64 * 1024 * 1024
     submitted_ttl_s: float = 600.0
@@ -78,6 +80,7 @@ class GatewayConfig:
         for setting, count in (
             ("http-max-connections", self.max_connections),
             ("max-body-bytes", self.max_body_bytes),
+            ("max-state-bytes", self.max_state_bytes),
             ("max-submitted", self.max_submitted),
             ("max-submitted-bytes", self.max_submitted_bytes),
         ):

@@ -10,6 +10,8 @@ from wkvm_client.errors import ClientError
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
 
 INVALID = "invalid_request_error"
+CONFLICT = "conflict_error"
+FULL = "insufficient_storage_error"
 SERVER = "server_error"
 CANCELLED = "cancelled"
 """The code of a request that was cancelled by its name, or by a drain."""
@@ -76,12 +78,26 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
     (client.UnauthenticatedError, 401, "authentication_error", "invalid_api_key"),
     (client.PromptTooLongError, 400, INVALID, "context_length_exceeded"),
     (client.RequestTooLargeError, 413, INVALID, "request_too_large"),
+    (client.StateNotFoundError, 404, INVALID, "state_not_found"),
+    (client.StateExistsError, 409, CONFLICT, "state_exists"),
+    (client.StaleVersionError, 409, CONFLICT, "stale_version"),
+    (client.KeyReusedError, 409, CONFLICT, "key_reused"),
+    (client.StateMovedError, 409, CONFLICT, "state_moved"),
+    (client.StateMismatchError, 422, INVALID, "state_mismatch"),
+    (client.BadStateFileError, 422, INVALID, "bad_state_file"),
+    (client.StateNotFiniteError, 422, INVALID, "state_not_finite"),
     (client.RequestError, 400, INVALID, None),
     (client.DrainingError, 503, SERVER, "draining"),
     (client.GoingAwayError, 503, SERVER, "draining"),
+    (client.QuotaError, 507, FULL, "quota_exceeded"),
+    (client.StoreFullError, 507, FULL, "store_full"),
+    (client.HostTierFullError, 503, SERVER, "host_tier_full"),
     (client.CapacityError, 429, "rate_limit_error", "overloaded"),
     (client.TooManyConnectionsError, 429, "rate_limit_error", "too_many_connections"),
     (client.StalledError, 408, SERVER, "stalled"),
+    (client.MutationFailedError, 500, SERVER, "mutation_failed"),
+    (client.StateDamagedError, 500, SERVER, "state_damaged"),
+    (client.StoreFailedError, 503, SERVER, "store_failed"),
     (client.ExecutionError, 500, SERVER, "execution_failed"),
     (client.DeadlineError, 504, SERVER, "timeout"),
     (client.LinkError, 503, SERVER, "engine_unavailable"),

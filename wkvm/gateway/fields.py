@@ -12,6 +12,7 @@ from wkvm_client import Grammar
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.texts import Texts
 
@@ -64,7 +65,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(StateFields, kw_only=True):
     """Fields of completions and chats alike. Others are ignored.
 
     None stands for a field that is absent: what the model's maker suggests counts, and then the

@@ -1,5 +1,6 @@
 """The native routes: token ids in, token ids out. They need no tokenizer."""
 
+import asyncio
 import contextlib
 from functools import partial
 from typing import cast
@@ -12,7 +13,7 @@ from wkvm_client.results import Path as ScorePath
 
 from wkvm.gateway import native_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.choices import Ready
+from wkvm.gateway.choices import Lanes, Ready
 from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.submitted import Outcome
@@ -21,16 +22,18 @@ from wkvm.gateway.submitted import Outcome
 async def generate(call: Call) -> web.StreamResponse:
     """``POST /v1/generate``: wait for the end, and answer with everything."""
     body = await call.body(bodies.GenerateBody)
-    stream = await _ask(call, body)
-    with call.cancellable(stream):
-        completions = await stream.completions()
+    async with Lanes(call.client) as lanes:
+        asked = await _ask(call, body, lanes)
+        with call.cancellable(asked):
+            completions = await _whole(asked)
     return json_response(bodies.answer(call.request_id, call.gateway.model, completions))
 
 
 async def stream(call: Call) -> web.StreamResponse:
     """``POST /v1/stream``: ids as they arrive, each arrival an event."""
     body = await call.body(bodies.GenerateBody)
-    async with EventStream(call) as events, await _ask(call, body) as asked:
+    async with EventStream(call) as events, Lanes(call.client) as lanes:
+        asked = await _ask(call, body, lanes)
         with call.cancellable(asked):
             await _send_all(events, asked, body)
         await events.finish(DONE)
@@ -163,8 +166,43 @@ def _completion(choice: aio.Choice) -> Completion | None:
         return None
 
 
-async def _ask(call: Call, body: bodies.GenerateBody) -> aio.Stream:
+async def _whole(stream: aio.Stream) -> list[Completion]:
+    """Wait for the ends of all choices. Cancelling this leaves them as they are.
+
+    Raises:
+        ClientError: the lane failed.
+    """
+    over, n_open = asyncio.Event(), len(stream.choices)
+
+    def note() -> None:
+        nonlocal n_open
+        n_open -= 1
+        if not n_open:
+            over.set()
+
+    for choice in stream.choices:
+        choice.call_when_over(note)
+    await over.wait()
+    return [choice.result for choice in stream.choices]
+
+
+def _leave(stream: aio.Stream, on_disconnect: str | None) -> None:
+    """The client has left a request whose state is kept."""
+    match on_disconnect:
+        case "finish":
+            for choice in stream.choices:
+                choice.call_when_over(lambda: None)  # which lets it run
+        case "hibernate":
+            stream.interrupt()
+        case _:
+            stream.cancel()
+
+
+async def _ask(call: Call, body: bodies.GenerateBody, lanes: Lanes | None = None) -> aio.Stream:
     """Send a request to the engine.
+
+    Args:
+        lanes: where the request belongs that ends with its call.
 
     Raises:
         HttpError: 404; it names another model.
@@ -173,7 +211,12 @@ async def _ask(call: Call, body: bodies.GenerateBody) -> aio.Stream:
     call.names = bodies.NAMES
     if body.model is not None:
         call.gateway.check_model(body.model)
-    return await call.client.generate(body.ids, **body.keywords())
+    stream = await call.client.generate(body.ids, **body.keywords())
+    if lanes is not None:
+        lanes.streams.append(stream)
+        if body.saves:
+            lanes.on_leave = partial(_leave, stream, body.on_disconnect)
+    return stream
 
 
 def _start(request: web.Request) -> int:

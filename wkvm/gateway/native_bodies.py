@@ -7,11 +7,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from wkvm_client import Completion, Grammar, TokenLogprobs
 
-from wkvm.gateway.failures import HttpError
+from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.state_fields import STATE_FIELDS, STATE_NAMES, StateFields, StateReport, report
 
 MAX_ID_CHARACTERS = 128
 """In the name of a request."""
-NAMES = {"prompt": "ids"}
+NAMES = {**STATE_NAMES, "prompt": "ids"}
 """What these bodies call the engine's fields, where they do not have its names."""
 
 # --- asking -------------------------------------------------------------------------------
@@ -24,14 +25,14 @@ class GrammarBody(msgspec.Struct, forbid_unknown_fields=True):
     source: str
 
 
-class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerateBody(StateFields, kw_only=True, forbid_unknown_fields=True):
     """A request: ``ids`` is the prompt; the others are the client's keywords.
 
     What is not given has the client's default: the sampling that a model's maker suggests has no
     part in it. Ranges are those of the binary protocol, and the engine checks them.
     """
 
-    ids: list[int]
+    ids: list[int] = msgspec.field(default_factory=list[int])
     model: str | None = None
     temperature: float | UnsetType = UNSET
     top_k: int | UnsetType = UNSET
@@ -56,12 +57,21 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     grammar: GrammarBody | UnsetType | None = UNSET
 
     def keywords(self) -> dict[str, Any]:
-        """What was given, as keywords of ``wkvm_client.aio.Client.generate``."""
+        """What was given, as keywords of ``wkvm_client.aio.Client.generate``.
+
+        Raises:
+            HttpError: 400; there is nothing to go on from, or as ``state_keywords``.
+        """
+        if not self.ids and not self.continues:
+            raise invalid("ids", "is required, and not empty, where there is no state")
         given = msgspec.structs.asdict(self)
-        del given["ids"], given["model"]
+        for name in ("ids", "model", *STATE_FIELDS):
+            del given[name]
         if isinstance(self.grammar, GrammarBody):
             given["grammar"] = Grammar(self.grammar.kind, self.grammar.source)
-        return {name: value for name, value in given.items() if value is not UNSET}
+        n = self.n if isinstance(self.n, int) else 1
+        given = {name: value for name, value in given.items() if value is not UNSET}
+        return given | self.state_keywords(n=n)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -110,11 +120,16 @@ class Position(msgspec.Struct):
     top: list[Top]
 
 
-class Usage(msgspec.Struct):
-    """How many ids: the prompt once, the output of all choices."""
+class Usage(msgspec.Struct, omit_defaults=True):
+    """How many ids: the prompt once, the output of all choices.
+
+    Attributes:
+        n_cached: of a request on a state: what that had absorbed, which was not computed again.
+    """
 
     n_prompt: int
     n_output: int
+    n_cached: int | UnsetType = UNSET
 
 
 class Times(msgspec.Struct):
@@ -145,6 +160,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     timings: Times
     status: str | UnsetType = UNSET
     prompt_logprobs: list[Position] | UnsetType = UNSET
+    state: StateReport | UnsetType = UNSET
 
 
 class Arrival(msgspec.Struct, omit_defaults=True):
@@ -161,6 +177,7 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     stop_id: int | UnsetType | None = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Times | UnsetType = UNSET
+    state: StateReport | UnsetType = UNSET
 
 
 class Scored(msgspec.Struct):
@@ -249,6 +266,7 @@ def arrival(
         event.stop_id = completion.stop_id
         event.usage = usage([completion])
         event.timings = times([completion])
+        event.state = report(completion.state)
     return msgspec.json.encode(event)
 
 
@@ -270,6 +288,7 @@ def answer(
             prompt_logprobs=UNSET if prompt is None else positions(prompt),
             usage=usage(completions),
             timings=times(completions),
+            state=report(completions[0].state),
         )
     )
 
@@ -282,7 +301,10 @@ def failed_answer(request_id: str, model: str, error: HttpError) -> bytes:
 
 def usage(completions: Sequence[Completion]) -> Usage:
     """Counts over some choices of one request."""
-    return Usage(completions[0].n_prompt, sum(one.n_output for one in completions))
+    told = Usage(completions[0].n_prompt, sum(one.n_output for one in completions))
+    if (end := completions[0].state) is not None:
+        told.n_cached = end.cached_tokens
+    return told
 
 
 def times(completions: Sequence[Completion]) -> Times:

@@ -4,16 +4,18 @@ What is shown is final: no character that is not complete, and nothing that may 
 begin, a stop string.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from wkvm_client import Completion, EndReason, TokenLogprobs
 from wkvm_client.aio import Choice
 from wkvm_client.errors import ClientError
+from wkvm_client.states import StateEnd
 
 from wkvm.gateway.failures import CANCELLED, SERVER, HttpError
-from wkvm.gateway.text import IncrementalDecoder, StopStrings
+from wkvm.gateway.text import IncrementalDecoder, StopStrings, StopText
 from wkvm.gateway.texts import Texts
 
 FinishReason: TypeAlias = Literal["stop", "length"]
@@ -27,11 +29,16 @@ class Finish:
         reason: as OpenAI names it.
         stop_reason: the stop string, or the stop id, that ended it.
         n_output: ids of the output: without a stop id, but with all that made a stop string.
+        n_excess: of these, how many the state at the end has that it should not have: the choice
+            was over before it could be cut where its stop string begins.
+        state: what came of its states; None if it was on none and kept none.
     """
 
     reason: FinishReason
     stop_reason: str | int | None
     n_output: int
+    n_excess: int = 0
+    state: StateEnd | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +95,11 @@ class ChoiceText:
     """Reads one choice. When a stop string is complete, it gives the choice up.
 
     The pieces of a choice, put together, are the same however its ids arrived.
+
+    Args:
+        cut: of a choice whose state is kept: ends it, so that the state has so many ids of the
+            output, whose texts are wholly before the stop string. The last piece then comes
+            with the choice's own end.
     """
 
     def __init__(
@@ -95,8 +107,13 @@ class ChoiceText:
         choice: Choice,
         texts: Texts,
         options: TextOptions = _DEFAULT_OPTIONS,
+        *,
+        cut: Callable[[int], None] | None = None,
     ) -> None:
         self._choice = choice
+        self._cut = cut
+        self._stopped_by: Finish | None = None
+        self._borders = None if cut is None else Borders()
         self._tokenizer = texts.tokenizer
         self._options = options
         self._decoder = IncrementalDecoder(texts.tokenizer, skip_special=options.skip_special)
@@ -155,6 +172,10 @@ class ChoiceText:
         self._choice.abandon()
 
     def _piece(self, ids: list[int]) -> Piece:
+        if self._stopped_by is not None:
+            # What arrives after a stop string is not part of the choice.
+            finish = self._ended(self._stopped_by) if self._choice.is_over else None
+            return Piece("", [], [], finish)
         if not ids:
             return self._end("", [], self._choice.result)
         text, stop, n_used = self._text(ids)
@@ -164,7 +185,6 @@ class ChoiceText:
         self._n_output += len(ids)
         logprobs = self._logprobs(first)
         if stop is not None:
-            self._choice.abandon()
             return self._stopped(text, ids, logprobs, stop)
         if self._choice.is_over:
             # The end comes with the last ids; a failure is for the next read.
@@ -183,16 +203,23 @@ class ChoiceText:
         if matcher is None:
             return self._decoder.feed(ids), None, len(ids)
         parts = list[str]()
+        borders = self._borders
         n_free = self._options.min_tokens - self._n_output
         for n_used, token_id in enumerate(ids, start=1):
             text = self._decoder.feed((token_id,))
+            if borders is not None:
+                borders.add(len(text), is_whole=self._decoder.is_between)
             if n_used <= n_free:
-                parts.append(text)
+                found = StopText(text)
             elif text:
                 found = matcher.feed(text)
-                parts.append(found.text)
-                if found.stop is not None:
-                    return "".join(parts), found.stop, n_used
+            else:
+                continue
+            parts.append(found.text)
+            if borders is not None:
+                borders.show(len(found.text))
+            if found.stop is not None:
+                return "".join(parts), found.stop, n_used
         return "".join(parts), None, len(ids)
 
     def _logprobs(self, first: int) -> list[TokenLogprobs]:
@@ -220,7 +247,7 @@ class ChoiceText:
         stop_id = completion.stop_id
         if stop_id is not None and self._options.include_stop:
             text += self._tokenizer.decode((stop_id,), skip_special=self._options.skip_special)
-        finish = Finish(reason, stop_id, self._n_output)
+        finish = Finish(reason, stop_id, self._n_output, state=completion.state)
         return Piece(text, ids, list(logprobs), finish)
 
     def _stopped(
@@ -228,7 +255,59 @@ class ChoiceText:
     ) -> Piece:
         if self._options.include_stop:
             text += stop
-        return Piece(text, ids, logprobs, Finish("stop", stop, self._n_output))
+        finish = Finish("stop", stop, self._n_output)
+        if self._cut is None or self._borders is None:
+            self._choice.abandon()
+            return Piece(text, ids, logprobs, finish)
+        n_kept = self._n_output if self._options.include_stop else self._borders.n_shown
+        self._stopped_by = finish = replace(finish, n_excess=self._n_output - n_kept)
+        if self._choice.is_over:
+            return Piece(text, ids, logprobs, self._ended(finish))
+        self._cut(n_kept)
+        return Piece(text, ids, logprobs, None)
+
+    def _ended(self, finish: Finish) -> Finish:
+        """How a choice whose state is kept ended, now that it has.
+
+        Raises:
+            ClientError: it failed, and nothing was kept.
+            HttpError: as ``read``.
+        """
+        completion = self._choice.result
+        n_kept = finish.n_output - finish.n_excess
+        if completion.reason is EndReason.TIMED_OUT:
+            raise _unfinished(completion.reason)
+        # One that has ended by itself meanwhile has all its ids in its state, and a stop id.
+        is_cut = completion.reason is EndReason.CANCELLED
+        n_more = completion.n_output + (completion.stop_id is not None) - n_kept
+        return replace(finish, n_excess=0 if is_cut else n_more, state=completion.state)
+
+
+class Borders:
+    """Between which ids of an output the text is cut that is shown: for a state that ends there."""
+
+    def __init__(self) -> None:
+        self._n_ids = 0
+        self._n_characters = 0
+        self._n_shown_characters = 0
+        self._after = deque[tuple[int, int]]()
+        self.n_shown = 0
+
+    def add(self, n_characters: int, *, is_whole: bool) -> None:
+        """An id came, and so many characters with it; ``is_whole`` if it ends with a character."""
+        self._n_ids += 1
+        self._n_characters += n_characters
+        if is_whole:
+            self._after.append((self._n_ids, self._n_characters))
+
+    def show(self, n_characters: int) -> None:
+        """So many more characters are certainly before any stop string.
+
+        ``n_shown`` is then how many ids, from the first, have no text beyond these.
+        """
+        self._n_shown_characters += n_characters
+        while self._after and self._after[0][1] <= self._n_shown_characters:
+            self.n_shown, _ = self._after.popleft()
 
 
 _REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}

@@ -33,7 +33,12 @@ class Prompt:
 
 
 def read_prompts(
-    given: PromptField | None, tokenizer: Tokenizer, *, max_prompts: int, max_ids: int | None
+    given: PromptField | None,
+    tokenizer: Tokenizer,
+    *,
+    max_prompts: int,
+    max_ids: int | None,
+    may_be_empty: bool = False,
 ) -> list[Prompt]:
     """The prompts of a body. The names of special tokens in them stand for these tokens.
 
@@ -41,10 +46,14 @@ def read_prompts(
 
     Args:
         max_ids: of each prompt the last so many count; None takes all.
+        may_be_empty: whether there is something to go on from without a prompt. Then none is
+            an empty one.
 
     Raises:
         HttpError: 400; there is none, there are too many, or texts and ids are mixed.
     """
+    if may_be_empty and (given is None or given == [] or given == ""):
+        return [Prompt([], "")]
     found = _parse(given)
     if len(found) > max_prompts:
         why = f"{len(found)} prompts; with this n at most {max_prompts} are allowed"

@@ -7,16 +7,17 @@ from msgspec import UNSET, UnsetType
 
 from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.pieces import FinishReason
+from wkvm.gateway.state_fields import StateReport
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Of a prompt's ids. None was ever computed before: no request shares a state yet."""
+    """Of a prompt's ids: how many came with a state, and were not computed again."""
 
     cached_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """What a request cost: each prompt once, the ids of all choices."""
+    """What a request cost: each prompt once, with what its state had absorbed; all choices' ids."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -24,10 +25,18 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
     @staticmethod
-    def of(prompt_lengths: Iterable[int], output_lengths: Iterable[int]) -> "Usage":
-        """Add up. One prompt length for each prompt, one output length for each choice."""
-        n_prompt, n_output = sum(prompt_lengths), sum(output_lengths)
-        return Usage(n_prompt, n_output, n_prompt + n_output, PromptTokensDetails())
+    def of(
+        prompt_lengths: Iterable[int], output_lengths: Iterable[int], n_cached: int = 0
+    ) -> "Usage":
+        """Add up.
+
+        Args:
+            prompt_lengths: one for each prompt.
+            output_lengths: one for each choice.
+            n_cached: tokens that the states had absorbed, from which the prompts went on.
+        """
+        n_prompt, n_output = n_cached + sum(prompt_lengths), sum(output_lengths)
+        return Usage(n_prompt, n_output, n_prompt + n_output, PromptTokensDetails(n_cached))
 
 
 class Frame:
@@ -59,11 +68,16 @@ class Frame:
         tail = self._tail if cost is None else b',"usage":%b}\n\n' % msgspec.json.encode(cost)
         return b"%b%b]%b%b" % (self.start, msgspec.json.encode(choice), more, tail)
 
-    def total(self, cost: Usage) -> bytes:
-        """The event, if it was asked for, that says what all choices cost."""
-        if not self._tells_total:
-            return b""
-        return b'%b],"usage":%b}\n\n' % (self.start, msgspec.json.encode(cost))
+    def total(self, cost: Usage, state: StateReport | UnsetType = UNSET) -> bytes:
+        """The event, if it was asked for, of all choices: what they cost, the state at their end.
+
+        Args:
+            state: if one was kept.
+        """
+        more = b"" if state is UNSET else b',"state":' + msgspec.json.encode(state)
+        if self._tells_total:
+            more += b',"usage":' + msgspec.json.encode(cost)
+        return b"%b]%b}\n\n" % (self.start, more) if more else b""
 
 
 class TokenInfo(msgspec.Struct):
@@ -112,3 +126,4 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    state: StateReport | UnsetType = UNSET

@@ -60,6 +60,11 @@ class IncrementalDecoder:
         self._is_between = True
         self._whole_texts = tokenizer.whole_texts
 
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing is held back."""
+        return self._is_between
+
     def feed(self, ids: Sequence[int]) -> str:
         """Take ids; return the characters that are complete now.
 

@@ -12,6 +12,7 @@ deadline of its HTTP connection.
 import asyncio
 import contextlib
 import logging
+from typing import TypeAlias, get_args
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -24,10 +25,12 @@ from wkvm_protocol.messages import (
     Failed,
     Generate,
     GenerateConstrained,
+    GenerateOn,
     GoAway,
     Hello,
     HelloOk,
     Score,
+    StateOperation,
     Stats,
 )
 
@@ -63,7 +66,8 @@ DRAINING = "the server is draining"
 
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
-_opening = Codec(Generate, GenerateConstrained, Score, Stats)
+_Opening: TypeAlias = Generate | GenerateConstrained | GenerateOn | Score | Stats | StateOperation
+_opening = Codec(*get_args(_Opening))
 _go_away = Codec(GoAway)
 _failed = Codec(Failed)
 
@@ -268,7 +272,7 @@ def _refusal(payload: bytes) -> bytes | None:
         message = _opening.decode(payload)
     except ProtocolError:
         return None
-    assert isinstance(message, Generate | GenerateConstrained | Score | Stats)
+    assert isinstance(message, _Opening)
     return _failed.encode(
         Failed(message.request_id, ErrorCode.DRAINING, ErrorCode.DRAINING.retryable, DRAINING)
     )

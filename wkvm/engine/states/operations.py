@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError
 from wkvm.core.registry import Ref, VersionRecord
@@ -92,21 +92,24 @@ class Operations:
         """
         return [
             await self.get(tenant, record.ref)
-            for record in await self.log(tenant, name, before=before, limit=limit)
+            for record in await self._records(tenant, Ref(name), before=before, limit=limit)
         ]
 
     async def log(
-        self, tenant: str, name: str, *, before: int | None = None, limit: int = 100
-    ) -> Sequence[VersionRecord]:
-        """Versions of a handle with their provenance, the newest first.
+        self, tenant: str, ref: Ref, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[Mapping[str, Any]]:
+        """How the versions of a handle came to be, as JSON has it, the newest first.
 
         Args:
+            ref: a handle, or the version to begin with.
             before: only versions below this one.
-
-        Raises:
-            StateNotFoundError: there is no such handle.
         """
-        ref = Ref(name)
+        records = await self._records(tenant, ref, before=before, limit=limit)
+        return [entry_of(record) for record in records]
+
+    async def _records(
+        self, tenant: str, ref: Ref, *, before: int | None, limit: int
+    ) -> Sequence[VersionRecord]:
         _check_limit(limit)
         self._backing.check_here(tenant, ref.name)
         store = self._backing.store
@@ -132,8 +135,8 @@ class Operations:
             pending=image.carried.pending,
         )
 
-    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Difference:
-        """How far two states are apart, layer by layer.
+    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Mapping[str, Any]:
+        """How far two states are apart, layer by layer, as JSON has it.
 
         Raises:
             StateMismatchError: they are of different models.
@@ -147,7 +150,7 @@ class Operations:
 
         for one in (ref, other):
             backing.check_here(tenant, one.name)
-        return await self._read(compare)
+        return (await self._read(compare)).to_json()
 
     # --- handles --------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class Operations:
             tenant, Ref(name), expected_version, lambda: store.rename(tenant, name, new_name).head
         )
 
-    async def set_tags(
+    async def tag(
         self,
         tenant: str,
         name: str,
@@ -185,7 +188,7 @@ class Operations:
             tenant, Ref(name), expected_version, lambda: store.set_tags(tenant, name, tags).head
         )
 
-    async def set_expiry(
+    async def expire(
         self,
         tenant: str,
         name: str,
@@ -299,6 +302,20 @@ class Operations:
             return [work()]
 
         return (await self._make(tenant, edit))[0]
+
+
+def entry_of(record: VersionRecord) -> dict[str, Any]:
+    """A version and how it came to be, as JSON has it."""
+    return {
+        "state": str(record.ref),
+        "version": record.version,
+        "content_id": record.content_id,
+        "n_computed": record.n_computed,
+        "n_pending": record.n_pending,
+        "created_at": record.created_at,
+        "ack": record.ack.value,
+        **record.provenance.to_json(),
+    }
 
 
 def _check_limit(limit: int) -> None:

@@ -1,0 +1,134 @@
+"""The state at the end of a request: where exactly that is, and what becomes of it unwatched."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+
+from wkvm_client.aio import Client, Stream
+from wkvm_client.errors import ClientError
+from wkvm_client.states import StateEnd
+
+from wkvm.gateway.failures import SERVER, HttpError
+from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
+from wkvm.gateway.state_fields import StateFields, tail_of_file
+from wkvm.gateway.texts import Texts
+
+logger = logging.getLogger("wkvm.gateway")
+
+
+class Unwatched:
+    """Work that goes on though its client has left. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks = set[asyncio.Task[None]]()
+
+    def __len__(self) -> int:
+        """How much of it there is."""
+        return len(self._tasks)
+
+    def add(self, work: Coroutine[None, None, None]) -> None:
+        """Go on with it, to its end or that of the connection to the engine."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def choice_text(
+    stream: Stream, texts: Texts, options: TextOptions, fields: StateFields
+) -> ChoiceText:
+    """What reads the only choice of a stream."""
+    cut = (lambda n_kept: stream.interrupt(keep=n_kept)) if fields.saves else None
+    return ChoiceText(stream.choices[0], texts, options, cut=cut)
+
+
+async def pin_state(client: Client, fields: StateFields) -> Sequence[int]:
+    """Find out how the state ends that a request goes on from, and let it go on from just that.
+
+    Args:
+        fields: of the request; ``state`` is given its version.
+
+    Returns:
+        The last ids, those that wait to be fed included.
+
+    Raises:
+        ClientError: there is no such state.
+        HttpError: 400; it is no name.
+    """
+    if fields.state is None:
+        return tail_of_file(fields.inline() or b"")
+    info = await client.states.get(fields.state)
+    fields.state = f"{info.name}@{info.version}"
+    return info.tail
+
+
+class Keeper:
+    """Sees to it that the state of a request ends where its text does.
+
+    Args:
+        client: of whoever asks.
+        unwatched: where a request goes that is to finish without its client.
+        fields: of the request.
+        streams, texts: of its choices.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        unwatched: Unwatched,
+        fields: StateFields,
+        streams: Sequence[Stream],
+        texts: Sequence[ChoiceText],
+    ) -> None:
+        self._client = client
+        self._unwatched = unwatched
+        self._fields = fields
+        self._streams = streams
+        self._texts = texts
+
+    def leave(self) -> None:
+        """The client has left: do with what is not over as the request says."""
+        for stream, text in zip(self._streams, self._texts, strict=True):
+            if stream.is_over:
+                continue
+            match self._fields.on_disconnect:
+                case "finish":
+                    self._unwatched.add(self._finish(text))
+                case "hibernate":
+                    stream.interrupt()
+                case _:
+                    stream.cancel()
+
+    async def settle(self, finish: Finish) -> StateEnd | None:
+        """The state at the end of the text; waits, if a stop string came too late to end there.
+
+        Raises:
+            ClientError: it could not be taken back to there.
+            HttpError: likewise.
+        """
+        end = finish.state
+        if end is None or not finish.n_excess:
+            return end
+        if not end.name:
+            why = "the answer was over before its stop string was found, and so is its state"
+            raise HttpError(500, f"{why}; ask again with a greater max_tokens", SERVER)
+        n_tokens = end.n_computed + len(end.pending) - finish.n_excess
+        info = await self._client.states.rollback(
+            end.name, position=n_tokens, expected_version=end.version
+        )
+        return replace(
+            end,
+            version=info.version,
+            ack=info.ack,
+            n_computed=info.n_computed,
+            pending=tuple(info.tail[len(info.tail) - info.n_pending :]),
+        )
+
+    async def _finish(self, text: ChoiceText) -> None:
+        """Read to the end what nobody waits for."""
+        try:
+            while (piece := await text.read()).finish is None:
+                pass
+            await self.settle(piece.finish)
+        except (ClientError, HttpError) as error:
+            logger.warning("a request whose client had left was not finished: %s", error)

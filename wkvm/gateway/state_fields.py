@@ -1,0 +1,187 @@
+"""Which state a request goes on from and what is kept of it: fields of bodies and of answers."""
+
+import base64
+import binascii
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from wkvm_client.states import Durability, OnDisconnect, StateEnd
+
+from wkvm.gateway.failures import invalid
+
+
+class StateFields(msgspec.Struct, kw_only=True):
+    """Fields of every body that generates. None stands for a field that is absent.
+
+    Attributes:
+        state: ``name`` or ``name@version``: what to go on from.
+        state_bytes: the bytes of a state's file, in base64, to go on from instead.
+        save_as: the handle that gets the state at the end as a new version.
+        expected_version: what its head must be; 0 for a handle that must be new.
+        durability: of that version.
+        on_disconnect: what becomes of the request if its client leaves.
+        checkpoint_every: keep a state to roll back to at each multiple of so many tokens.
+        replay: draw the random numbers that the state would draw.
+        return_state: whether the answer has the bytes of the state at the end.
+        idempotency_key: with one, the request is run and kept once.
+        state_tags, state_expires_in_s: of a handle that ``save_as`` makes.
+    """
+
+    state: str | None = None
+    state_bytes: str | None = None
+    save_as: str | None = None
+    expected_version: int | None = None
+    durability: Durability | None = None
+    on_disconnect: OnDisconnect | None = None
+    checkpoint_every: int | None = None
+    replay: bool | None = None
+    return_state: bool | None = None
+    idempotency_key: str | None = None
+    state_tags: dict[str, str] | None = None
+    state_expires_in_s: float | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the request goes on from a state, so that its prompt may be empty."""
+        return self.state is not None or self.state_bytes is not None
+
+    @property
+    def saves(self) -> bool:
+        """Whether the state at the end is wanted."""
+        return self.save_as is not None or bool(self.return_state)
+
+    def state_keywords(self, *, n: int = 1) -> dict[str, Any]:
+        """Keywords of ``Client.generate``, only those that were given.
+
+        Args:
+            n: how many choices there are, of all prompts together.
+
+        Raises:
+            HttpError: 400; a field contradicts another one, or is not base64.
+        """
+        if self.saves and n != 1:
+            field = "save_as" if self.save_as is not None else "return_state"
+            raise invalid(field, f"needs one choice: {n} would each end in another state")
+        given: dict[str, Any] = {
+            "state": self.state,
+            "state_bytes": self.inline(),
+            "save_as": self.save_as,
+            "expected_version": self.expected_version,
+            "durability": self.durability,
+            "on_disconnect": self.on_disconnect,
+            "checkpoint_every": self.checkpoint_every,
+            "replay": self.replay,
+            "return_state": self.return_state,
+            "idempotency_key": self.idempotency_key,
+            "tags": self.state_tags,
+            "expires_in_s": self.state_expires_in_s,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def inline(self) -> bytes | None:
+        """The bytes of ``state_bytes``.
+
+        Raises:
+            HttpError: 400; they are not base64, or there is a ``state`` too.
+        """
+        if self.state_bytes is None:
+            return None
+        if self.state is not None:
+            raise invalid("state_bytes", "excludes state")
+        try:
+            return base64.b64decode(self.state_bytes, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise invalid("state_bytes", f"not base64: {error}") from error
+
+
+STATE_FIELDS = frozenset(StateFields.__struct_fields__)
+"""Their names."""
+STATE_NAMES = {
+    "expires_in_s": "state_expires_in_s",
+    "inline": "state_bytes",
+    "inline_bytes": "state_bytes",
+    "tags": "state_tags",
+    "want_inline": "return_state",
+}
+"""What the fields are called here, where the client has another keyword."""
+
+
+class StateReport(msgspec.Struct, omit_defaults=True):
+    """What an answer says of the state at its end.
+
+    Attributes:
+        name, version: what was committed; null where nothing was.
+        ack: ``visible`` or ``durable``; null likewise.
+        n_computed: tokens that it has absorbed.
+        pending: ids that belong to it and were not fed; a continuation feeds them first.
+        bytes: the state's file, in base64, if it was asked for.
+    """
+
+    name: str | None
+    version: int | None
+    ack: str | None
+    n_computed: int
+    pending: list[int]
+    bytes: str | UnsetType = UNSET
+
+
+def report(end: StateEnd | None) -> StateReport | UnsetType:
+    """What to say of the end of a request; nothing if it kept nothing."""
+    if end is None or (not end.name and end.data is None):
+        return UNSET
+    told = StateReport(None, None, None, end.n_computed, list(end.pending))
+    if end.name:
+        told.name, told.version, told.ack = end.name, end.version, end.ack
+    if end.data is not None:
+        told.bytes = base64.b64encode(end.data).decode()
+    return told
+
+
+def n_cached(ends: Sequence[StateEnd | None]) -> int:
+    """How many tokens of the prompts came with states and were not computed again."""
+    return sum(end.cached_tokens for end in ends if end is not None)
+
+
+TAIL_IDS = 32
+"""So many of the last ids of a state say how it ends."""
+
+
+def tail_of_file(data: bytes) -> tuple[int, ...]:
+    """The last ids of a state's file, those that wait to be fed included.
+
+    Returns:
+        None of them for what is no such file: the engine says what is wrong with it.
+    """
+    try:
+        n_header = int.from_bytes(data[:8], "little")
+        header = msgspec.json.decode(data[8 : 8 + n_header], type=_FileHeader)
+        pending = msgspec.json.decode(header.metadata.carried, type=_Carried).pending
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ()
+    start, end = (8 + n_header + offset for offset in header.token_ids.data_offsets)
+    ids = data[max(start, end - 4 * TAIL_IDS) : end]
+    if len(ids) % 4 or not 0 <= start <= end <= len(data):
+        return ()
+    return (*(one for (one,) in struct.iter_unpack("<I", ids)), *pending)
+
+
+class _Metadata(msgspec.Struct):
+    carried: str = msgspec.field(name="wkvm.carried")
+
+
+class _Entry(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
+class _FileHeader(msgspec.Struct):
+    """The part of a state's file that concerns its tokens; see docs/states.md."""
+
+    metadata: _Metadata = msgspec.field(name="__metadata__")
+    token_ids: _Entry = msgspec.field(name="wkvm.token_ids")
+
+
+class _Carried(msgspec.Struct):
+    pending: list[int]
