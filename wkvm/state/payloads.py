@@ -211,6 +211,8 @@ class Payloads:
             if is_file and _OURS.fullmatch(entry.name):
                 try:
                     self._folder.unlink(entry.name)
+                except FileNotFoundError:
+                    continue  # a temporary that has got its name since
                 except OSError as error:
                     raise StoreFailedError("remove a file", reason(error)) from error
                 n_removed += 1

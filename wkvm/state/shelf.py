@@ -122,14 +122,14 @@ class Shelf:
         image = self.host.get(payload.uid)
         if image is not None:
             return image if into is None else _copied(image, into)
+        if payload.damage is not None:
+            raise StateDamagedError(payload.content_id[:16], payload.damage)
         if payload.file is not None:
             image = self.payloads.read(payload.file, payload.digest, into)
         elif payload.object is not None:
             image = self._from_objects(payload)
             if into is not None:
                 return _copied(image, into)
-        elif payload.damage is not None:
-            raise StateDamagedError(payload.content_id[:16], payload.damage)
         else:
             raise BadStateFileError("it was in memory alone")
         if json.loads(payload.identity) != image.identity.to_json():
@@ -193,16 +193,17 @@ class Shelf:
             self.host.drop(uid)
 
     def damaged(self, payload: PayloadRow, why: str) -> bool:
-        """Put a payload's file apart, and note it. Its copy among the objects takes its place.
+        """Put a payload's file apart, and note it. Its object takes its place, if it has one.
 
         Returns:
-            Whether there is such a copy.
+            Whether an object takes its place. One that is damaged itself stays where it is.
         """
+        has_other = payload.file is not None and payload.object is not None
         logger.error("a payload is damaged and was put in quarantine: %s", why)
         if payload.file is not None:
             # First of all: a file that the catalogue does not know would be swept away.
             self.payloads.isolate(payload.file)
-        damage = None if payload.object is not None else why
+        damage = None if has_other else why
 
         def note(db: sqlite3.Connection) -> None:
             db.execute(
@@ -214,7 +215,7 @@ class Shelf:
             self._catalogue.write(note, frees=True)
         except (StoreFailedError, StoreFullError):
             logger.warning("the damage could not be noted in the catalogue", exc_info=True)
-        return payload.object is not None
+        return has_other
 
     def _from_objects(self, payload: PayloadRow) -> StateImage:
         if self.objects is None or payload.object is None:

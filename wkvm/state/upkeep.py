@@ -182,9 +182,7 @@ def stat(catalogue: Catalogue, shelf: Shelf, folders: Folders) -> StoreStat:
         space, quarantine = folders.root.space(), folders.quarantine.entries()
     except OSError as error:
         raise StoreFailedError("look at the disk", str(error.strerror)) from error
-    ((n_damaged,),) = catalogue.read(
-        "SELECT count(*) FROM payloads WHERE damage IS NOT NULL AND file IS NULL AND object IS NULL"
-    )
+    ((n_damaged,),) = catalogue.read("SELECT count(*) FROM payloads WHERE damage IS NOT NULL")
     ((n_tenants,),) = catalogue.read("SELECT count(DISTINCT tenant) FROM handles")
     return StoreStat(
         n_tenants=n_tenants,

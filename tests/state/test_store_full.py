@@ -1,0 +1,154 @@
+"""A store on a disk that has no room left: nothing is lost, and deleting makes room."""
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.state.images import LARGE, an_image, same
+from tests.state.stores import CREATE, MEMORY, Clock, files, opened, put
+from wkvm.core.errors import HostTierFullError, StoreFullError
+from wkvm.core.registry import AckClass, StoreLimits
+from wkvm.state.opening import BALLAST_BYTES
+from wkvm.state.store import Store
+
+NO_RESERVE = StoreLimits(disk_reserve=0.0)
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+
+
+@contextmanager
+def tmpfs(folder: Path, n_bytes: int) -> Iterator[Path]:
+    folder.mkdir()
+    options = f"size={n_bytes},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all bytes that are left, up to the last one."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file:
+        for n in (2**20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(n))
+            except OSError:
+                pass
+    return path
+
+
+def commit_until_full(store: Store) -> int:
+    """How many states there was room for."""
+    for at in range(10_000):
+        try:
+            store.commit("t", f"n{at}", an_image(at, layout=LARGE), provenance=CREATE)
+        except StoreFullError:
+            return at
+    raise AssertionError("there was room for all")
+
+
+@needs_root
+@pytest.mark.parametrize("n_kib", [9 * 1024 + 300 * at for at in range(4)] + [20 * 1024 + 511])
+def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path, n_kib: int) -> None:
+    with tmpfs(tmp_path / "disk", n_kib * 1024) as disk:
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            n = commit_until_full(store)
+            assert [one.name for one in store.handles("t")] == [f"n{at}" for at in range(n)]
+            assert len(files(disk / "store")) == n
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            for at in range(n):
+                assert same(store.load("t", f"n{at}").image, an_image(at, layout=LARGE))
+            if n:
+                store.delete("t", "n0")
+                store.commit("t", "again", an_image(0, layout=LARGE), provenance=CREATE)
+            assert store.check().findings == ()
+
+
+@needs_root
+def test_deleting_works_when_not_a_byte_is_left(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 24 * 2**20) as disk:
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            for at in range(40):
+                put(store, f"n{at}", at, n_tokens=3000)
+            filler = fill(disk)
+            assert os.statvfs(disk).f_bavail == 0
+            with pytest.raises(StoreFullError):
+                put(store, "more", 50, n_tokens=3000)
+            for at in range(39):
+                store.delete("t", f"n{at}")
+            filler_again = fill(disk / "store" / "quarantine")
+            assert os.statvfs(disk).f_bavail == 0
+            assert [one.name for one in store.handles("t")] == ["n39"]
+        # It can be opened again without a byte. Who takes the ballast's place too stops deletions.
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            assert same(store.load("t", "n39").image, an_image(39, n_tokens=3000))
+            with pytest.raises(StoreFullError):
+                store.delete("t", "n39")
+            assert same(store.load("t", "n39").image, an_image(39, n_tokens=3000))
+            filler.unlink()
+            filler_again.unlink()
+            store.delete("t", "n39")
+            assert (disk / "store" / "ballast").stat().st_size == BALLAST_BYTES
+            put(store, "more", 50)
+            assert store.check().findings == ()
+
+
+@needs_root
+def test_a_version_in_memory_stays_there_while_the_disk_is_full(tmp_path: Path) -> None:
+    limits = StoreLimits(disk_reserve=0.0, host_bytes=2 * an_image(0, layout=LARGE).nbytes)
+    with tmpfs(tmp_path / "disk", 10 * 2**20) as disk, opened(disk / "s", limits=limits) as store:
+        for at in range(2):
+            image = an_image(at, layout=LARGE)
+            store.commit("t", f"n{at}", image, provenance=CREATE, durability=MEMORY)
+        filler = fill(disk)
+        with pytest.raises(StoreFullError):
+            store.persist("t", "n0")
+        image = an_image(2, layout=LARGE)
+        with pytest.raises(StoreFullError):
+            store.commit("t", "n2", image, provenance=CREATE, durability=MEMORY)
+        for at in range(2):
+            assert same(store.load("t", f"n{at}").image, an_image(at, layout=LARGE))
+        filler.unlink()
+        assert store.persist("t", "n0").ack is AckClass.DURABLE
+
+
+def test_a_file_that_may_not_be_so_long_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, limits=NO_RESERVE) as store:
+        put(store, "a", 1)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+        try:
+            with pytest.raises(StoreFullError):
+                store.commit("t", "b", an_image(1, layout=LARGE), provenance=CREATE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [one.name for one in store.handles("t")] == ["a"]
+        assert len(files(tmp_path)) == 1
+        store.commit("t", "b", an_image(1, layout=LARGE), provenance=CREATE)
+
+
+def test_the_reserve_is_left_for_the_catalogue(tmp_path: Path) -> None:
+    with opened(tmp_path, limits=StoreLimits(disk_reserve=0.999999)) as store:
+        with pytest.raises(StoreFullError):
+            put(store, "a", 1)
+        assert files(tmp_path) == []
+        # what is in memory is not concerned, until it has to go
+        put(store, "a", 1, durability=MEMORY)
+        with pytest.raises(StoreFullError):
+            store.persist("t", "a")
+        assert store.get("t", "a").ack is AckClass.VISIBLE
+        store.delete("t", "a")
+
+
+def test_memory_that_cannot_be_written_down_is_full(tmp_path: Path) -> None:
+    limits = StoreLimits(host_bytes=an_image(0).nbytes - 1)
+    with opened(tmp_path, Clock(), limits=limits) as store, pytest.raises(HostTierFullError):
+        put(store, "a", 1, durability=MEMORY)
