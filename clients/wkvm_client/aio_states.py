@@ -210,10 +210,9 @@ class States:
         name: str,
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Give a handle another name."""
-        return await self._ask(calls.rename(state, name, expected_version, idempotency_key))
+        return await self._ask(calls.rename(state, name, expected_version))
 
     async def tag(
         self,
@@ -221,10 +220,9 @@ class States:
         tags: Mapping[str, str],
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Set the tags of a handle: all that it is to have."""
-        return await self._ask(calls.tag(state, tags, expected_version, idempotency_key))
+        return await self._ask(calls.tag(state, tags, expected_version))
 
     async def expire(
         self,
@@ -232,10 +230,9 @@ class States:
         in_s: float | None,
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Let a handle expire some time from now; None for never."""
-        return await self._ask(calls.expire(state, in_s, expected_version, idempotency_key))
+        return await self._ask(calls.expire(state, in_s, expected_version))
 
     async def delete(self, state: str, *, expected_version: int | None = None) -> None:
         """Delete a handle with all its versions, or ``NAME@VERSION`` alone."""

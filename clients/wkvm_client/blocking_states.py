@@ -209,10 +209,9 @@ class States:
         name: str,
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Give a handle another name."""
-        return self._ask(calls.rename(state, name, expected_version, idempotency_key))
+        return self._ask(calls.rename(state, name, expected_version))
 
     def tag(
         self,
@@ -220,10 +219,9 @@ class States:
         tags: Mapping[str, str],
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Set the tags of a handle: all that it is to have."""
-        return self._ask(calls.tag(state, tags, expected_version, idempotency_key))
+        return self._ask(calls.tag(state, tags, expected_version))
 
     def expire(
         self,
@@ -231,10 +229,9 @@ class States:
         in_s: float | None,
         *,
         expected_version: int | None = None,
-        idempotency_key: str = "",
     ) -> StateInfo:
         """Let a handle expire some time from now; None for never."""
-        return self._ask(calls.expire(state, in_s, expected_version, idempotency_key))
+        return self._ask(calls.expire(state, in_s, expected_version))
 
     def delete(self, state: str, *, expected_version: int | None = None) -> None:
         """Delete a handle with all its versions, or ``NAME@VERSION`` alone."""

@@ -135,38 +135,33 @@ def rollback(
     return Call(message, _one)
 
 
-def rename(state: str, name: str, expected_version: int | None, key: str) -> Call[StateInfo]:
+def rename(state: str, name: str, expected_version: int | None) -> Call[StateInfo]:
     """See ``States.rename``."""
     if not name:
         # which would be another edit
         raise InvalidParameterError("name: it is empty", field="name")
-    return _edit(state, expected_version, key, rename=name)
+    return _edit(state, expected_version, rename=name)
 
 
-def tag(
-    state: str, tags: Mapping[str, str], expected_version: int | None, key: str
-) -> Call[StateInfo]:
+def tag(state: str, tags: Mapping[str, str], expected_version: int | None) -> Call[StateInfo]:
     """See ``States.tag``."""
-    return _edit(state, expected_version, key, tags=dict(tags))
+    return _edit(state, expected_version, tags=dict(tags))
 
 
-def expire(
-    state: str, in_s: float | None, expected_version: int | None, key: str
-) -> Call[StateInfo]:
+def expire(state: str, in_s: float | None, expected_version: int | None) -> Call[StateInfo]:
     """See ``States.expire``."""
-    return _edit(state, expected_version, key, expires_in_ms=milliseconds("in_s", in_s))
+    return _edit(state, expected_version, expires_in_ms=milliseconds("in_s", in_s))
 
 
 def _edit(
     state: str,
     expected_version: int | None,
-    key: str,
     *,
     rename: str = "",
     tags: dict[str, str] | None = None,
     expires_in_ms: int | None = None,
 ) -> Call[StateInfo]:
-    message = messages.StateEdit(0, state, rename, tags, expires_in_ms, expected_version, key)
+    message = messages.StateEdit(0, state, rename, tags, expires_in_ms, expected_version)
     return Call(message, _one)
 
 

@@ -165,32 +165,44 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogEntry:
-    """How one version came to be.
+class Provenance:
+    """How a version came to be.
 
     Attributes:
-        state: ``NAME@VERSION``.
         operation, parameters: what was done.
         parents: pairs of ``NAME@VERSION`` as it was then, and of the content id of its bytes.
         n_before, n_after: tokens that the state had absorbed.
         seed: of the random numbers that were drawn; None if none were.
         engine: the version of wkvm that did it.
         cuts: where the prompt was cut, if that moves bits.
-        content_id: of the bytes that came of it.
-        created_ms: milliseconds since 1970.
     """
 
-    state: str
     operation: str
     parameters: dict[str, Any]
     parents: tuple[tuple[str, str], ...]
     n_before: int
     n_after: int
-    seed: int | None = None
-    engine: str = ""
-    cuts: tuple[int, ...] = ()
-    content_id: str = ""
-    created_ms: int = 0
+    seed: int | None
+    engine: str
+    cuts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """One version of a state's history: as of StateInfo, and how it came to be.
+
+    Attributes:
+        created_ms: milliseconds since 1970.
+    """
+
+    name: str
+    version: int
+    content_id: str
+    ack: str
+    created_ms: int
+    n_computed: int
+    n_pending: int
+    provenance: Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

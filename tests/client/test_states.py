@@ -221,15 +221,19 @@ async def test_a_log_tells_how_versions_came_to_be(driver: Driver, server: FakeS
     peer = await keeper(driver, server)
     asking = asyncio.create_task(driver.states("log", "s", before=9, limit=1))
     assert await peer.next(StateLog) == StateLog(1, "s", 9, 1)
+    provenance = (
+        '{"operation":"decay","parameters":{"factor":0.5},"parents":[["s@7","ab"]],"n_before":3,'
+        '"n_after":3,"seed":null,"engine":"1","cuts":[],"later":"unknown"}'
+    )
     entry = (
-        '{"state":"s@8","operation":"decay","parameters":{"factor":0.5},"parents":[["s@7","ab"]],'
-        '"n_before":3,"n_after":3,"seed":null,"engine":"1","cuts":[],"later":"unknown"}'
+        '{"name":"s","version":8,"content_id":"cd","ack":"durable","created_ms":1500,'
+        f'"n_computed":3,"n_pending":1,"provenance":{provenance}}}'
     )
     peer.send(StateText(1, f"[{entry}]", 8))
     log = await asking
     assert log.next == 8
-    assert log.entries[0].parents == (("s@7", "ab"),)
-    assert log.entries[0].parameters == {"factor": 0.5}
+    assert log.entries[0].provenance.parents == (("s@7", "ab"),)
+    assert log.entries[0].provenance.parameters == {"factor": 0.5}
 
 
 async def test_a_replay_says_whether_the_bytes_are_the_same(

@@ -189,7 +189,9 @@ def _base_of(edit: Edit, tenant: str, provenance: Provenance) -> Base | None:
         return None
     if payload.content_id != parent.content_id:
         return None
-    return Base(handle.id, ref.version, payload.n_computed)
+    # What goes on from a checkpoint before the parent has left it there.
+    n_tokens = min(payload.n_computed, provenance.n_before)
+    return Base(handle.id, ref.version, n_tokens)
 
 
 def _provenance(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wkvm.core.errors import StateNotFoundError, StoreFailedError, WkvmError
+from wkvm.core.errors import StateNotFoundError, StepFailedError, StoreFailedError, WkvmError
 from wkvm.core.request import EndEvent, Event, SavedEvent, Status, TokensEvent
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.endings import Endings
@@ -87,14 +87,19 @@ class Books:
 
     def _saved(self, event: SavedEvent) -> None:
         turn = self._turns.get(event.request_id)
-        if turn is None or event.saved is None:
+        if turn is None:
             return
         if event.is_checkpoint:
-            turn.checkpoints.append(event.saved)
+            if event.saved is not None:
+                turn.checkpoints.append(event.saved)
             return
         waiting, turn.snapshots = turn.snapshots, []
         for one in waiting:
-            if not one.done():
+            if one.done():
+                continue
+            if event.saved is None:
+                one.set_exception(event.error or StepFailedError())
+            else:
                 one.set_result(event.saved)
 
     def _ended(self, turn: Turn, event: EndEvent) -> list[Event]:

@@ -86,7 +86,7 @@ class Making(Operations):
             raise RequestOverError(str(event.status))
         return await self.get(tenant, event.state.ref)
 
-    async def snapshot_request(
+    async def snapshot_running(
         self,
         tenant: str,
         request_id: int,
@@ -224,8 +224,8 @@ class Making(Operations):
         operation: str,
         parameters: Mapping[str, Any],
         states: Sequence[Ref],
-        save_as: str,
         *,
+        save_as: str,
         expected_version: int | None = None,
         tags: Mapping[str, str] | None = None,
         expires_at: float | None = None,

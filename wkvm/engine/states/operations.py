@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError
 from wkvm.core.registry import Ref, VersionRecord
@@ -92,24 +92,21 @@ class Operations:
         """
         return [
             await self.get(tenant, record.ref)
-            for record in await self._records(tenant, Ref(name), before=before, limit=limit)
+            for record in await self.log(tenant, name, before=before, limit=limit)
         ]
 
     async def log(
-        self, tenant: str, ref: Ref, *, before: int | None = None, limit: int = 100
-    ) -> Sequence[Mapping[str, Any]]:
-        """How the versions of a handle came to be, as JSON has it, the newest first.
+        self, tenant: str, name: str, *, before: int | None = None, limit: int = 100
+    ) -> Sequence[VersionRecord]:
+        """Versions of a handle with their provenance, the newest first.
 
         Args:
-            ref: a handle, or the version to begin with.
             before: only versions below this one.
-        """
-        records = await self._records(tenant, ref, before=before, limit=limit)
-        return [entry_of(record) for record in records]
 
-    async def _records(
-        self, tenant: str, ref: Ref, *, before: int | None, limit: int
-    ) -> Sequence[VersionRecord]:
+        Raises:
+            StateNotFoundError: there is no such handle.
+        """
+        ref = Ref(name)
         _check_limit(limit)
         self._backing.check_here(tenant, ref.name)
         store = self._backing.store
@@ -135,8 +132,8 @@ class Operations:
             pending=image.carried.pending,
         )
 
-    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Mapping[str, Any]:
-        """How far two states are apart, layer by layer, as JSON has it.
+    async def difference(self, tenant: str, ref: Ref, other: Ref) -> Difference:
+        """How far two states are apart, layer by layer.
 
         Raises:
             StateMismatchError: they are of different models.
@@ -150,7 +147,7 @@ class Operations:
 
         for one in (ref, other):
             backing.check_here(tenant, one.name)
-        return (await self._read(compare)).to_json()
+        return await self._read(compare)
 
     # --- handles --------------------------------------------------------------------------
 
@@ -173,7 +170,7 @@ class Operations:
             tenant, Ref(name), expected_version, lambda: store.rename(tenant, name, new_name).head
         )
 
-    async def tag(
+    async def set_tags(
         self,
         tenant: str,
         name: str,
@@ -188,7 +185,7 @@ class Operations:
             tenant, Ref(name), expected_version, lambda: store.set_tags(tenant, name, tags).head
         )
 
-    async def expire(
+    async def set_expiry(
         self,
         tenant: str,
         name: str,
@@ -302,20 +299,6 @@ class Operations:
             return [work()]
 
         return (await self._make(tenant, edit))[0]
-
-
-def entry_of(record: VersionRecord) -> dict[str, Any]:
-    """A version and how it came to be, as JSON has it."""
-    return {
-        "state": str(record.ref),
-        "version": record.version,
-        "content_id": record.content_id,
-        "n_computed": record.n_computed,
-        "n_pending": record.n_pending,
-        "created_at": record.created_at,
-        "ack": record.ack.value,
-        **record.provenance.to_json(),
-    }
 
 
 def _check_limit(limit: int) -> None:

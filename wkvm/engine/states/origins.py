@@ -1,23 +1,21 @@
 """What a turn starts from: found, checked and loaded in a thread, and made a start of."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from wkvm.core.errors import (
-    BadStateFileError,
     StaleVersionError,
-    StateNotFiniteError,
     StateNotFoundError,
 )
-from wkvm.core.registry import Carried, VersionRecord
+from wkvm.core.registry import VersionRecord
 from wkvm.core.start import Saved, Start
 from wkvm.core.states import StateUse
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.commits import expected_of
 from wkvm.engine.states.turns import Origin, Turn
-from wkvm.state.image import StateImage, decode_image
+from wkvm.state.exchange import Receiver
+from wkvm.state.image import StateImage
 
 
 def load_origin(backing: Backing, turn: Turn) -> None:
@@ -35,8 +33,7 @@ def load_origin(backing: Backing, turn: Turn) -> None:
         loaded = backing.store.load(tenant, use.state, identity=backing.identity)
         origin = _origin(loaded.image, loaded.record, use)
     elif use.inline is not None:
-        image = decode_image(use.inline)
-        check_foreign(backing, image)
+        image = read_file(backing, use.inline)
         origin = _origin(image, None, use)
     turn.origin = origin
     # A commit that was made before, under the same key, is no reason to refuse it.
@@ -44,24 +41,16 @@ def load_origin(backing: Backing, turn: Turn) -> None:
         check_expected(backing, tenant, use.save_as, expected_of(turn))
 
 
-def check_foreign(backing: Backing, image: StateImage) -> None:
-    """Check a state that somebody has sent: that it is one of this model, and has sane numbers.
+def read_file(backing: Backing, file: bytes) -> StateImage:
+    """The state in a file that somebody has sent.
 
     Raises:
-        StateMismatchError: it is another model's.
-        StateNotFiniteError: it holds NaN or infinity.
-        BadStateFileError: an id in it is not in the vocabulary.
+        StateMismatchError, StateNotFiniteError, BadStateFileError: it is none, or none of this
+            model.
     """
-    image.check_fits(backing.identity)
-    tensor = image.first_non_finite()
-    if tensor is not None:
-        raise StateNotFiniteError(tensor)
-    sampler = image.carried.sampler
-    told = () if sampler is None else (*sampler.seen, *sampler.grammar_ids, *dict(sampler.counts))
-    ids = image.ids()
-    highest = max(max(ids, default=0), *image.carried.pending, *told, 0)
-    if highest >= backing.vocab_size or min(ids, default=0) < 0:
-        raise BadStateFileError("it has ids that the vocabulary has not")
+    receiver = Receiver(len(file), backing.identity, backing.layout, backing.vocab_size)
+    receiver.feed(file)
+    return receiver.finish().image
 
 
 def check_expected(backing: Backing, tenant: str, name: str, expected: int | None) -> None:
@@ -114,12 +103,6 @@ def is_fork(use: StateUse, n_choices: int) -> bool:
     is_same_handle = use.state is not None and use.state.name == use.save_as
     is_only_copy = use.inline is not None
     return n_choices > 1 or not (is_same_handle or is_only_copy)
-
-
-def without_pending(image: StateImage) -> StateImage:
-    """A state whose last sampled id is forgotten."""
-    carried = image.carried
-    return replace(image, carried=Carried(n_computed=carried.n_computed, sampler=carried.sampler))
 
 
 def _origin(image: StateImage, record: VersionRecord | None, use: StateUse) -> Origin:

@@ -1,8 +1,35 @@
-"""Going back: to a version, or to a token position, where a state is kept or can be made again."""
+"""Going back: to a version, or to a token position, where a state is kept or is made again."""
 
-from wkvm.core.registry import Durability
+from dataclasses import dataclass, replace
+
+from wkvm.core.errors import InvalidParameterError, StateNotFoundError
+from wkvm.core.registry import Durability, Parent, Provenance, Ref, VersionRecord
+from wkvm.core.request import RequestSpec
+from wkvm.core.start import Saved
 from wkvm.core.states import StateInfo
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.commits import image_of
 from wkvm.engine.states.making import Making
+from wkvm.engine.states.origins import check_expected, start_of, untouched
+from wkvm.engine.states.paths import Path, n_given_of, path_of
+from wkvm.engine.states.runs import again_spec
+from wkvm.engine.states.turns import Origin
+from wkvm.state.image import StateImage
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From a state that is kept to a position after it.
+
+    Attributes:
+        base: where it starts; None for the empty sequence.
+        path: what is absorbed from there.
+        head: the version that is left.
+    """
+
+    base: Origin | None
+    path: Path
+    head: StateImage
 
 
 class Rollback(Making):
@@ -23,25 +50,62 @@ class Rollback(Making):
 
         Args:
             version: to which to go back; or
-            position: how many tokens are left, those pending included. Where no state is kept
-                after so many, it is made again from the nearest one before.
+            position: how many tokens are left, at least 1, those pending included. Where no
+                state is kept after so many, it is made again from the nearest one before, by the
+                path that its tokens took: given ones as a prompt, others one by one. Then the
+                last token is pending; where a state is kept, nothing is.
             expected_version: of the head; None for any.
 
         Raises:
             StateNotFoundError: there is no such handle, version or position.
             StaleVersionError: the head is elsewhere.
+            CapacityError, ExecutionError: as for a request, if the state is made again.
         """
         backing = self._backing
         backing.check_here(tenant, name)
+        if (version is None) == (position is None):
+            raise InvalidParameterError("version", "either a version or a position")
         wanted = backing.durability(durability)
+        way = None
+        if position is not None:
+            way = await self._read(
+                lambda: _way_to(backing, tenant, name, position, expected_version)
+            )
+
+        def move() -> VersionRecord:
+            return backing.store.rollback(
+                tenant,
+                name,
+                version=version,
+                position=position,
+                expected_version=expected_version,
+                durability=wanted,
+                idempotency_key=idempotency_key,
+            )
+
+        if way is None:
+            return (await self._make(tenant, lambda: [move()]))[0]
+        saved = await self._walk(tenant, way.base, way.path, way.head)
+        provenance = Provenance(
+            operation="rollback",
+            parameters={
+                "position": position,
+                "n_prompt": len(way.path.prompt),
+                "n_output": len(way.path.outputs),
+            },
+            parents=_parents_of(way.base),
+            n_before=0 if way.base is None else way.base.image.carried.n_computed,
+            n_after=saved.n_computed,
+            engine=backing.engine,
+        )
         (info,) = await self._make(
             tenant,
             lambda: [
-                backing.store.rollback(
+                backing.store.commit(
                     tenant,
                     name,
-                    version=version,
-                    position=position,
+                    image_of(backing, way.base, saved),
+                    provenance=provenance,
                     expected_version=expected_version,
                     durability=wanted,
                     idempotency_key=idempotency_key,
@@ -49,3 +113,71 @@ class Rollback(Making):
             ],
         )
         return info
+
+    async def _walk(self, tenant: str, base: Origin | None, path: Path, like: StateImage) -> Saved:
+        """Absorb a path, and draw from then on the random numbers that ``like`` draws."""
+        if path.n_ids <= 1:
+            saved = untouched(self._backing, base, (*path.pending, *path.prompt, *path.outputs))
+        else:
+            origin = None if base is None else replace(base, pending=path.pending)
+            prompt, outputs = path.prompt, path.outputs
+            spec = again_spec(
+                None if origin is None else start_of(origin),
+                prompt,
+                outputs,
+                like=RequestSpec(prompt=(), tenant=tenant),
+            )
+            saved = await self._requests.runs.run(spec)
+        sampler = like.carried.sampler
+        if sampler is None or saved.memory is None:
+            return replace(saved, memory=sampler)
+        return replace(
+            saved, memory=replace(saved.memory, seed=sampler.seed, branch=sampler.branch)
+        )
+
+
+def _way_to(
+    backing: Backing, tenant: str, name: str, position: int, expected: int | None
+) -> _Way | None:
+    """How to come to a position; None if a state is kept right there. In a thread."""
+    store = backing.store
+    check_expected(backing, tenant, name, expected)
+    record, head = store.load(tenant, Ref(name), identity=backing.identity)
+    ids = [*head.ids(), *head.carried.pending]
+    if not 0 < position <= len(ids):
+        raise StateNotFoundError(f"{name} at token {position}")
+    try:
+        loaded = store.load_at(tenant, Ref(name), position, identity=backing.identity)
+    except StateNotFoundError:
+        base, kept = None, 0
+    else:
+        base = Origin(loaded.image, loaded.record, loaded.image.carried.pending)
+        kept = loaded.image.carried.n_computed
+    if base is not None and kept == position:
+        # A pending id would be one too many.
+        return None if not base.pending else _Way(base, Path((), (), ()), head)
+    turn = _turn_at(backing, tenant, record, position)
+    path = path_of(
+        ids[:position], kept, n_given_of(turn), pending=() if base is None else base.pending
+    )
+    return _Way(base, path, head)
+
+
+def _turn_at(backing: Backing, tenant: str, record: VersionRecord, position: int) -> VersionRecord:
+    """The version whose turn took the id before a position, as far back as they are kept."""
+    while record.provenance.n_before >= position and record.provenance.parents:
+        parent = record.provenance.parents[0]
+        try:
+            found = backing.store.get(tenant, parent.ref)
+        except (StateNotFoundError, InvalidParameterError):
+            return record
+        if found.content_id != parent.content_id:
+            return record
+        record = found
+    return record
+
+
+def _parents_of(base: Origin | None) -> tuple[Parent, ...]:
+    if base is None or base.record is None:
+        return ()
+    return (Parent(ref=str(base.record.ref), content_id=base.record.content_id),)

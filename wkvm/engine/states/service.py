@@ -6,12 +6,12 @@ from wkvm.core.request import Event, RequestSpec
 from wkvm.core.states import StateUse
 from wkvm.engine.interface import EngineInfo
 from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.exchange import Exchange
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.requests import Requests
-from wkvm.engine.states.rollback import Rollback
 
 
-class StateService(Rollback):
+class StateService(Exchange):
     """A loop, as the server uses it, with states. All methods belong to the loop's thread.
 
     What concerns requests without states costs them nothing: it is passed on. Operations are

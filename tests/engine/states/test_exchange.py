@@ -1,0 +1,104 @@
+"""States out as files, and in again."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.states.rig import TENANT, Rig, running
+from tests.fakes import fake_continuation
+from wkvm.core.errors import (
+    BadStateFileError,
+    InvalidParameterError,
+    StaleVersionError,
+    StateNotFoundError,
+)
+from wkvm.core.registry import Ref
+from wkvm.core.states import StateInfo
+
+PROMPT = (5, 6, 7)
+
+
+async def exported(rig: Rig, name: str = "chat") -> bytes:
+    source = await rig.service.export(TENANT, Ref(name))
+    file = b"".join(source.chunks())
+    assert len(file) == source.n_bytes
+    return file
+
+
+async def imported(
+    rig: Rig, file: bytes, name: str, expected_version: int | None = None
+) -> StateInfo:
+    sink = await rig.service.importing(
+        TENANT, name, n_bytes=len(file), expected_version=expected_version
+    )
+    for at in range(0, len(file), 100):
+        await sink.write(file[at : at + 100])
+    return await sink.finish()
+
+
+async def test_an_imported_state_goes_on_as_the_exported_one(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        first, _ = await rig.turn(PROMPT, save_as="chat")
+        file = await exported(rig)
+    async with running(tmp_path / "b") as rig:
+        info = await imported(rig, file, "moved")
+        more, _ = await rig.turn((), state="moved", max_tokens=3)
+        assert info.version.provenance.operation == "import"
+    assert more == fake_continuation((*PROMPT, *first), 3)
+
+
+async def test_an_export_is_the_same_after_an_import_but_for_its_history(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        content = (await rig.service.get(TENANT, Ref("chat"))).version.content_id
+        info = await imported(rig, await exported(rig), "other")
+    assert info.version.content_id == content
+
+
+async def test_a_file_that_is_cut_or_changed_is_refused_and_nothing_kept(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        file = await exported(rig)
+        sink = await rig.service.importing(TENANT, "other", n_bytes=len(file))
+        await sink.write(file[:-1])
+        with pytest.raises(BadStateFileError):
+            await sink.finish()
+        changed = bytearray(file)
+        changed[-1] ^= 1
+        with pytest.raises(BadStateFileError):
+            await imported(rig, bytes(changed), "other")
+        with pytest.raises(StateNotFoundError):
+            await rig.service.get(TENANT, Ref("other"))
+
+
+async def test_an_import_that_is_given_up_takes_no_more(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        file = await exported(rig)
+        sink = await rig.service.importing(TENANT, "other", n_bytes=len(file))
+        sink.abort()
+        sink.abort()
+        with pytest.raises(BadStateFileError):
+            await sink.write(file)
+
+
+async def test_a_length_that_no_state_has_is_refused_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        for n_bytes in (1, 2**40):
+            with pytest.raises(BadStateFileError):
+                await rig.service.importing(TENANT, "other", n_bytes=n_bytes)
+
+
+async def test_an_import_over_a_handle_that_moved_on_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        file = await exported(rig)
+        with pytest.raises(StaleVersionError):
+            await imported(rig, file, "chat", expected_version=0)
+
+
+async def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        with pytest.raises(InvalidParameterError, match="format"):
+            await rig.service.export(TENANT, Ref("chat"), "gguf")
