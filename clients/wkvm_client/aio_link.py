@@ -221,7 +221,7 @@ class Link(asyncio.BufferedProtocol):
             self._after()
 
     def _expire(self, lane: Lane, timeout_s: float) -> None:
-        self.core.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
+        lane.home.give_up(lane, RequestTimeoutError(timeout_s + self._grace_s))
 
 
 async def open_link(

@@ -24,12 +24,13 @@ from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 from wkvm_client.addresses import resolve
 from wkvm_client.blocking_connections import Connections, answer_of, deadline
 from wkvm_client.blocking_states import States
-from wkvm_client.blocking_streams import Choice, Stream
+from wkvm_client.blocking_streams import Choice, Held, Stream, followed_by_its_reader
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
 from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
+from wkvm_client.lanes import Lane
 from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.states import Durability, OnDisconnect, keep_of
 
@@ -45,6 +46,7 @@ def connect(
     reconnect_timeout_s: float = 10.0,
     grace_s: float = 1.0,
     allow_plaintext_key: bool = False,
+    follow: bool = True,
 ) -> "Client":
     """Connect to a server.
 
@@ -59,6 +61,9 @@ def connect(
             jittered pauses. The first connection is tried once.
         grace_s: how long after a request's own ``timeout_s`` the server may take to say so.
         allow_plaintext_key: send the key over TCP beyond loopback.
+        follow: whether a stream on a state goes on by itself where the state has moved to, with
+            the same key, and after a connection was lost (see ``on_disconnect`` of
+            ``generate``). Otherwise it ends with reason MOVED, or fails.
 
     Raises:
         InvalidParameterError: ``address`` is none.
@@ -73,6 +78,8 @@ def connect(
         connect_timeout_s=connect_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s if reconnect else None,
         grace_s=grace_s,
+        allow_plaintext_key=allow_plaintext_key,
+        follow=follow,
     )
 
 
@@ -107,26 +114,59 @@ class Client:
         connect_timeout_s: float,
         reconnect_timeout_s: float | None,
         grace_s: float,
+        allow_plaintext_key: bool = False,
+        follow: bool = True,
     ) -> None:
-        self._connections = Connections(
+        self._api_key = api_key
+        self._connect_timeout_s = connect_timeout_s
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._grace_s = grace_s
+        self._allow_plaintext_key = allow_plaintext_key
+        self._follow = follow
+        self._elsewhere = dict[str, Client]()
+        self.connections = Connections(
             where,
             api_key=api_key,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
         )
-        self._grace_s = grace_s
 
     @property
     def server(self) -> HelloOk:
         """What the server said of itself: model, vocabulary, limits."""
-        hello = self._connections.link.core.hello
+        hello = self.connections.link.core.hello
         assert hello is not None
         return hello
 
     @property
     def states(self) -> States:
         """Operations on the states that the server keeps; answers may take 60 s."""
-        return States(self._connections, 60.0)
+        return States(self.connections, 60.0)
+
+    def at(self, address: str) -> "Client":
+        """A client of another server, with the same key and settings. It is closed with this one.
+
+        It is connected to at once.
+
+        Raises:
+            InvalidParameterError: ``address`` is none.
+            PlaintextKeyError: the key would be readable on the way.
+        """
+        client = self._elsewhere.get(address)
+        if client is None:
+            where = resolve(
+                address, api_key=self._api_key, allow_plaintext_key=self._allow_plaintext_key
+            )
+            client = self._elsewhere[address] = Client(
+                where,
+                api_key=self._api_key,
+                connect_timeout_s=self._connect_timeout_s,
+                reconnect_timeout_s=self._reconnect_timeout_s,
+                grace_s=self._grace_s,
+                allow_plaintext_key=self._allow_plaintext_key,
+                follow=self._follow,
+            )
+        return client
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -136,7 +176,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether the next request would find a connection, as far as was read."""
-        return self._connections.link.core.takes_lanes
+        return self.connections.link.core.takes_lanes
 
     def generate(
         self,
@@ -245,7 +285,7 @@ class Client:
         timeout_s = request.timeout_s
         deadline_s = deadline(timeout_s)
         try:
-            link = self._connections.ready(deadline_s)
+            link = self.connections.ready(deadline_s)
         except TimeoutError as error:
             raise RequestTimeoutError(timeout_s or 0.0) from error
         lane = link.core.open(request)
@@ -253,7 +293,25 @@ class Client:
             late = RequestTimeoutError(timeout_s or 0.0)
             link.core.give_up(lane, late)
             raise late
-        return Stream(link, lane, None if timeout_s is None else timeout_s + self._grace_s)
+        if self._follow:
+            lane.on_cut = followed_by_its_reader
+        held = Held(link, self._go_on)
+        return Stream(held, lane, None if timeout_s is None else timeout_s + self._grace_s)
+
+    def _go_on(self, lane: Lane, deadline_s: float | None) -> Held:
+        """Take a lane that was cut off to where it goes on.
+
+        Raises:
+            TimeoutError: it is ``deadline_s``.
+            ClientError: it cannot go on.
+        """
+        assert lane.cut is not None
+        client = self.at(lane.cut.target) if lane.cut.target else self
+        link = client.connections.ready(deadline_s)
+        link.core.reopen(lane)
+        if not link.flush(deadline_s):
+            raise TimeoutError
+        return Held(link, client._go_on)
 
     def ping(self, *, timeout_s: float | None = 10.0) -> float:
         """Measure a round trip.
@@ -267,7 +325,7 @@ class Client:
         """
         deadline_s = deadline(timeout_s)
         try:
-            link = self._connections.ready(deadline_s)
+            link = self.connections.ready(deadline_s)
             start = time.perf_counter()
             reply = link.core.ping()
             try:
@@ -285,13 +343,15 @@ class Client:
             ReplyTimeoutError: it took longer than ``timeout_s``.
             LinkError: there is no connection, or it ended meanwhile.
         """
-        told = self._connections.ask(Stats(0), timeout_s)
+        told = self.connections.ask(Stats(0), timeout_s)
         assert isinstance(told, StatsReply)
         return told.values
 
     def close(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
-        self._connections.close()
+        for client in self._elsewhere.values():
+            client.close()
+        self.connections.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,16 +1,48 @@
 """What a blocking consumer holds of a request: a stream, and its choices."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from wkvm_client.blocking_link import Link
-from wkvm_client.errors import RequestTimeoutError
+from wkvm_client.errors import ClientError, RequestTimeoutError
 from wkvm_client.lanes import Lane
 from wkvm_client.results import Completion
 from wkvm_client.tracks import Track
 from wkvm_client.views import ChoiceView, LaneView
+
+
+class Held:
+    """The connection that a stream is on now.
+
+    Args:
+        follow: takes a lane that was cut off to where it goes on, and says what it is on then.
+    """
+
+    def __init__(self, link: Link, follow: "Follow") -> None:
+        self.link = link
+        self._follow = follow
+
+    def go_on(self, lane: Lane, deadline_s: float | None) -> None:
+        """Let a lane that was cut off go on, or fail.
+
+        Raises:
+            TimeoutError: it is ``deadline_s``.
+        """
+        try:
+            there = self._follow(lane, deadline_s)
+        except ClientError as error:
+            lane.fail(error)
+        else:
+            self.link, self._follow = there.link, there._follow
+
+
+Follow: TypeAlias = Callable[[Lane, float | None], Held]
+
+
+def followed_by_its_reader(lane: Lane) -> None:
+    """What is called when a lane was cut off: it goes on when it is read."""
 
 
 class Choice(ChoiceView):
@@ -21,9 +53,9 @@ class Choice(ChoiceView):
     left that somebody may want. ``read`` takes ids without that obligation.
     """
 
-    def __init__(self, link: Link, track: Track, timeout_s: float | None) -> None:
+    def __init__(self, held: Held, track: Track, timeout_s: float | None) -> None:
         super().__init__(track)
-        self._link = link
+        self._held = held
         self._timeout_s = timeout_s
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -43,7 +75,7 @@ class Choice(ChoiceView):
                     lane.n_consumed += 1
                     if lane.n_consumed >= lane.grant_at:
                         lane.consumed(0)
-                        self._link.push()
+                        self._held.link.push()
                     yield token_id
                 if not self._more():
                     return
@@ -61,7 +93,7 @@ class Choice(ChoiceView):
         """
         self._more()
         ids = self._track.take()
-        self._link.push()
+        self._held.link.push()
         return ids
 
     def completion(self) -> Completion:
@@ -74,7 +106,7 @@ class Choice(ChoiceView):
         """
         track = self._track
         track.lane.grant_all()
-        self._link.push()
+        self._held.link.push()
         while not track.is_over:
             self._receive()
         return track.result()
@@ -87,22 +119,30 @@ class Choice(ChoiceView):
                 track.result()
                 return False
             track.lane.starve()
-            self._link.push()
+            self._held.link.push()
             self._receive()
         return True
 
     def _receive(self) -> None:
-        link, lane = self._link, self._track.lane
-        if not link.receive(self._deadline_s):
+        lane = self._track.lane
+        try:
+            if lane.cut is not None:
+                self._held.go_on(lane, self._deadline_s)
+                return
+            link = self._held.link
+            if link.receive(self._deadline_s):
+                return
             # the consumer may have been away: what arrived meanwhile is not late
             link.receive_pending()
-            link.core.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
-            link.push()
+        except TimeoutError:
+            pass
+        lane.home.give_up(lane, RequestTimeoutError(self._timeout_s or 0.0))
+        self._held.link.push()
 
     def _abandon(self) -> None:
         if self._track.abandon():
-            self._link.core.cancel(self._track.lane)
-            self._link.push()
+            self._track.lane.home.cancel(self._track.lane)
+            self._held.link.push()
 
 
 class Stream(LaneView[Choice]):
@@ -113,9 +153,9 @@ class Stream(LaneView[Choice]):
     complete when the block is left.
     """
 
-    def __init__(self, link: Link, lane: Lane, timeout_s: float | None) -> None:
-        super().__init__(lane, tuple(Choice(link, track, timeout_s) for track in lane.tracks))
-        self._link = link
+    def __init__(self, held: Held, lane: Lane, timeout_s: float | None) -> None:
+        super().__init__(lane, tuple(Choice(held, track, timeout_s) for track in lane.tracks))
+        self._held = held
 
     def __iter__(self) -> Iterator[int]:
         """As of the only choice."""
@@ -144,12 +184,12 @@ class Stream(LaneView[Choice]):
             keep: how many ids of the output the state is to have; None for all.
         """
         self._lane.home.interrupt(self._lane, keep)
-        self._link.push()
+        self._held.link.push()
 
     def cancel(self) -> None:
         """Ask the server to end the request. Its choices then end with reason CANCELLED."""
-        self._link.core.cancel(self._lane)
-        self._link.push()
+        self._lane.home.cancel(self._lane)
+        self._held.link.push()
 
     def close(self) -> None:
         """Cancel, without waiting for the end."""

@@ -50,7 +50,8 @@ ClientError                  code, retryable, field, retry_after_ms
 │   ├── StepFailedError          the forward pass raised
 │   ├── MutationFailedError      a mutation raised
 │   ├── StateDamagedError        the bytes of a state are not those that were kept
-│   └── StoreFailedError         the store of states could not be read or written
+│   ├── StoreFailedError         the store of states could not be read or written
+│   └── RequestOverError         it ended before there was a state to keep
 ├── DeadlineError            the server did not answer in time
 │   ├── ConnectTimeoutError      while connecting
 │   ├── RequestTimeoutError      until a request's deadline and the grace after it
@@ -93,6 +94,7 @@ from wkvm_client.state_errors import (
     KeyReusedError,
     MutationFailedError,
     QuotaError,
+    RequestOverError,
     StaleVersionError,
     StateDamagedError,
     StateExistsError,
@@ -141,6 +143,7 @@ __all__ = [
     "QuotaError",
     "ReplyTimeoutError",
     "RequestError",
+    "RequestOverError",
     "RequestTimeoutError",
     "RequestTooLargeError",
     "SlowConsumerError",
@@ -325,6 +328,7 @@ BY_CODE: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.MUTATION_FAILED: MutationFailedError,
     ErrorCode.STATE_DAMAGED: StateDamagedError,
     ErrorCode.STORE_FAILED: StoreFailedError,
+    ErrorCode.REQUEST_OVER: RequestOverError,
 }
 """Which exception stands for which code. Total; no class stands for two."""
 

@@ -28,7 +28,7 @@ from wkvm_client.errors import (
     StateMovedError,
     StateNotFoundError,
 )
-from wkvm_client.legs import Cut, can_be_repeated, can_go_on, next_leg
+from wkvm_client.legs import Cut, can_be_repeated, can_be_sent_elsewhere, can_go_on, next_leg
 from wkvm_client.results import TokenLogprobs
 from wkvm_client.tracks import Home, Track
 
@@ -259,8 +259,14 @@ class Lane:
             lost = ConnectionLostError(f"the server does not know the request any more: {error}")
             lost.__cause__ = error
             self.fail(lost)
-        elif isinstance(error, StateMovedError) and error.target and self.leg is not None:
-            self._cut_off(Cut(error, target=error.target))
+        elif (
+            isinstance(error, StateMovedError)
+            and error.target
+            and self.leg is not None
+            and can_be_sent_elsewhere(self.leg)
+        ):
+            name = error.state.partition("@")[0]
+            self._cut_off(Cut(error, target=error.target, name=name))
         else:
             self.fail(error)
 

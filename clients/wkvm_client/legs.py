@@ -22,11 +22,13 @@ class Cut:
         error: what it fails with if it cannot go on.
         target: the address where it goes on; empty for the same server.
         left_at: what was kept, and the next leg starts from; None to send the same leg again.
+        name: what the state of the same leg is called there; empty for what it is called here.
     """
 
     error: ClientError
     target: str = ""
     left_at: EndOn | None = None
+    name: str = ""
 
 
 def can_go_on(message: GenerateOn) -> bool:
@@ -48,6 +50,18 @@ def can_be_repeated(message: GenerateOn) -> bool:
     )
 
 
+def can_be_sent_elsewhere(message: GenerateOn) -> bool:
+    """Whether a request means the same at the server that its state has moved to.
+
+    There versions have other numbers, and other handles need not be.
+    """
+    return (
+        "@" not in message.state
+        and message.expected_version is None
+        and message.save_as in ("", message.state)
+    )
+
+
 def next_leg(
     leg: GenerateOn, cut: Cut, request_id: int, *, n_received: int, credit: int, n_legs: int
 ) -> GenerateOn:
@@ -61,7 +75,12 @@ def next_leg(
     """
     if cut.left_at is None:
         return msgspec.structs.replace(
-            leg, request_id=request_id, received=n_received, credit=credit
+            leg,
+            request_id=request_id,
+            received=n_received,
+            credit=credit,
+            state=cut.name or leg.state,
+            save_as=(leg.save_as and cut.name) or leg.save_as,
         )
     end, sampling = cut.left_at, leg.sampling
     left = end.prompt_left * 4

@@ -185,7 +185,7 @@ class LinkCore:
             return
         self.cancel(lane)
         lane.fail(error)
-        if lane.request_id not in self._lanes:
+        if self._lanes.get(lane.request_id) is not lane:
             return
         # the request id stays taken until the server has ended the lane
         heir = lane.heir()

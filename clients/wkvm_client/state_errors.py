@@ -94,3 +94,9 @@ class StoreFailedError(ExecutionError):
     """The store of states could not be read or written. What was there before still holds."""
 
     default_code = ErrorCode.STORE_FAILED
+
+
+class RequestOverError(ExecutionError):
+    """What was to make or save a state ended before there was one. Nothing was kept."""
+
+    default_code = ErrorCode.REQUEST_OVER

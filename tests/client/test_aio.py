@@ -258,7 +258,7 @@ async def test_nothing_is_left_running(server: FakeServer) -> None:
     peer.end(request.request_id, reason=EndReason.CANCELLED)
     await stream.completion()
     assert timer.cancelled()
-    link = client._connections.link
+    link = client.connections.link
     assert link is not None
     tick_timer = link._tick_timer
     assert tick_timer is not None

@@ -468,4 +468,4 @@ async def test_from_socket_speaks_over_one_end_of_a_pair(
 
 
 def session_of(driver: Driver) -> Any:
-    return driver.client._connections.link.core
+    return driver.client.connections.link.core

@@ -114,7 +114,7 @@ async def test_nagle_is_off(driver: Driver) -> None:
     server = FakeServer("tcp://127.0.0.1:0")
     await server.start()
     await connected(driver, server)
-    link = driver.client._connections.link
+    link = driver.client.connections.link
     sock = link._transport.get_extra_info("socket") if hasattr(link, "_transport") else link._socket
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     await driver.close_client()
