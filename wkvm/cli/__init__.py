@@ -105,6 +105,10 @@ def _run(args: argparse.Namespace) -> int:
             from wkvm.cli import inspect_model
 
             return inspect_model.run(args)
+        case "store":
+            from wkvm.cli import store
+
+            return store.run(args)
         case _:
             print(f"wkvm {__version__}")
             return 0

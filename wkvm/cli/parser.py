@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _complete(command("complete", "complete a text"))
     _chat(command("chat", "chat in the terminal"))
     _inspect(command("inspect", "say what a model is, and how many states fit here"))
+    _store(command("store", "verify or clean a store of states, or say what is in it"))
     # For the list of commands only: ``main`` hands its arguments on unseen.
     command("bench", "run a benchmark: the same as python -m wkvm_bench")
     command("version", "print the version")
@@ -234,3 +235,25 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         help="of weights and activations, as for serve (default: %(default)s)",
     )
     add_flags(parser, "states", STATE_FLAGS, EngineConfig)
+
+
+def _store_action(text: str) -> str:
+    if text not in ("check", "gc", "stat"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of check, gc and stat")
+    return text
+
+
+def _store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        type=_store_action,
+        metavar="ACTION",
+        help="check: read and verify all of it; gc: remove what nobody needs; stat: count",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="of the store; no server has it open")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--objects",
+        metavar="URL",
+        help="its object store: s3://BUCKET/PREFIX or file:///FOLDER (default: none)",
+    )
