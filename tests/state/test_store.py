@@ -236,6 +236,23 @@ def test_a_handle_keeps_its_versions_and_numbers_when_it_is_renamed(store: Store
     assert store.rename("t", "c", "b").head.version == 2
 
 
+def test_what_is_said_of_a_handle_that_has_moved_on_is_refused(store: Store) -> None:
+    put(store, "a", 1)
+    before = put(store, "a", 2).version - 1
+    operations: list[Callable[[], object]] = [
+        lambda: store.rename("t", "a", "b", expected_version=before),
+        lambda: store.set_tags("t", "a", {"x": "y"}, expected_version=before),
+        lambda: store.set_expiry("t", "a", 5000.0, expected_version=before),
+        lambda: store.delete("t", "a", expected_version=before),
+        lambda: store.rollback("t", "a", version=1, expected_version=before),
+    ]
+    for operation in operations:
+        with pytest.raises(StaleVersionError):
+            operation()
+    handle = store.handle("t", "a")
+    assert (handle.head.version, handle.tags, handle.expires_at) == (2, {}, None)
+
+
 def test_a_name_never_stands_for_two_states_under_one_version(store: Store) -> None:
     put(store, "a", 1)
     put(store, "b", 2)

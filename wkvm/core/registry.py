@@ -25,6 +25,7 @@ MAX_WORD = 2**64
 TAIL_IDS = 32
 """How many of a state's last ids are known without reading its bytes."""
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _DIGITS = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 
@@ -454,12 +455,12 @@ def canonical_json(value: Any) -> str:
     Raises:
         TypeError, ValueError: JSON does not have such a value.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def _exactly(value: Any, cls: type[Any]) -> dict[str, Any]:
-    names = {one.name for one in fields(cls)}
-    if not isinstance(value, dict) or value.keys() != names:
+    names: tuple[str, ...] = cls.__slots__
+    if not isinstance(value, dict) or value.keys() != set(names):
         raise ValueError(f"{cls.__name__} has the fields {sorted(names)}")
     return dict(value)
 

@@ -34,8 +34,7 @@ CREATE TABLE payloads (
   id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
   content_id TEXT NOT NULL, digest TEXT NOT NULL, n_bytes INTEGER NOT NULL,
   identity TEXT NOT NULL, n_computed INTEGER NOT NULL, n_pending INTEGER NOT NULL,
-  tail TEXT NOT NULL, seal BLOB NOT NULL,
-  n_refs INTEGER NOT NULL, file TEXT UNIQUE, object TEXT UNIQUE, damage TEXT,
+  tail TEXT NOT NULL, n_refs INTEGER NOT NULL, file TEXT UNIQUE, object TEXT UNIQUE, damage TEXT,
   UNIQUE (tenant, content_id)
 );
 CREATE INDEX payloads_in_memory ON payloads (id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, KeyReusedError, QuotaError, StateDamagedError
 from wkvm.core.registry import StoreLimits
-from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, rows, seal_of
+from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, rows
 
 MAX_KEY_CHARS = 128
 
@@ -108,17 +108,15 @@ class Ledger:
             content.n_computed,
             content.n_pending,
             content.tail,
-            b"",
             0,
             file,
             None,
             None,
         )
-        row = replace(row, seal=seal_of(row.facts()))
         cursor = self.db.execute(
             "INSERT INTO payloads (uid, tenant, content_id, digest, n_bytes, identity, n_computed, "
-            "n_pending, tail, seal, n_refs, file) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
-            (uid, *row.facts(), row.seal, file),
+            "n_pending, tail, n_refs, file) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            (uid, *row.facts(), file),
         )
         return replace(row, id=cursor.lastrowid or 0)
 

@@ -4,7 +4,6 @@ Going down, a tier is left only when the one below has a copy that was verified.
 byte from disk or the object store is verified before anybody sees it.
 """
 
-import json
 import logging
 import sqlite3
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from wkvm.core.errors import (
     StoreFailedError,
     StoreFullError,
 )
-from wkvm.core.registry import TAIL_IDS, Identity, canonical_json
+from wkvm.core.registry import TAIL_IDS, canonical_json
 from wkvm.core.states import Tier
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.format import TOKEN_BYTES
@@ -28,7 +27,7 @@ from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_imag
 from wkvm.state.ledger import Content
 from wkvm.state.objects import ObjectTier
 from wkvm.state.payloads import Payloads
-from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload
+from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class Shelf:
                 return _copied(image, into)
         else:
             raise BadStateFileError("it was in memory alone")
-        if json.loads(payload.identity) != image.identity.to_json():
+        if identity_of(payload.identity) != image.identity:
             raise BadStateFileError("it is another model's")
         if into is None:
             self.host.admit(payload.uid, image, is_only_copy=False)
@@ -224,11 +223,6 @@ class Shelf:
         if encode_image(image).digest != payload.digest:
             raise BadStateFileError("its digest is not the one that was committed")
         return image
-
-
-def identity_of(payload: PayloadRow) -> Identity:
-    """Which model a payload belongs to."""
-    return Identity.from_json(json.loads(payload.identity))
 
 
 def _copied(image: StateImage, into: Tensor) -> StateImage:

@@ -313,39 +313,64 @@ class Store(Lookup):
         )
         return self._writer.attach(rollback.apply, durability)
 
-    def rename(self, tenant: str, name: str, new_name: str) -> HandleRecord:
+    def rename(
+        self, tenant: str, name: str, new_name: str, *, expected_version: int | None = None
+    ) -> HandleRecord:
         """Give a handle another name. Its versions keep their numbers.
 
         Raises:
             StateNotFoundError: there is no such handle.
+            StaleVersionError: the head is not the version that was expected.
             StateExistsError: the new name is taken; or it was, by versions of another handle with
                 numbers that this one has too.
         """
-        check_name(name)
         check_name(new_name, "new_name")
-        self._writer.edit(lambda edit: edit.rename(edit.handle(tenant, name), new_name), frees=True)
+        self._change_handle(
+            tenant, name, expected_version, lambda edit, handle: edit.rename(handle, new_name)
+        )
         return self.handle(tenant, new_name)
 
-    def set_tags(self, tenant: str, name: str, tags: Mapping[str, str]) -> HandleRecord:
+    def set_tags(
+        self,
+        tenant: str,
+        name: str,
+        tags: Mapping[str, str],
+        *,
+        expected_version: int | None = None,
+    ) -> HandleRecord:
         """Replace the tags of a handle.
 
         Raises:
             StateNotFoundError: there is no such handle.
+            StaleVersionError: the head is not the version that was expected.
             InvalidParameterError: they are too many or too long.
         """
         text = canonical_json(check_tags(tags, self.limits))
-        check_name(name)
-        self._writer.edit(lambda edit: edit.save(edit.handle(tenant, name), tags=text))
+        self._change_handle(
+            tenant, name, expected_version, lambda edit, handle: edit.save(handle, tags=text)
+        )
         return self.handle(tenant, name)
 
-    def set_expiry(self, tenant: str, name: str, expires_at: float | None) -> HandleRecord:
+    def set_expiry(
+        self,
+        tenant: str,
+        name: str,
+        expires_at: float | None,
+        *,
+        expected_version: int | None = None,
+    ) -> HandleRecord:
         """Say when a handle is over; None for never.
 
         Raises:
-            StateNotFoundError: there is no such handle.
+            StateNotFoundError: there is no such handle, or it is over by that.
+            StaleVersionError: the head is not the version that was expected.
         """
-        check_name(name)
-        self._writer.edit(lambda edit: edit.save(edit.handle(tenant, name), expires_at=expires_at))
+        self._change_handle(
+            tenant,
+            name,
+            expected_version,
+            lambda edit, handle: edit.save(handle, expires_at=expires_at),
+        )
         return self.handle(tenant, name)
 
     def delete(self, tenant: str, ref: Ref | str, *, expected_version: int | None = None) -> None:
@@ -452,6 +477,22 @@ class Store(Lookup):
         return upkeep.stat(self._catalogue, self._shelf, self._folders)
 
     # --- within -------------------------------------------------------------------------
+
+    def _change_handle(
+        self,
+        tenant: str,
+        name: str,
+        expected_version: int | None,
+        change: Callable[[Edit, HandleRow], object],
+    ) -> None:
+        check_name(name)
+
+        def run(edit: Edit) -> None:
+            handle = edit.handle(tenant, name)
+            check_expected(name, handle, expected_version)
+            change(edit, handle)
+
+        self._writer.edit(run, frees=True)
 
     def _recover(self) -> None:
         if reading.has_memory(self._catalogue):

@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import xxhash
@@ -27,7 +28,7 @@ from wkvm.state.catalogue import Row
 
 PAYLOAD_COLUMNS = (
     "p.id, p.uid, p.tenant, p.content_id, p.digest, p.n_bytes, p.identity, p.n_computed, "
-    "p.n_pending, p.tail, p.seal, p.n_refs, p.file, p.object, p.damage"
+    "p.n_pending, p.tail, p.n_refs, p.file, p.object, p.damage"
 )
 HANDLE_COLUMNS = (
     "h.id, h.tenant, h.name, h.head, h.next_version, h.tags, h.created_at, h.updated_at, "
@@ -64,7 +65,6 @@ class PayloadRow:
     n_computed: int
     n_pending: int
     tail: str
-    seal: bytes
     n_refs: int
     file: str | None
     object: str | None
@@ -172,7 +172,7 @@ class VersionRow:
         Raises:
             StateDamagedError: the row, or the payload's, is not what was written.
         """
-        if seal_of(self.facts(payload)) != self.seal or seal_of(payload.facts()) != payload.seal:
+        if seal_of(self.facts(payload)) != self.seal:
             raise StateDamagedError(
                 str(Ref(str(self.name), self.version)), "its row in the catalogue was changed"
             )
@@ -212,7 +212,7 @@ def version_record(handle: HandleRow, version: VersionRow, payload: PayloadRow) 
         version=version.version,
         content_id=payload.content_id,
         n_bytes=payload.n_bytes,
-        identity=Identity.from_json(json.loads(payload.identity)),
+        identity=identity_of(payload.identity),
         n_computed=payload.n_computed,
         n_pending=payload.n_pending,
         tail=tuple(json.loads(payload.tail)),
@@ -221,6 +221,12 @@ def version_record(handle: HandleRow, version: VersionRow, payload: PayloadRow) 
         created_at=version.created_at,
         ack=AckClass.DURABLE if payload.is_durable else AckClass.VISIBLE,
     )
+
+
+@lru_cache(maxsize=64)
+def identity_of(text: str) -> Identity:
+    """The identity that a column holds. Most states of a store have the same."""
+    return Identity.from_json(json.loads(text))
 
 
 def handle_record(handle: HandleRow, head: VersionRecord, n_versions: int) -> HandleRecord:
