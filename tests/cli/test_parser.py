@@ -14,7 +14,9 @@ from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
 from wkvm.cli.serving import http_settings
+from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -84,6 +86,8 @@ def test_every_setting_has_a_flag() -> None:
     in_gateway = {flag.field for flag in HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS} | {"host"}
     assert in_gateway == {field.name for field in fields(GatewayConfig)}
     assert in_engine == {field.name for field in fields(EngineConfig)}
+    in_states = {flag.field for flag in STORE_FLAGS}
+    assert in_states == {field.name for field in fields(StateConfig)}
     assert in_server == {field.name for field in fields(ServerConfig)}
 
 
@@ -92,6 +96,7 @@ def test_without_flags_the_settings_are_the_defaults(monkeypatch: pytest.MonkeyP
     args = build_parser().parse_args(["serve"])
     assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig()
     assert server_settings(args) == ServerConfig()
+    assert StateConfig(**values_of(args, STORE_FLAGS)) == StateConfig()
     assert http_settings(args) == GatewayConfig()
     assert http_settings(build_parser().parse_args(["gateway"])) == GatewayConfig()
 

@@ -7,10 +7,11 @@ once, where the field is.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
@@ -300,11 +301,21 @@ EXACT_FLAGS = (
 )
 
 
+Settings: TypeAlias = (
+    type[EngineConfig]
+    | type[ServerConfig]
+    | type[GatewayConfig]
+    | type[SamplingParams]
+    | type[StateConfig]
+)
+"""Of whose fields the flags are."""
+
+
 def add_flags(
     parser: argparse.ArgumentParser,
     title: str,
     flags: Sequence[Flag],
-    settings: type[EngineConfig] | type[ServerConfig] | type[GatewayConfig] | type[SamplingParams],
+    settings: Settings,
 ) -> None:
     """Add rows as a group of ``--help``, with the defaults of ``settings``."""
     defaults = {field.name: field.default for field in fields(settings)}

@@ -19,8 +19,10 @@ from wkvm.cli.flags import (
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.status import EXIT_USAGE
+from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
+from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig
 
 MODEL_HELP = (
@@ -108,6 +110,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, "the model", MODEL_FLAGS, EngineConfig)
     add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
+    add_flags(parser, "named states", STORE_FLAGS, StateConfig)
     add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
 
 

@@ -10,6 +10,7 @@ from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
 from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
+from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import (
     API_KEY_VARIABLE,
     MAX_SLOTS,
@@ -19,6 +20,7 @@ from wkvm.core.config import (
     parse_api_keys,
 )
 from wkvm.core.errors import ConfigError
+from wkvm.core.state_config import StateConfig
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
 
 
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if is_auto:
         engine_values["n_slots"] = MAX_SLOTS
     engine_config = EngineConfig(**engine_values)
+    state_config = StateConfig(**values_of(args, STORE_FLAGS))
     # A folder's name need not be UTF-8, what clients are told must be.
     name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
     if len(name) > MAX_SHORT_TEXT:
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import build_engine, check_slots
+    from wkvm.assembly.states import OpenStates
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
@@ -60,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     engine = build_engine(
         path, engine_config, served_name=name, takes_grammars=True, fits_slots=is_auto
     )
+    states = OpenStates(engine, state_config)
     opened = list[assembly.HttpDoor]()
 
     def doors(server: Server) -> list[assembly.HttpDoor]:
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     def ready(server: Server) -> None:
         announce([*server.addresses, *(one for door in opened for one in door.addresses)])
 
-    run_server(engine, server_config, ready=ready, doors=doors)
+    run_server(engine, server_config, ready=ready, doors=doors, states=states.serve)
     return 0
 
 

@@ -100,6 +100,7 @@ class Engine:
         except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
             n_bytes = config.n_slots * model.layout.record_bytes
             raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
+        self._model = model
         self._runner = make_runner(model, arena, config)
         self._scheduler = Scheduler(
             config,
@@ -117,6 +118,11 @@ class Engine:
     def info(self) -> EngineInfo:
         """What is served."""
         return self._info
+
+    @property
+    def model(self) -> Model:
+        """What runs."""
+        return self._model
 
     @property
     def blocks(self) -> bool:

@@ -323,3 +323,15 @@ class States(Protocol):
     async def migrate_end(self, tenant: str, name: str, *, moved: Moved | None) -> StateInfo | None:
         """It has moved, and None; or it stays, and its head."""
         ...
+
+
+class StatesLoop(Loop, States, Protocol):
+    """A loop whose requests may use states."""
+
+    def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:
+        """As a Loop's, and as ``States``'."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for what is being committed, and close the store. The loop has ended before."""
+        ...

@@ -6,7 +6,7 @@ import inspect
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import uvloop
 from wkvm_protocol.address import TcpAddress, UnixAddress
@@ -18,12 +18,15 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.server.auth import ConnectionCounts, Keyring
 from wkvm.server.connection import Connection, Shared
 from wkvm.server.dispatch import Dispatcher
-from wkvm.server.interface import Door, Loop, States
+from wkvm.server.interface import Door, Loop, States, StatesLoop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
 from wkvm.server.process import Signals, first, raise_file_limit
 
 logger = logging.getLogger("wkvm.server")
+
+MakeStates: TypeAlias = Callable[[EngineLoop], StatesLoop]
+"""Makes the durable states of an engine, over the loop that turns it."""
 
 CLOSE_TIMEOUT_S = 1.0
 """How long the peers' sides may take to accept what is left to send at the end."""
@@ -183,6 +186,7 @@ async def serve(
     *,
     ready: Callable[[Server], Awaitable[None] | None],
     doors: Callable[[Server], Sequence[Door]] = lambda _: (),
+    states: MakeStates | None = None,
 ) -> None:
     """Serve an engine until SIGTERM or SIGINT, then drain and return.
 
@@ -192,13 +196,15 @@ async def serve(
         doors: makes further ways in; they are opened after the server and closed before it.
         ready: called once clients can connect. What it returns is awaited while the
             server serves; an exception from it ends the server.
+        states: makes the durable states of the engine, over its loop; None serves none.
 
     Raises:
         ConfigError: an address cannot be had.
         Exception: what broke the engine, or what ``ready`` or a door's start raised.
     """
     engine_loop = EngineLoop(engine)
-    server = Server(engine_loop, config)
+    service = None if states is None else states(engine_loop)
+    server = Server(engine_loop if service is None else service, config, service)
     others = doors(server)
     raise_file_limit(config.max_connections + sum(door.max_connections for door in others))
     signals = Signals()
@@ -224,6 +230,8 @@ async def serve(
         for door in others:
             await door.close()
         await server.close()
+        if service is not None:
+            await service.close()
     stepping.result()
 
 
@@ -233,10 +241,11 @@ def run(
     *,
     ready: Callable[[Server], Awaitable[None] | None],
     doors: Callable[[Server], Sequence[Door]] = lambda _: (),
+    states: MakeStates | None = None,
 ) -> None:
     """Serve on an event loop of its own; see ``serve``."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine, config, ready=ready, doors=doors))
+        runner.run(serve(engine, config, ready=ready, doors=doors, states=states))
 
 
 async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Server) -> NoReturn:

@@ -48,6 +48,7 @@ class FakeLoop:
     Attributes:
         n_fed: how many tokens were absorbed, in all.
         specs: of the requests, by id.
+        forgets: no state that is saved is what it should be.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class FakeLoop:
             max_model_len=None,
         )
         self.n_fed = 0
+        self.forgets = False
         self.specs = dict[int, RequestSpec]()
         self._n_reserved = 0
         self._live = dict[int, _Live]()
@@ -230,7 +232,7 @@ class FakeLoop:
             queue_s=0.0,
             first_token_s=0.0,
             total_s=0.0,
-            saved=_saved(live) if saves else None,
+            saved=_saved(live, forgets=self.forgets) if saves else None,
         )
 
 
@@ -252,9 +254,9 @@ def _hash_of(record: Tensor) -> int:
     return int(record[:8].view(torch.int64).item()) % WORD
 
 
-def _saved(live: _Live) -> Saved:
+def _saved(live: _Live, *, forgets: bool = False) -> Saved:
     return Saved(
-        record=record_of(live.state),
+        record=record_of(live.state ^ forgets),
         n_computed=live.n_computed,
         absorbed=array("i", live.absorbed),
         pending=live.pending,

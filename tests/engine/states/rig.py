@@ -98,6 +98,7 @@ async def running(
         clock=time.monotonic,
         engine="test",
         has_disk=has_disk,
+        used={},
         moved={},
     )
     service = StateService(loop, backing)

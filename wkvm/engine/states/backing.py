@@ -1,16 +1,25 @@
 """What all parts of the service have: the store, the model's identity, and threads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from wkvm.core.errors import InvalidParameterError, StateMovedError
+from wkvm.core.errors import InvalidParameterError, StateMovedError, StateNotFoundError
 from wkvm.core.layout import StateLayout
-from wkvm.core.registry import Durability, Identity, VersionRecord
+from wkvm.core.registry import (
+    AckClass,
+    Durability,
+    HandleRecord,
+    Identity,
+    VersionRecord,
+)
 from wkvm.core.states import Moved, StateInfo
 from wkvm.engine.states.threads import Threads
 from wkvm.state.folding import Fold
 from wkvm.state.mutations import Mutations
 from wkvm.state.store import Store
+
+MOVED_TAG = "wkvm.moved"
+"""The tag of a handle that is elsewhere now: as what, and where."""
 
 MAX_MOVED = 10_000
 """Handles of which it is remembered that they are elsewhere."""
@@ -31,6 +40,7 @@ class Backing:
         clock: seconds, which never go back.
         engine: the version of wkvm, for provenance.
         has_disk: whether versions can be durable.
+        used: when handles were last used, by tenant and name, by ``clock``.
         moved: handles that are at other engines now, by tenant and name.
     """
 
@@ -45,6 +55,7 @@ class Backing:
     clock: Callable[[], float]
     engine: str
     has_disk: bool
+    used: dict[tuple[str, str], float]
     moved: dict[tuple[str, str], Moved]
 
     def durability(self, asked: Durability | None) -> Durability:
@@ -78,11 +89,39 @@ class Backing:
         if len(self.moved) > MAX_MOVED:
             del self.moved[next(iter(self.moved))]
 
+    def check_kept_here(self, tenant: str, name: str) -> None:
+        """The same for what was moved before this process began. In a thread.
+
+        Raises:
+            StateMovedError: it is at another engine.
+        """
+        try:
+            tags = self.store.handle(tenant, name).tags
+        except StateNotFoundError:
+            return
+        if MOVED_TAG in tags:
+            ref, _, target = tags[MOVED_TAG].partition(" ")
+            raise StateMovedError(name, target, ref)
+
+    def touch(self, tenant: str, *names: str | None) -> None:
+        """Note that handles are in use now."""
+        for name in names:
+            if name is not None:
+                self.used[tenant, name] = self.clock()
+
+    def told(self, record: VersionRecord) -> VersionRecord:
+        """A version as clients are told of it: without a disk nothing is durable."""
+        return record if self.has_disk else replace(record, ack=AckClass.VISIBLE)
+
+    def told_handle(self, handle: HandleRecord) -> HandleRecord:
+        """A handle as clients are told of it."""
+        return handle if self.has_disk else replace(handle, head=self.told(handle.head))
+
     def info(self, tenant: str, record: VersionRecord) -> StateInfo:
         """What is told of a version. Called in a thread."""
         return StateInfo(
-            handle=self.store.handle(tenant, record.name),
-            version=record,
+            handle=self.told_handle(self.store.handle(tenant, record.name)),
+            version=self.told(record),
             tier=self.store.tier(tenant, record.ref),
         )
 

@@ -18,6 +18,9 @@ from wkvm.engine.states.turns import Phase, Turn
 
 logger = logging.getLogger("wkvm.states")
 
+MAX_CHECKPOINTS = 32
+"""Of one turn; the newest are kept. Each holds a state in host memory until the turn ends."""
+
 
 class Books:
     """The turns of an engine, and what becomes of them. All methods belong to the loop's thread.
@@ -37,6 +40,7 @@ class Books:
         self._endings = Endings(backing, self.runs)
         self._due = list[tuple[Turn, int, int]]()
         self._tasks = set[asyncio.Task[None]]()
+        self._engine_ids, self._aliases = dict[int, int](), dict[int, int]()
         self._n_failed = 0
         self.deliver: Callable[[list[Event]], None] = _ignore
         loop.deliver = self._take
@@ -47,6 +51,8 @@ class Books:
             self.deliver(events)
             return
         self._tell_again()
+        if self._aliases:
+            events = [self._renamed(event) for event in events]
         passed = list[Event]()
         for event in events:
             match event:
@@ -67,6 +73,36 @@ class Books:
                     passed.append(event)
         if passed:
             self.deliver(passed)
+
+    def _engine_id(self, request_id: int) -> int:
+        """What the engine knows a request as."""
+        return self._engine_ids.get(request_id, request_id)
+
+    def _alias(self, request_id: int, engine_id: int) -> None:
+        """A request is another one to the engine from now on."""
+        self._forget_alias(request_id)
+        self._engine_ids[request_id] = engine_id
+        self._aliases[engine_id] = request_id
+
+    def _forget_alias(self, request_id: int) -> None:
+        engine_id = self._engine_ids.pop(request_id, None)
+        if engine_id is not None:
+            del self._aliases[engine_id]
+
+    def _renamed(self, event: Event) -> Event:
+        """An event under the ids that clients know."""
+        if not isinstance(event, TokensEvent):
+            known = self._aliases.get(event.request_id)
+            return event if known is None else replace(event, request_id=known)
+        if self._aliases.keys().isdisjoint(event.request_ids):
+            return event
+        ids, indices = list(event.request_ids), list(event.indices)
+        for at, engine_id in enumerate(ids):
+            known = self._aliases.get(engine_id)
+            if known is not None:
+                ids[at] = known
+                indices[at] += self._turns[known].n_told
+        return replace(event, request_ids=ids, indices=indices)
 
     def _tell_again(self) -> None:
         """Tell those who came back what they have missed, before anything else."""
@@ -92,6 +128,7 @@ class Books:
         if event.is_checkpoint:
             if event.saved is not None:
                 turn.checkpoints.append(event.saved)
+                del turn.checkpoints[:-MAX_CHECKPOINTS]
             return
         waiting, turn.snapshots = turn.snapshots, []
         for one in waiting:
@@ -104,6 +141,10 @@ class Books:
 
     def _ended(self, turn: Turn, event: EndEvent) -> list[Event]:
         """The end of a turn by the engine: what is told of it at once."""
+        if self._is_parking(turn, event):
+            turn.move(Phase.ENDING)
+            turn.task = self._spawn(self._park(turn, event))
+            return []
         is_kept = event.status in (Status.STOPPED, Status.LENGTH) or (
             event.status is Status.CANCELLED and turn.is_interrupted
         )
@@ -129,6 +170,14 @@ class Books:
             event = failure(turn, event, StoreFailedError("commit", "see the server's log"))
         self._over(turn, event)
 
+    def _is_parking(self, turn: Turn, event: EndEvent) -> bool:
+        """Whether the end of a turn is one that it was stopped for, to go on perhaps."""
+        raise NotImplementedError
+
+    async def _park(self, turn: Turn, event: EndEvent) -> None:
+        """Commit what a turn has by now."""
+        raise NotImplementedError
+
     def _fail(self, turn: Turn, error: WkvmError) -> None:
         """End a turn that the engine has not got."""
         for request_id in sorted(turn.ids):
@@ -142,10 +191,19 @@ class Books:
     def _finish(self, turn: Turn, event: EndEvent) -> EndEvent:
         """Take a choice off the books; what is told of its end."""
         self._turns.pop(event.request_id, None)
+        self._forget_alias(event.request_id)
         turn.ids.discard(event.request_id)
+        if turn.first_cached is not None:
+            # To its client it was one request all the time.
+            n_output = turn.n_told + event.n_output
+            event = replace(event, n_prompt=len(turn.asked.prompt), n_output=n_output)
+        if turn.parking is not None and not turn.parking.done():
+            turn.parking.set_result(None)
         if turn.ids:
             return event
         turn.move(Phase.OVER)
+        use = turn.use
+        self._backing.touch(turn.spec.tenant, use.save_as, use.state and use.state.name)
         for copied in turn.snapshots:
             if not copied.done():
                 copied.set_exception(StateNotFoundError("of a request that has ended"))
@@ -154,7 +212,7 @@ class Books:
             self._keyed.pop(key, None)
             if event.state is not None and event.state.ref is not None and turn.outputs is not None:
                 outputs = turn.outputs[: event.n_output]
-                self._pasts.add(key, Past(turn.spec, turn.use, outputs, event))
+                self._pasts.add(key, Past(turn.asked, turn.use, outputs, event))
         for one in turn.waiting:
             if not one.done():
                 one.set_result(event)

@@ -46,7 +46,7 @@ def provenance_of(backing: Backing, turn: Turn, saved: Saved, n_output: int) -> 
         operation=turn.use.operation,
         parameters=parameters,
         parents=parents_of(turn.origin),
-        n_before=turn.cached_tokens,
+        n_before=turn.n_start,
         n_after=saved.n_computed,
         seed=saved.memory.seed if n_output and saved.memory is not None else None,
         engine=backing.engine,

@@ -37,8 +37,13 @@ class Endings:
         if saved is None:
             raise ValueError("a turn without a state is to be committed")
         n_output = event.n_output
-        if turn.keep is not None and turn.keep < n_output:
-            saved, n_output = await self._cut(turn, saved, turn.keep), turn.keep
+        keep = None if turn.keep is None else turn.keep - turn.n_told
+        if keep is not None and keep < 0:
+            raise InvalidParameterError(
+                "keep", "of what came before a move was given up, roll back"
+            )
+        if keep is not None and keep < n_output:
+            saved, n_output = await self._cut(turn, saved, keep), keep
         n_fed = len(turn.pending) + len(turn.spec.prompt)
         n_had = len(saved.absorbed) + len(saved.pending)
         if n_had == 0:
@@ -50,7 +55,7 @@ class Endings:
         state = replace(
             start_end(turn),
             ref=None if record is None else record.ref,
-            ack=None if record is None else record.ack,
+            ack=None if record is None else backing.told(record).ack,
             n_computed=saved.n_computed,
             pending=saved.pending,
             prompt_left=max(n_fed - n_had, 0),

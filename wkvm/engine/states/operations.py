@@ -1,10 +1,12 @@
 """Operations on versions and handles that need no step of the engine."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
-from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError
+from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
 from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
 from wkvm.engine.states.backing import Backing
@@ -14,6 +16,8 @@ from wkvm.state.difference import Difference, difference
 from wkvm.state.format import TOKEN_BYTES
 
 T = TypeVar("T")
+
+logger = logging.getLogger("wkvm.states")
 
 MAX_PAGE = 256
 
@@ -73,7 +77,8 @@ class Operations:
                     tier = self._backing.store.tier(tenant, handle.head.ref)
                 except StateNotFoundError:
                     continue  # deleted meanwhile
-                infos.append(StateInfo(handle=handle, version=handle.head, tier=tier))
+                told = self._backing.told_handle(handle)
+                infos.append(StateInfo(handle=told, version=told.head, tier=tier))
             return infos
 
         infos = await self._read(look)
@@ -120,7 +125,7 @@ class Operations:
             found = store.log(tenant, ref, limit=limit + n_above)
             return [one for one in found if one.version < before][:limit]
 
-        return await self._read(look)
+        return [self._backing.told(one) for one in await self._read(look)]
 
     async def tokens(self, tenant: str, ref: Ref, first: int = 0) -> TokenLog:
         """The token log of a version from a position on."""
@@ -212,11 +217,13 @@ class Operations:
             StateNotFoundError: there is none such.
             StaleVersionError: the head is not the version that was expected.
         """
-        self._backing.check_here(tenant, ref.name)
         store = self._backing.store
         await self._backing.threads.write(
             lambda: store.delete(tenant, ref, expected_version=expected_version)
         )
+        if ref.version is None:
+            self._backing.moved.pop((tenant, ref.name), None)
+            self._backing.used.pop((tenant, ref.name), None)
 
     # --- tiers ----------------------------------------------------------------------------
 
@@ -257,6 +264,27 @@ class Operations:
             lambda: backing.info(tenant, backing.store.load(tenant, ref).record)
         )
 
+    async def sweep(self, idle_s: float) -> int:
+        """Move what nobody has used for ``idle_s`` from host memory to the disk. How many handles.
+
+        It wakes by itself when it is used.
+        """
+        backing, n_moved = self._backing, 0
+        until = backing.clock() - idle_s
+        for (tenant, name), used_at in list(backing.used.items()):
+            if used_at > until or self._requests.saving_to(tenant, name):
+                continue
+            del backing.used[tenant, name]
+            try:
+                await backing.threads.write(partial(backing.store.cool, tenant, Ref(name)))
+            except StateNotFoundError:
+                continue
+            except WkvmError as error:
+                logger.warning("a state that is idle stays in host memory: %s", error)
+                continue
+            n_moved += 1
+        return n_moved
+
     # --- within ---------------------------------------------------------------------------
 
     async def _interrupt(self, tenant: str, name: str) -> None:
@@ -287,9 +315,11 @@ class Operations:
     ) -> list[StateInfo]:
         """Make versions, in a thread; what is told of them."""
         backing = self._backing
-        return await backing.threads.write(
+        infos = await backing.threads.write(
             lambda: [backing.info(tenant, record) for record in work()]
         )
+        backing.touch(tenant, *(info.handle.name for info in infos))
+        return infos
 
     async def _edit(
         self, tenant: str, ref: Ref, expected: int | None, work: Callable[[], VersionRecord]

@@ -25,10 +25,14 @@ def load_origin(backing: Backing, turn: Turn) -> None:
         StateNotFoundError: the tenant has no such state.
         StateMismatchError, BadStateFileError, StateNotFiniteError, StateDamagedError,
             StoreFailedError: it is no state of this model, or cannot be read.
+        StateMovedError: it is at another engine.
         StaleVersionError: what it would be committed to has moved on already.
     """
     use, tenant = turn.use, turn.spec.tenant
     origin = None
+    for name in (use.save_as, use.state and use.state.name):
+        if name is not None:
+            backing.check_kept_here(tenant, name)
     if use.state is not None:
         loaded = backing.store.load(tenant, use.state, identity=backing.identity)
         origin = _origin(loaded.image, loaded.record, use)

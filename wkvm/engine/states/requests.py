@@ -26,7 +26,7 @@ from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.books import Books, logger
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.origins import is_fork, load_origin, start_of, untouched
-from wkvm.engine.states.tellings import again, end_event, is_same
+from wkvm.engine.states.tellings import again, end_event, is_same, parked_end
 from wkvm.engine.states.turns import Phase, Turn
 
 MAX_LOADING = 1024
@@ -83,7 +83,7 @@ class Requests(Books):
 
     def _begin(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...]:
         ids = self._loop.reserve(spec.params.n)
-        turn = Turn(ids=set(ids), spec=spec, use=use, began_at=self._backing.clock())
+        turn = Turn(ids=set(ids), asked=spec, spec=spec, use=use, began_at=self._backing.clock())
         for request_id in ids:
             self._turns[request_id] = turn
         if use.idempotency_key is not None:
@@ -100,7 +100,7 @@ class Requests(Books):
         turn = self._keyed.get(key)
         past = self._pasts.get(key)
         if turn is not None:
-            if not is_same(turn.spec, turn.use, spec, use):
+            if not is_same(turn.asked, turn.use, spec, use):
                 raise KeyReusedError
             turn.is_detached = False
             (request_id,) = turn.ids
@@ -143,22 +143,27 @@ class Requests(Books):
             event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
             turn.task = self._spawn(self._end(turn, event))
             return
+        self._submit(turn, ids)
+
+    def _submit(self, turn: Turn, ids: tuple[int, ...]) -> None:
+        """Hand a turn, or what is left of it, to the engine."""
+        spec, use = turn.spec, turn.use
         elapsed = self._backing.clock() - turn.began_at
         started = replace(
             spec,
             start=None if turn.origin is None else start_of(turn.origin),
             save=use.saves,
             hold_back_last=use.absorbs_only,
-            fresh_key=is_fork(use, spec.params.n),
+            fresh_key=turn.first_cached is None and is_fork(use, spec.params.n),
             checkpoint_every=use.checkpoint_every,
-            credit=None if spec.credit is None else spec.credit + turn.credit,
+            credit=None if spec.credit is None else spec.credit + turn.credit - turn.n_told,
             timeout_s=None if spec.timeout_s is None else max(spec.timeout_s - elapsed, 0.001),
         )
         if turn.is_detached:
             started = replace(started, credit=None)
         self._loop.submit(started, ids)
         turn.move(Phase.RUNNING)
-        if turn.held:
+        if turn.held and not turn.is_detached:
             for request_id in ids:
                 self._loop.hold(request_id)
 
@@ -166,8 +171,8 @@ class Requests(Books):
         """End a request. Its EndEvent follows; nothing of it is kept, unless it has ended."""
         turn = self._turns.get(request_id)
         if turn is None or turn.phase is Phase.RUNNING:
-            self._loop.cancel(request_id)
-        elif turn.phase is Phase.LOADING:
+            self._loop.cancel(self._engine_id(request_id))
+        elif turn.phase in (Phase.LOADING, Phase.PARKED):
             if turn.task is not None:
                 turn.task.cancel()
             for each in sorted(turn.ids):
@@ -185,7 +190,10 @@ class Requests(Books):
             self.cancel(request_id)
         elif turn.phase is Phase.RUNNING:
             turn.is_interrupted, turn.keep = True, keep
-            self._loop.interrupt(request_id)
+            self._loop.interrupt(self._engine_id(request_id))
+        elif turn.phase is Phase.PARKED:
+            event = end_event(turn, request_id, Status.CANCELLED, self._backing.clock())
+            self._over(turn, replace(event, state=parked_end(self._backing, turn)))
 
     def disconnected(self, request_id: int) -> None:
         """Nobody listens to a request any more: do with it what its use says."""
@@ -198,16 +206,16 @@ class Requests(Books):
         if policy is OnDisconnect.HIBERNATE:
             self.interrupt(request_id)
         elif turn.phase is Phase.RUNNING:
-            self._loop.grant(request_id, UNLIMITED_CREDIT)
-            self._loop.release(request_id)
+            self._loop.grant(self._engine_id(request_id), UNLIMITED_CREDIT)
+            self._loop.release(self._engine_id(request_id))
 
     def grant(self, request_id: int, n_tokens: int) -> None:
         """Add to a request's credit."""
         turn = self._turns.get(request_id)
-        if turn is not None and turn.phase is Phase.LOADING:
+        if turn is not None:
             turn.credit += n_tokens
-        else:
-            self._loop.grant(request_id, n_tokens)
+        if turn is None or turn.phase is Phase.RUNNING:
+            self._loop.grant(self._engine_id(request_id), n_tokens)
 
     def hold(self, request_id: int) -> None:
         """Produce nothing more for a request until released."""
@@ -219,12 +227,14 @@ class Requests(Books):
 
     def _set_held(self, request_id: int, *, held: bool) -> None:
         turn = self._turns.get(request_id)
-        if turn is not None and turn.phase is Phase.LOADING:
+        if turn is not None:
             turn.held = held
-        elif held:
-            self._loop.hold(request_id)
+        if turn is not None and turn.phase is not Phase.RUNNING:
+            return
+        if held:
+            self._loop.hold(self._engine_id(request_id))
         else:
-            self._loop.release(request_id)
+            self._loop.release(self._engine_id(request_id))
 
     # --- within ---------------------------------------------------------------------------
 
@@ -282,7 +292,7 @@ class Requests(Books):
             raise StateNotFoundError("of a request that does not run")
         copied: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
         turn.snapshots.append(copied)
-        if not self._loop.snapshot(request_id):
+        if not self._loop.snapshot(self._engine_id(request_id)):
             turn.snapshots.remove(copied)
             raise StateNotFoundError("of a request that has ended")
         saved = await copied

@@ -1,26 +1,46 @@
 """The durable states of one engine: a loop whose requests may use them, and operations on them."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from wkvm.core.request import Event, RequestSpec
 from wkvm.core.states import StateUse
 from wkvm.engine.interface import EngineInfo
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.exchange import Exchange
 from wkvm.engine.states.interface import StepLoop
-from wkvm.engine.states.requests import Requests
+from wkvm.engine.states.migration import Migration
+from wkvm.engine.states.parking import Parking
+
+SWEEPS_PER_IDLE_TIME = 4
 
 
-class StateService(Exchange):
+class StateService(Migration):
     """A loop, as the server uses it, with states. All methods belong to the loop's thread.
 
     What concerns requests without states costs them nothing: it is passed on. Operations are
     coroutines; see ``Operations``.
     """
 
-    def __init__(self, loop: StepLoop, backing: Backing) -> None:
-        super().__init__(backing, Requests(loop, backing))
+    def __init__(
+        self,
+        loop: StepLoop,
+        backing: Backing,
+        *,
+        idle_s: float = 0.0,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the loop's events, and the store.
+
+        Args:
+            idle_s: what nobody has used for so long leaves host memory; 0 for never.
+            closed: called when the store is closed.
+        """
+        super().__init__(backing, Parking(loop, backing))
         self._loop = loop
+        self._closed = closed
+        self._sweeping: asyncio.Task[None] | None = None
+        if idle_s and backing.has_disk:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(idle_s))
 
     @property
     def info(self) -> EngineInfo:
@@ -91,6 +111,16 @@ class StateService(Exchange):
 
     async def close(self) -> None:
         """Wait for what is being committed, and close the store. The loop has ended before."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
         await self._requests.settle()
         await self._backing.threads.write(self._backing.store.close)
         self._backing.threads.close()
+        self._closed()
+
+    async def _sweep(self, idle_s: float) -> None:
+        """Let what is idle leave host memory, for ever."""
+        while True:
+            await asyncio.sleep(idle_s / SWEEPS_PER_IDLE_TIME)
+            await self.sweep(idle_s)

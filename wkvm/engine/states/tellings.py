@@ -7,13 +7,27 @@ from wkvm.core.errors import WkvmError
 from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.core.start import Saved
 from wkvm.core.states import StateEnd, StateUse
+from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.turns import Turn
 
 
 def start_end(turn: Turn) -> StateEnd:
     """What is known of the states of a turn before it ends."""
+    return StateEnd(start=turn.start, cached_tokens=turn.cached_tokens)
+
+
+def parked_end(backing: Backing, turn: Turn) -> StateEnd:
+    """What is told of a turn that ends where it is parked: at the version that was made there."""
     origin = turn.origin
-    return StateEnd(start=None if origin is None else origin.ref, cached_tokens=turn.cached_tokens)
+    record = None if origin is None else origin.record
+    return replace(
+        start_end(turn),
+        ref=None if record is None else record.ref,
+        ack=None if record is None else backing.told(record).ack,
+        n_computed=turn.n_start,
+        pending=turn.pending,
+        prompt_left=len(turn.spec.prompt),
+    )
 
 
 def end_event(
@@ -25,7 +39,7 @@ def end_event(
         status=status,
         stop_id=None,
         error=None,
-        n_prompt=len(turn.spec.prompt),
+        n_prompt=len(turn.asked.prompt),
         n_output=0,
         queue_s=None,
         first_token_s=None,

@@ -16,19 +16,21 @@ class Phase(enum.Enum):
     """Where a turn is.
 
     LOADING: its start is fetched. RUNNING: the engine has it. ENDING: its end waits for the
-    commit. OVER: its end was told.
+    commit. PARKED: it was interrupted and committed, and may go on. OVER: its end was told.
     """
 
     LOADING = "loading"
     RUNNING = "running"
     ENDING = "ending"
+    PARKED = "parked"
     OVER = "over"
 
 
 PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.LOADING: frozenset({Phase.RUNNING, Phase.ENDING, Phase.OVER}),
     Phase.RUNNING: frozenset({Phase.ENDING, Phase.OVER}),
-    Phase.ENDING: frozenset({Phase.OVER}),
+    Phase.ENDING: frozenset({Phase.PARKED, Phase.OVER}),
+    Phase.PARKED: frozenset({Phase.RUNNING, Phase.OVER}),
     Phase.OVER: frozenset(),
 }
 
@@ -59,14 +61,15 @@ class Turn:
 
     Attributes:
         ids: of its choices that have not ended.
-        spec: as it came, without a start.
+        asked: as it came, without a start.
+        spec: the same; of one that was parked, what is left of it.
         use: what it does with states.
         began_at: when it came, by the loop's clock.
         phase: where it is.
         origin: what it starts from; None until that is loaded, and where it starts from nothing.
         task: what loads its start, or commits its end.
-        credit: what was granted while it was loading.
-        held: whether it was held while it was loading.
+        credit: what was granted since it came.
+        held: whether it is held.
         is_detached: nobody listens; its events are dropped.
         is_interrupted: it ends where it is, and is committed nevertheless.
         keep: how many of its ids stay, if that was said.
@@ -74,12 +77,16 @@ class Turn:
             a version was made of it on the way.
         commits: held by whoever commits something of it.
         outputs: its ids so far, where somebody may ask for them again.
+        n_told: how many ids it had produced when it was parked last.
+        parking: who waits until it is parked, or over.
+        first_start, first_cached: of its first start, once it was parked.
         checkpoints: states on the way.
         snapshots: who waits for a copy of its state as it runs.
         waiting: who waits for its end within the service.
     """
 
     ids: set[int]
+    asked: RequestSpec
     spec: RequestSpec
     use: StateUse
     began_at: float
@@ -91,6 +98,10 @@ class Turn:
     is_detached: bool = False
     is_interrupted: bool = False
     keep: int | None = None
+    n_told: int = 0
+    parking: "asyncio.Future[None] | None" = None
+    first_start: Ref | None = None
+    first_cached: int | None = None
     expected: int | None = None
     commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     outputs: "array[int] | None" = None
@@ -112,6 +123,13 @@ class Turn:
         self.phase = phase
 
     @property
+    def start(self) -> Ref | None:
+        """The version that it started from."""
+        if self.first_cached is not None:
+            return self.first_start
+        return None if self.origin is None else self.origin.ref
+
+    @property
     def pending(self) -> tuple[int, ...]:
         """Ids that are fed before the prompt."""
         return () if self.origin is None else self.origin.pending
@@ -119,4 +137,11 @@ class Turn:
     @property
     def cached_tokens(self) -> int:
         """Tokens that the start had absorbed."""
+        if self.first_cached is not None:
+            return self.first_cached
+        return self.n_start
+
+    @property
+    def n_start(self) -> int:
+        """Tokens that what it goes on from had absorbed, now that it may have been parked."""
         return 0 if self.origin is None else self.origin.image.carried.n_computed

@@ -1,0 +1,98 @@
+"""From settings to the durable states of an engine. Imports torch, so import this late."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+
+import wkvm
+from wkvm.core.registry import Identity
+from wkvm.core.state_config import StateConfig
+from wkvm.engine.engine import Engine
+from wkvm.engine.states import StateService
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.interface import StepLoop
+from wkvm.engine.states.threads import Threads
+from wkvm.models.ring import fold_vectors
+from wkvm.state.folding import Fold, fold_with
+from wkvm.state.mutations import Mutations
+from wkvm.state.objects import open_objects
+from wkvm.state.store import Store
+
+logger = logging.getLogger("wkvm.assembly")
+
+MEMORY_FOLDER_PREFIX = "wkvm-states-"
+
+
+class OpenStates:
+    """A store that is open, for one engine, before there is a loop.
+
+    Where states are kept in memory, its catalogue is in a temporary folder, and so is what of
+    them host memory has no room for.
+
+    Raises:
+        StoreError, ConfigError, MissingExtraError: it cannot be opened.
+    """
+
+    def __init__(self, engine: Engine, config: StateConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._temporary: TemporaryDirectory[str] | None = None
+        folder = config.folder
+        if folder is None:
+            self._temporary = TemporaryDirectory(prefix=MEMORY_FOLDER_PREFIX)
+            folder = os.path.join(self._temporary.name, "store")
+        version = wkvm.__version__
+        objects = None if config.cold is None else open_objects(config.cold)
+        try:
+            self._store = Store.open(
+                folder, clock=time.time, limits=config.limits, objects=objects, engine=version
+            )
+        except BaseException:
+            self._cleanup()
+            raise
+        self._mutations = Mutations.installed()
+        for name, why in self._mutations.broken.items():
+            logger.warning("the mutation %s cannot be used: %s", name, why)
+
+    def serve(self, loop: StepLoop) -> StateService:
+        """The states, on the loop that turns the engine. Once; ``close`` of it closes the store."""
+        info = loop.info
+        backing = Backing(
+            store=self._store,
+            identity=Identity(
+                model_digest=info.model_digest,
+                fingerprint=info.layout_fingerprint,
+                tokenizer_digest=info.tokenizer_digest,
+            ),
+            layout=loop.layout,
+            vocab_size=info.vocab_size,
+            threads=Threads(),
+            mutations=self._mutations,
+            fold=_fold(self._engine),
+            wall=time.time,
+            clock=time.monotonic,
+            engine=wkvm.__version__,
+            has_disk=self._config.folder is not None,
+            used={},
+            moved={},
+        )
+        return StateService(loop, backing, idle_s=self._config.idle_s, closed=self._cleanup)
+
+    def close(self) -> None:
+        """Close the store of states that were never served."""
+        self._store.close()
+        self._cleanup()
+
+    def _cleanup(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+MakeStates = Callable[[StepLoop], StateService]
+
+
+def _fold(engine: Engine) -> Fold | None:
+    vectors = fold_vectors(engine.model)
+    return None if vectors is None else fold_with(vectors)

@@ -1,0 +1,55 @@
+"""Settings of durable states: where they are kept, and how much of them."""
+
+from dataclasses import dataclass
+
+from wkvm.core.config import MAX_SECONDS
+from wkvm.core.errors import ConfigError
+from wkvm.core.registry import StoreLimits
+
+_LIMITS = StoreLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """Where an engine keeps states, and how much of them.
+
+    Attributes:
+        folder: of the store; None keeps states in memory, as long as the process lives.
+        cold: URL of an object store below the disk; None for none.
+        host_bytes: of states in host memory.
+        idle_s: a state that nobody has used for so long leaves host memory for the disk; 0 for
+            never.
+        handles_per_tenant, bytes_per_tenant, versions_per_handle: how much one tenant may keep.
+    """
+
+    folder: str | None = None
+    cold: str | None = None
+    host_bytes: int = _LIMITS.host_bytes
+    idle_s: float = 300.0
+    handles_per_tenant: int = _LIMITS.handles_per_tenant
+    bytes_per_tenant: int = _LIMITS.bytes_per_tenant
+    versions_per_handle: int = _LIMITS.versions_per_handle
+
+    def __post_init__(self) -> None:
+        for name, flag in (
+            ("handles_per_tenant", "max-states-per-tenant"),
+            ("bytes_per_tenant", "max-state-bytes-per-tenant"),
+            ("versions_per_handle", "max-versions-per-state"),
+            ("host_bytes", "state-host-bytes"),
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(flag, f"{getattr(self, name)} is below 1")
+        if not 0 <= self.idle_s <= MAX_SECONDS:
+            raise ConfigError("state-idle-s", f"{self.idle_s} is no time in seconds")
+        if self.cold is not None and self.folder is None:
+            raise ConfigError("state-cold", "an object store is below a disk; add --state-dir")
+
+    @property
+    def limits(self) -> StoreLimits:
+        """The limits of the store."""
+        return StoreLimits(
+            handles_per_tenant=self.handles_per_tenant,
+            bytes_per_tenant=self.bytes_per_tenant,
+            versions_per_handle=self.versions_per_handle,
+            host_bytes=self.host_bytes,
+        )

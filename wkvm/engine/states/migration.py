@@ -1,0 +1,148 @@
+"""A state, and the request that runs on it, go to another engine: the side that they leave.
+
+It stops at the border of a step and is committed; the bytes go out as an export. Nothing is given
+up here before the other side has verified and committed them, and if it never says so, all goes
+on here as if nothing had been.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from wkvm.core.errors import (
+    InvalidParameterError,
+    StaleVersionError,
+    StateExistsError,
+    StateNotFoundError,
+)
+from wkvm.core.registry import Ref, VersionRecord
+from wkvm.core.states import Moved, StateInfo
+from wkvm.engine.states.backing import MOVED_TAG, Backing
+from wkvm.engine.states.parking import Parking
+from wkvm.engine.states.replay import Replay
+
+DEFAULT_TIMEOUT_S = 30.0
+MAX_TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True)
+class _Move:
+    """A migration that has begun.
+
+    Attributes:
+        info: the version that goes.
+        parked: the requests that wait.
+        timer: gives it up.
+    """
+
+    info: StateInfo
+    parked: tuple[int, ...]
+    timer: asyncio.TimerHandle
+
+
+class Migration(Replay):
+    """Operations that move states to other engines."""
+
+    def __init__(self, backing: Backing, requests: Parking) -> None:
+        super().__init__(backing, requests)
+        self._parking = requests
+        self._moves = dict[tuple[str, str], _Move | None]()
+
+    async def migrate_begin(
+        self, tenant: str, name: str, *, timeout_s: float | None = None
+    ) -> StateInfo:
+        """Stop a state where it is, and make sure that it is committed, to be moved.
+
+        Requests that will be committed to it wait until ``migrate_end``, or for ``timeout_s``.
+
+        Returns:
+            The version to export.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            StateExistsError: it is being moved already.
+        """
+        backing, key = self._backing, (tenant, name)
+        backing.check_here(tenant, name)
+        limit = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        if not 0 < limit <= MAX_TIMEOUT_S:
+            raise InvalidParameterError("timeout_s", f"above 0, and at most {MAX_TIMEOUT_S:g}")
+        if key in self._moves:
+            raise StateExistsError(name, "it is being moved already")
+        self._moves[key] = None
+        parked = list[int]()
+        try:
+            for request_id in self._parking.saving_to(tenant, name):
+                if await self._parking.park(request_id):
+                    parked.append(request_id)
+            info = await self._settled(tenant, name)
+        except BaseException:
+            del self._moves[key]
+            self._go_on(parked)
+            raise
+        timer = asyncio.get_running_loop().call_later(limit, self._give_up, key)
+        self._moves[key] = _Move(info, tuple(parked), timer)
+        return info
+
+    async def migrate_end(self, tenant: str, name: str, *, moved: Moved | None) -> StateInfo | None:
+        """Say what came of a migration.
+
+        Args:
+            moved: where the state is now, verified and committed; None if it stays.
+
+        Returns:
+            The head, if it stays; None if it has moved. Then what is here of it stays too, as it
+            was, and is told from what is alive by the tag ``wkvm.moved``; deleting it is its
+            owner's affair. Requests on it are refused with StateMovedError.
+
+        Raises:
+            StateNotFoundError: no migration of it is under way: it was given up.
+            StaleVersionError: it moved on here meanwhile; all goes on here.
+        """
+        backing, key = self._backing, (tenant, name)
+        move = self._moves.get(key)
+        if move is None:
+            raise StateNotFoundError(f"{name} that is being moved")
+        move.timer.cancel()
+        del self._moves[key]
+        if moved is None:
+            self._go_on(move.parked)
+            return await self.get(tenant, Ref(name))
+        try:
+            await backing.threads.write(lambda: _mark(backing, tenant, move.info, moved))
+        except BaseException:
+            self._go_on(move.parked)
+            raise
+        backing.note_moved(tenant, name, moved)
+        for request_id in move.parked:
+            self._parking.leave(request_id, moved)
+        return None
+
+    async def _settled(self, tenant: str, name: str) -> StateInfo:
+        """The head, on disk where there is one."""
+        backing = self._backing
+
+        def settle() -> list[VersionRecord]:
+            if backing.has_disk:
+                return [backing.store.persist(tenant, Ref(name))]
+            return [backing.store.get(tenant, Ref(name))]
+
+        return (await self._make(tenant, settle))[0]
+
+    def _go_on(self, parked: "tuple[int, ...] | list[int]") -> None:
+        for request_id in parked:
+            self._parking.unpark(request_id)
+
+    def _give_up(self, key: tuple[str, str]) -> None:
+        move = self._moves.pop(key, None)
+        if move is not None:
+            self._go_on(move.parked)
+
+
+def _mark(backing: Backing, tenant: str, info: StateInfo, moved: Moved) -> None:
+    """Mark a handle as moved, if it is where the move began. In a thread."""
+    name, version = info.version.name, info.version.version
+    handle = backing.store.handle(tenant, name)
+    if handle.head.version != version:
+        raise StaleVersionError(name, version, handle.head.version)
+    tags = {**handle.tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
+    backing.store.set_tags(tenant, name, tags)

@@ -1,0 +1,182 @@
+"""Making versions again from what their provenance says, to see whether every bit comes out."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from wkvm.core.errors import InvalidParameterError, RequestOverError, StateNotFoundError
+from wkvm.core.registry import Parent, Provenance, Ref, VersionRecord, parse_ref
+from wkvm.core.request import RequestSpec, Status
+from wkvm.core.states import Replayed
+from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.commits import image_of
+from wkvm.engine.states.exchange import Exchange
+from wkvm.engine.states.origins import start_of, untouched
+from wkvm.engine.states.paths import n_given_of, path_of
+from wkvm.engine.states.runs import again_spec
+from wkvm.engine.states.turns import Origin
+from wkvm.state.image import StateImage, encode_image, record_slices
+
+BY_TOKENS = frozenset({"create", "append", "generate"})
+COPIES = frozenset({"fork", "snapshot"})
+MAX_OPERATIONS = 1_000
+"""That one replay repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One version on the way to the one that is replayed."""
+
+    record: VersionRecord
+    image: StateImage
+
+
+class Replay(Exchange):
+    """Operations that repeat what was done."""
+
+    async def replay(self, tenant: str, ref: Ref, *, timeout_s: float | None = None) -> Replayed:
+        """Do again all that made a version, from the first state without parents on, and compare.
+
+        Ids are not sampled again but taken from the log: what is compared are the bytes of the
+        tensors. What cannot be repeated is taken as it is: an import, and what goes on from bytes
+        that are not kept.
+
+        Args:
+            timeout_s: for all of it; None for no limit.
+
+        Raises:
+            StateNotFoundError: the version, or one that it was made from, is not there any more.
+            InvalidParameterError: it took too many operations.
+            RequestOverError: the time was over.
+        """
+        self._backing.check_here(tenant, ref.name)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._replay(tenant, ref)
+        except TimeoutError as error:
+            raise RequestOverError(Status.TIMED_OUT.value) from error
+
+    async def _replay(self, tenant: str, ref: Ref) -> Replayed:
+        store = self._backing.store
+        last = await self._read(lambda: _Step(*store.load(tenant, ref)))
+        steps = await self._read(lambda: _steps_to(self._backing, tenant, last))
+        made, n_operations = dict[str, StateImage](), 0
+        for step in steps:
+            again = await self._again(tenant, step, made)
+            n_operations += again is not None
+            made[str(step.record.ref)] = step.image if again is None else again
+        result = made[str(last.record.ref)]
+        return await self._read(lambda: _compared(last, result, n_operations))
+
+    async def _again(
+        self, tenant: str, step: _Step, made: Mapping[str, StateImage]
+    ) -> StateImage | None:
+        """A version made again of those before it; None if that cannot be."""
+        backing, record = self._backing, step.record
+        provenance = record.provenance
+        operation = provenance.operation
+        parents = [made[parent.ref] for parent in provenance.parents if parent.ref in made]
+        if operation in BY_TOKENS or _was_walked(provenance):
+            return await self._absorbed_again(tenant, step, parents[0] if parents else None)
+        if operation == "import" or len(parents) < len(provenance.parents):
+            return None
+        if operation in COPIES or operation == "rollback":
+            if parents[0].carried.n_computed != record.n_computed:
+                return None  # a checkpoint of its parent
+            return replace(parents[0], carried=step.image.carried)
+        return await self._read(
+            lambda: backing.mutations.replay(provenance, parents, fold=backing.fold).image
+        )
+
+    async def _absorbed_again(
+        self, tenant: str, step: _Step, parent: StateImage | None
+    ) -> StateImage | None:
+        provenance = step.record.provenance
+        if parent is None and provenance.n_before:
+            return None  # it came with bytes that are not kept, or goes on from a checkpoint
+        if parent is not None and parent.carried.n_computed != provenance.n_before:
+            return None
+        image = step.image
+        ids = [*image.ids(), *image.carried.pending]
+        pending = () if parent is None else parent.carried.pending
+        path = path_of(ids, provenance.n_before, n_given_of(step.record), pending=pending)
+        origin = None if parent is None else Origin(parent, None, path.pending)
+        if path.n_ids <= 1:
+            given = (*path.pending, *path.prompt, *path.outputs)
+            saved = untouched(self._backing, origin, given)
+        else:
+            every = provenance.parameters.get("checkpoint_every")
+            spec = again_spec(
+                None if origin is None else start_of(origin),
+                path.prompt,
+                path.outputs,
+                like=RequestSpec(prompt=(), tenant=tenant),
+                checkpoint_every=every if isinstance(every, int) else None,
+            )
+            saved = await self._requests.runs.run(spec)
+        again = image_of(self._backing, origin, saved)
+        # What the sampler remembers is recorded, and not made again.
+        return replace(again, carried=image.carried)
+
+
+def _was_walked(provenance: Provenance) -> bool:
+    return provenance.operation == "rollback" and "n_prompt" in provenance.parameters
+
+
+def _steps_to(backing: Backing, tenant: str, last: _Step) -> list[_Step]:
+    """The versions that one was made from, and it itself, parents first. In a thread.
+
+    Raises:
+        StateNotFoundError: one of them is not kept any more.
+        InvalidParameterError: they are too many.
+    """
+    found = {str(last.record.ref): last}
+    waiting, order = [last], list[_Step]()
+    while waiting:
+        step = waiting.pop()
+        order.append(step)
+        if len(order) > MAX_OPERATIONS:
+            raise InvalidParameterError("state", f"made by more than {MAX_OPERATIONS} operations")
+        for parent in step.record.provenance.parents:
+            if parent.ref and parent.ref not in found:
+                found[parent.ref] = _load(backing, tenant, parent)
+                waiting.append(found[parent.ref])
+    # A parent was committed before its children.
+    return sorted(order, key=lambda step: (step.record.created_at, step.record.version))
+
+
+def _load(backing: Backing, tenant: str, parent: Parent) -> _Step:
+    step = _Step(*backing.store.load(tenant, parse_ref(parent.ref)))
+    if step.record.content_id != parent.content_id:
+        raise StateNotFoundError(parent.ref)
+    return step
+
+
+def _compared(last: _Step, again: StateImage, n_operations: int) -> Replayed:
+    image = last.image
+    content_id = encode_image(image).content_id
+    again_id = encode_image(again).content_id
+    return Replayed(
+        ref=last.record.ref,
+        n_operations=n_operations,
+        equal=content_id == again_id,
+        content_id=content_id,
+        replayed_content_id=again_id,
+        first_difference=_first_difference(image, again),
+    )
+
+
+def _first_difference(image: StateImage, again: StateImage) -> str | None:
+    if image.token_ids != again.token_ids:
+        return "token_ids"
+    if image.carried != again.carried:
+        return "carried"
+    if image.layout != again.layout:
+        return "layout"
+    slices = zip(
+        image.layout.tensors,
+        record_slices(image.layout, image.record),
+        record_slices(again.layout, again.record),
+        strict=True,
+    )
+    return next((spec.name for spec, mine, other in slices if mine != other), None)
