@@ -47,6 +47,7 @@ from wkvm.state.opening import (
 )
 from wkvm.state.payloads import Payloads
 from wkvm.state.shelf import Draft, Shelf
+from wkvm.state.tables import HandleRow
 from wkvm.state.writer import Writer
 
 N_THREADS = 4
