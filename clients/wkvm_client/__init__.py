@@ -6,10 +6,11 @@
 from wkvm_protocol.messages import EndReason, HelloOk
 
 from wkvm_client import aio, errors
-from wkvm_client.blocking import Choice, Client, Stream, connect, from_socket
+from wkvm_client.blocking import Choice, Client, Session, Stream, connect, from_socket
 from wkvm_client.drafts import Grammar
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
+from wkvm_client.states import StateEnd, StateInfo
 
 __all__ = [
     "Choice",
@@ -19,6 +20,9 @@ __all__ = [
     "EndReason",
     "Grammar",
     "HelloOk",
+    "Session",
+    "StateEnd",
+    "StateInfo",
     "Stream",
     "Timings",
     "TokenLogprobs",

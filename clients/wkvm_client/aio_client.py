@@ -12,6 +12,7 @@ from wkvm_client.addresses import resolve
 from wkvm_client.aio_connections import Connections, answer_of
 from wkvm_client.aio_follow import Followers
 from wkvm_client.aio_link import Where
+from wkvm_client.aio_session import Session
 from wkvm_client.aio_states import States
 from wkvm_client.aio_streams import Stream
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
@@ -90,6 +91,30 @@ class Client:
                 follow=self._follow,
             )
         return client
+
+    def session(
+        self,
+        name: str,
+        *,
+        on_disconnect: OnDisconnect = "finish",
+        durability: Durability | None = None,
+        checkpoint_every: int = 0,
+    ) -> Session:
+        """A conversation on a state, which is made with the first turn if it is not there.
+
+        Args:
+            name: of the state.
+            on_disconnect: what becomes of a turn whose client does not come back.
+            durability, checkpoint_every: as of ``generate``, for each turn.
+        """
+        return Session(
+            self,
+            name,
+            head=None,
+            on_disconnect=on_disconnect,
+            durability=durability,
+            checkpoint_every=checkpoint_every,
+        )
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

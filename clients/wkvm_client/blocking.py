@@ -23,6 +23,7 @@ from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
 from wkvm_client.addresses import resolve
 from wkvm_client.blocking_connections import Connections, answer_of, deadline
+from wkvm_client.blocking_session import Session
 from wkvm_client.blocking_states import States
 from wkvm_client.blocking_streams import Choice, Held, Stream, followed_by_its_reader
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
@@ -34,7 +35,7 @@ from wkvm_client.lanes import Lane
 from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.states import Durability, OnDisconnect, keep_of
 
-__all__ = ["Choice", "Client", "Stream", "connect", "from_socket"]
+__all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket"]
 
 
 def connect(
@@ -167,6 +168,30 @@ class Client:
                 follow=self._follow,
             )
         return client
+
+    def session(
+        self,
+        name: str,
+        *,
+        on_disconnect: OnDisconnect = "finish",
+        durability: Durability | None = None,
+        checkpoint_every: int = 0,
+    ) -> Session:
+        """A conversation on a state, which is made with the first turn if it is not there.
+
+        Args:
+            name: of the state.
+            on_disconnect: what becomes of a turn whose client does not come back.
+            durability, checkpoint_every: as of ``generate``, for each turn.
+        """
+        return Session(
+            self,
+            name,
+            head=None,
+            on_disconnect=on_disconnect,
+            durability=durability,
+            checkpoint_every=checkpoint_every,
+        )
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class Lane:
         cut: why it is on no connection, if it is on none and goes on.
         on_cut: called when it was cut off; who sets it moves the lane, or fails it. Without it a
             lane fails.
+        moved_to: the address of the server that it moved to; empty where it began.
         unsent: the rest of a state to start from.
     """
 
@@ -73,6 +74,7 @@ class Lane:
         "granted",
         "home",
         "leg",
+        "moved_to",
         "n_consumed",
         "n_open",
         "n_room",
@@ -106,6 +108,7 @@ class Lane:
         self.before = Before()
         self.cut: Cut | None = None
         self.on_cut: Callable[[Lane], None] | None = None
+        self.moved_to = ""
         self.unsent = memoryview(draft.data)
         self._data: bytearray | None = None
 
@@ -284,7 +287,7 @@ class Lane:
             self.leg,
             self.cut,
             request_id,
-            n_received=n_ids - self.before.n_ids,
+            n_received=self._n_received(),
             credit=credit,
             n_legs=self.before.n_legs + 1,
         )
@@ -294,6 +297,7 @@ class Lane:
         assert self.cut is not None
         if self.cut.left_at is not None:
             self.before.add(self.cut.left_at)
+        self.moved_to = self.cut.target or self.moved_to
         self.cut = None
         self.home, self.request_id, self.leg = home, message.request_id, message
         n_left = self._max_ids - len(self.tracks[0].ids)
@@ -316,7 +320,7 @@ class Lane:
             return False
         if self.on_cut is None or not can_go_on(leg):
             return False
-        n_received = len(self.tracks[0].ids) - self.before.n_ids
+        n_received = self._n_received()
         if message.n_output != n_received:
             raise RemoteProtocolError(
                 f"EndOn: {message.n_output} ids, where {n_received} came on request id "
@@ -325,6 +329,12 @@ class Lane:
         error = ConnectionLostError(f"the stream stopped at {message.name}@{message.version}")
         self._cut_off(Cut(error, message.target if has_moved else "", message))
         return True
+
+    def _n_received(self) -> int:
+        """Ids of this leg that have come, also those that somebody else had before."""
+        message = self.draft.message
+        n_had = message.received if isinstance(message, GenerateOn) else 0
+        return n_had + len(self.tracks[0].ids) - self.before.n_ids
 
     def _cut_off(self, cut: Cut) -> None:
         if self.on_cut is None or self.is_over:

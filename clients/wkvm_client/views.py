@@ -76,6 +76,11 @@ class LaneView(Generic[ChoiceT]):
         return self._lane.request_id
 
     @property
+    def moved_to(self) -> str:
+        """The address of the server that it has moved to; empty where it has not."""
+        return self._lane.moved_to
+
+    @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Log probabilities of the prompt's ids but the first, as far as they have come."""
         return self._lane.prompt_logprobs

@@ -42,6 +42,10 @@ class Driver(Protocol):
         """Call a method of ``client.states``."""
         ...
 
+    async def do(self, on: Any, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of something that the client made."""
+        ...
+
     async def exported(self, state: str, n: int | None = None) -> list[bytes]:
         """Loop over an export, and break out after ``n`` parts."""
         ...
@@ -122,6 +126,10 @@ class AioDriver:
         self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
     ) -> Any:
         return await getattr(self.client.states.within(within), operation)(*args, **options)
+
+    async def do(self, on: Any, method: str, *args: Any, **options: Any) -> Any:
+        name = {"close": "aclose"}.get(method, method)
+        return await getattr(on, name)(*args, **options)
 
     async def exported(self, state: str, n: int | None = None) -> list[bytes]:
         parts: list[bytes] = []
@@ -219,6 +227,9 @@ class BlockingDriver:
     ) -> Any:
         method = getattr(self.client.states.within(within), operation)
         return await self.call(lambda: method(*args, **options))
+
+    async def do(self, on: Any, method: str, *args: Any, **options: Any) -> Any:
+        return await self.call(lambda: getattr(on, method)(*args, **options))
 
     async def exported(self, state: str, n: int | None = None) -> list[bytes]:
         def loop() -> list[bytes]:

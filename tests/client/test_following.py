@@ -324,15 +324,31 @@ async def test_what_was_put_aside_goes_on(driver: Driver, server: FakeServer) ->
     assert await reading == [7, 8, 9]
 
 
+async def test_ids_that_another_process_had_count_as_received(
+    driver: Driver, server: FakeServer
+) -> None:
+    peer, stream, _ = await opened(driver, server, received=3)
+    peer.tokens([1], [7])
+    reading = asyncio.create_task(read_all(driver, stream))
+    await peer.vanish()
+    peer, again = await came_back(server)
+    assert again.received == 4
+    peer.end_on(again.request_id, reason=EndReason.CANCELLED, n_output=4, version=5)
+    on = await peer.next(GenerateOn)
+    assert on.sampling.max_tokens == 6
+    peer.tokens([on.request_id], [8])
+    peer.end_on(on.request_id, n_output=1)
+    assert await reading == [7, 8]
+    assert (await driver.completion(stream)).n_output == 5
+
+
 async def test_credit_counts_across_connections(driver: Driver, server: FakeServer) -> None:
     peer, stream, _ = await opened(driver, server, credit=4)
     peer.tokens([1] * 3, [1, 2, 3])
     reading = asyncio.create_task(driver.read(stream))
     assert await reading in ([1], [1, 2], [1, 2, 3])
     rest = asyncio.create_task(read_all(driver, stream))
-    while peer.wire.lanes:
-        await peer.vanish()
-        break
+    await peer.vanish()
     peer, again = await came_back(server)
     assert 1 <= again.credit <= 8
     peer.tokens([again.request_id] * again.credit, range(again.credit))
