@@ -18,7 +18,6 @@ from wkvm.core.errors import (
 from wkvm.core.registry import (
     AckClass,
     Durability,
-    HandleRecord,
     Provenance,
     RandomKey,
     Ref,
@@ -32,10 +31,11 @@ from wkvm.core.registry import (
 from wkvm.state import reading, upkeep
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.changes import Commit, Fork, Rollback
-from wkvm.state.edits import Edit, check_expected
+from wkvm.state.edits import Edit
+from wkvm.state.handles import Handles
 from wkvm.state.image import StateImage
 from wkvm.state.io import IO, SystemIO
-from wkvm.state.lookup import Lookup, as_ref
+from wkvm.state.lookup import as_ref
 from wkvm.state.objects import ObjectTier
 from wkvm.state.opening import (
     DATABASE,
@@ -47,14 +47,13 @@ from wkvm.state.opening import (
 )
 from wkvm.state.payloads import Payloads
 from wkvm.state.shelf import Draft, Shelf
-from wkvm.state.tables import HandleRow
 from wkvm.state.writer import Writer
 
 N_THREADS = 4
 """That read and hash parts of a large file side by side."""
 
 
-class Store(Lookup):
+class Store(Handles):
     """An open store. Made by ``open``."""
 
     def __init__(
@@ -69,13 +68,12 @@ class Store(Lookup):
         limits: StoreLimits,
         engine: str,
     ) -> None:
-        super().__init__(catalogue, shelf, clock)
+        writer = Writer(io, folders.root, catalogue, shelf, clock=clock, limits=limits)
+        super().__init__(catalogue, shelf, clock, writer, limits)
         self._io = io
         self._folders = folders
         self._threads = threads
         self._engine = engine
-        self._writer = Writer(io, folders.root, catalogue, shelf, clock=clock, limits=limits)
-        self.limits = limits
 
     @classmethod
     def open(
@@ -314,89 +312,6 @@ class Store(Lookup):
         )
         return self._writer.attach(rollback.apply, durability)
 
-    def rename(
-        self, tenant: str, name: str, new_name: str, *, expected_version: int | None = None
-    ) -> HandleRecord:
-        """Give a handle another name. Its versions keep their numbers.
-
-        Raises:
-            StateNotFoundError: there is no such handle.
-            StaleVersionError: the head is not the version that was expected.
-            StateExistsError: the new name is taken; or it was, by versions of another handle with
-                numbers that this one has too.
-        """
-        check_name(new_name, "new_name")
-        self._change_handle(
-            tenant, name, expected_version, lambda edit, handle: edit.rename(handle, new_name)
-        )
-        return self.handle(tenant, new_name)
-
-    def set_tags(
-        self,
-        tenant: str,
-        name: str,
-        tags: Mapping[str, str],
-        *,
-        expected_version: int | None = None,
-    ) -> HandleRecord:
-        """Replace the tags of a handle.
-
-        Raises:
-            StateNotFoundError: there is no such handle.
-            StaleVersionError: the head is not the version that was expected.
-            InvalidParameterError: they are too many or too long.
-        """
-        text = canonical_json(check_tags(tags, self.limits))
-        self._change_handle(
-            tenant, name, expected_version, lambda edit, handle: edit.save(handle, tags=text)
-        )
-        return self.handle(tenant, name)
-
-    def set_expiry(
-        self,
-        tenant: str,
-        name: str,
-        expires_at: float | None,
-        *,
-        expected_version: int | None = None,
-    ) -> HandleRecord:
-        """Say when a handle is over; None for never.
-
-        Raises:
-            StateNotFoundError: there is no such handle, or it is over by that.
-            StaleVersionError: the head is not the version that was expected.
-        """
-        self._change_handle(
-            tenant,
-            name,
-            expected_version,
-            lambda edit, handle: edit.save(handle, expires_at=expires_at),
-        )
-        return self.handle(tenant, name)
-
-    def delete(self, tenant: str, ref: Ref | str, *, expected_version: int | None = None) -> None:
-        """Remove a handle, or one version of it. With the last version the handle goes.
-
-        Bytes that nobody else shares are gone from the disk when this returns. It works on a full
-        disk.
-
-        Raises:
-            StateNotFoundError: the tenant has none such.
-            StaleVersionError: the head is not the version that was expected.
-            StoreFailedError: the disk failed.
-        """
-        ref = as_ref(ref)
-
-        def change(edit: Edit) -> None:
-            handle = edit.handle(tenant, ref.name)
-            check_expected(ref.name, handle, expected_version)
-            if ref.version is None:
-                edit.drop_handle(handle)
-            else:
-                edit.drop_version(handle, ref.version)
-
-        self._writer.edit(change, frees=True)
-
     # --- tiers --------------------------------------------------------------------------
 
     def persist(self, tenant: str, ref: Ref | str) -> VersionRecord:
@@ -478,22 +393,6 @@ class Store(Lookup):
         return upkeep.stat(self._catalogue, self._shelf, self._folders)
 
     # --- within -------------------------------------------------------------------------
-
-    def _change_handle(
-        self,
-        tenant: str,
-        name: str,
-        expected_version: int | None,
-        change: Callable[[Edit, HandleRow], object],
-    ) -> None:
-        check_name(name)
-
-        def run(edit: Edit) -> None:
-            handle = edit.handle(tenant, name)
-            check_expected(name, handle, expected_version)
-            change(edit, handle)
-
-        self._writer.edit(run, frees=True)
 
     def _recover(self) -> None:
         if reading.has_memory(self._catalogue):

@@ -1,0 +1,140 @@
+"""What changes handles and moves no bytes: names, tags, expiry, deletion."""
+
+from collections.abc import Callable, Mapping
+
+from wkvm.core.registry import (
+    HandleRecord,
+    Ref,
+    StoreLimits,
+    canonical_json,
+    check_name,
+    check_tags,
+)
+from wkvm.state.catalogue import Catalogue
+from wkvm.state.edits import Edit, check_expected
+from wkvm.state.lookup import Lookup, as_ref
+from wkvm.state.shelf import Shelf
+from wkvm.state.tables import HandleRow
+from wkvm.state.writer import Writer
+
+
+class Handles(Lookup):
+    """The part of a store that looks up, names and deletes.
+
+    Args:
+        clock: seconds since 1970.
+
+    Attributes:
+        limits: how much the store takes.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        shelf: Shelf,
+        clock: Callable[[], float],
+        writer: Writer,
+        limits: StoreLimits,
+    ) -> None:
+        super().__init__(catalogue, shelf, clock)
+        self._writer = writer
+        self.limits = limits
+
+    def rename(
+        self, tenant: str, name: str, new_name: str, *, expected_version: int | None = None
+    ) -> HandleRecord:
+        """Give a handle another name. Its versions keep their numbers.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            StaleVersionError: the head is not the version that was expected.
+            StateExistsError: the new name is taken; or it was, by versions of another handle with
+                numbers that this one has too.
+        """
+        check_name(new_name, "new_name")
+        self._change_handle(
+            tenant, name, expected_version, lambda edit, handle: edit.rename(handle, new_name)
+        )
+        return self.handle(tenant, new_name)
+
+    def set_tags(
+        self,
+        tenant: str,
+        name: str,
+        tags: Mapping[str, str],
+        *,
+        expected_version: int | None = None,
+    ) -> HandleRecord:
+        """Replace the tags of a handle.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            StaleVersionError: the head is not the version that was expected.
+            InvalidParameterError: they are too many or too long.
+        """
+        text = canonical_json(check_tags(tags, self.limits))
+        self._change_handle(
+            tenant, name, expected_version, lambda edit, handle: edit.save(handle, tags=text)
+        )
+        return self.handle(tenant, name)
+
+    def set_expiry(
+        self,
+        tenant: str,
+        name: str,
+        expires_at: float | None,
+        *,
+        expected_version: int | None = None,
+    ) -> HandleRecord:
+        """Say when a handle is over; None for never.
+
+        Raises:
+            StateNotFoundError: there is no such handle, or it is over by that.
+            StaleVersionError: the head is not the version that was expected.
+        """
+        self._change_handle(
+            tenant,
+            name,
+            expected_version,
+            lambda edit, handle: edit.save(handle, expires_at=expires_at),
+        )
+        return self.handle(tenant, name)
+
+    def delete(self, tenant: str, ref: Ref | str, *, expected_version: int | None = None) -> None:
+        """Remove a handle, or one version of it. With the last version the handle goes.
+
+        Bytes that nobody else shares are gone from the disk when this returns. It works on a full
+        disk.
+
+        Raises:
+            StateNotFoundError: the tenant has none such.
+            StaleVersionError: the head is not the version that was expected.
+            StoreFailedError: the disk failed.
+        """
+        ref = as_ref(ref)
+
+        def change(edit: Edit) -> None:
+            handle = edit.handle(tenant, ref.name)
+            check_expected(ref.name, handle, expected_version)
+            if ref.version is None:
+                edit.drop_handle(handle)
+            else:
+                edit.drop_version(handle, ref.version)
+
+        self._writer.edit(change, frees=True)
+
+    def _change_handle(
+        self,
+        tenant: str,
+        name: str,
+        expected_version: int | None,
+        change: Callable[[Edit, HandleRow], object],
+    ) -> None:
+        check_name(name)
+
+        def run(edit: Edit) -> None:
+            handle = edit.handle(tenant, name)
+            check_expected(name, handle, expected_version)
+            change(edit, handle)
+
+        self._writer.edit(run, frees=True)
