@@ -69,6 +69,7 @@ async def serving_states(
         stepping: asyncio.Task[None] | None = None
         if states is None:
             states = ScriptedStates()
+        if isinstance(states, ScriptedStates):
             stepping = asyncio.create_task(states.loop.run())
         server = Server(states, config or local_config(folder, **settings), states)
         rig = StateRig(server, states)
@@ -127,7 +128,7 @@ class Turn:
 
     ids: list[int] = field(default_factory=list[int])
     begun: StateExportBegin | None = None
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
     bytes_end: StateBytesEnd | None = None
     end: Any = None
 

@@ -62,6 +62,20 @@ class _Operation:
         self.download: Download | None = None
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def received(self) -> Upload:
+        """What comes, of one that takes bytes."""
+        if self.upload is None:
+            raise RuntimeError("it takes no bytes")
+        return self.upload
+
+    @property
+    def sent(self) -> Download:
+        """What goes, of one that sends bytes."""
+        if self.download is None:
+            raise RuntimeError("it sends no bytes")
+        return self.download
+
 
 class Operations:
     """The operations of all connections. All methods belong to the loop's thread.
@@ -115,12 +129,12 @@ class Operations:
         """Send the state at the end of a request, and then the end, which closes the lane."""
 
         async def send(operation: _Operation) -> wire.EndOn:
-            operation.download = Download(client, end.request_id, self._timeout_s)
-            done = await operation.download.send(len(inline), None, [memoryview(inline)])
+            done = await operation.sent.send(len(inline), None, [memoryview(inline)])
             client.send([done])
             return end
 
         operation = _Operation(client, end.request_id, is_transfer=False)
+        operation.download = Download(client, end.request_id, self._timeout_s)
         self._start(operation, send(operation))
 
     def receive(
@@ -194,6 +208,14 @@ class Operations:
             client.send([refusal(message.request_id, error)])
             return
         operation = _Operation(client, message.request_id, is_transfer=is_transfer)
+        # at once: what follows may be in the same read
+        match message:
+            case wire.StateImport(n_bytes=n_bytes) | wire.GenerateOn(inline_bytes=n_bytes):
+                operation.upload = Upload(client, message.request_id, n_bytes, self._timeout_s)
+            case wire.StateExport():
+                operation.download = Download(client, message.request_id, self._timeout_s)
+            case _:
+                pass
         self._start(operation, work(operation))
 
     def _start(
@@ -258,11 +280,10 @@ class Operations:
                 )
 
     async def _export(self, operation: _Operation, message: wire.StateExport) -> wire.StateBytesEnd:
-        operation.download = Download(operation.client, message.request_id, self._timeout_s)
         source = await self._states.export(
             operation.tenant, parse_ref(message.state), form_of(message.format)
         )
-        return await operation.download.send(source.n_bytes, source.info, source.chunks())
+        return await operation.sent.send(source.n_bytes, source.info, source.chunks())
 
     async def _import(self, operation: _Operation, message: wire.StateImport) -> wire.StateVersions:
         sink = await self._states.importing(
@@ -277,8 +298,7 @@ class Operations:
             idempotency_key=message.idempotency_key or None,
         )
         try:
-            upload = self._upload(operation, message.n_bytes)
-            while (chunk := await upload.next()) is not None:
+            while (chunk := await operation.received.next()) is not None:
                 await sink.write(chunk)
             info = await sink.finish()
         finally:
@@ -291,16 +311,10 @@ class Operations:
             raise BadStateFileError(
                 f"{message.inline_bytes:,} bytes are announced, no state has more than {most:,}"
             )
-        upload = self._upload(operation, message.inline_bytes)
         inline = bytearray()
-        while (chunk := await upload.next()) is not None:
+        while (chunk := await operation.received.next()) is not None:
             inline += chunk
         return bytes(inline)
-
-    def _upload(self, operation: _Operation, n_bytes: int) -> Upload:
-        upload = Upload(operation.client, operation.request_id, n_bytes, self._timeout_s)
-        operation.upload = upload
-        return upload
 
     async def _snapshot(
         self, operation: _Operation, message: wire.StateSnapshot
