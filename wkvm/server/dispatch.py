@@ -119,9 +119,7 @@ class Dispatcher:
             case wire.GenerateOn(inline_bytes=0):
                 self._generate_on(client, message, None)
             case wire.GenerateOn():
-                self._operations.receive_inline(
-                    client, message, lambda inline: self._generate_on(client, message, inline)
-                )
+                self._await_inline(client, message, self._operations)
             case wire.Interrupt(request_id=request_id):
                 self._interrupt(client, request_id, message.keep)
             case wire.StateChunk() | wire.StateBytesEnd() | wire.StateCredit():
@@ -146,6 +144,20 @@ class Dispatcher:
         self._take_on(client, lane, is_plain=is_plain)
         if pool is not None:
             self._grant(lane, pool.deal())
+
+    def _await_inline(
+        self, client: Client, message: wire.GenerateOn, operations: Operations
+    ) -> None:
+        """Begin a request once its state has come, if nothing else is wrong with it."""
+        try:
+            spec_of(message, client.tenant, shares_credit=False)
+            use_of(message, time.time(), None)
+        except Exception as error:  # noqa: BLE001  (refusal() logs what was not raised on purpose)
+            client.send([refusal(message.request_id, error)])
+            return
+        operations.receive_inline(
+            client, message, lambda inline: self._generate_on(client, message, inline)
+        )
 
     def _generate_on(self, client: Client, message: wire.GenerateOn, inline: bytes | None) -> None:
         assert self._states is not None
