@@ -6,11 +6,11 @@
 from wkvm_protocol.messages import EndReason, HelloOk
 
 from wkvm_client import aio, errors
-from wkvm_client.blocking import Choice, Client, Session, Stream, connect, from_socket
+from wkvm_client.blocking import Choice, Client, Session, Stream, connect, from_socket, migrate
 from wkvm_client.drafts import Grammar
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, Timings, TokenLogprobs, TopLogprob
-from wkvm_client.states import StateEnd, StateInfo
+from wkvm_client.states import Migrated, StateEnd, StateInfo
 
 __all__ = [
     "Choice",
@@ -20,6 +20,7 @@ __all__ = [
     "EndReason",
     "Grammar",
     "HelloOk",
+    "Migrated",
     "Session",
     "StateEnd",
     "StateInfo",
@@ -31,4 +32,5 @@ __all__ = [
     "connect",
     "errors",
     "from_socket",
+    "migrate",
 ]

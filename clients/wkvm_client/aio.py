@@ -19,10 +19,21 @@ from wkvm_protocol.address import Address
 from wkvm_client.addresses import resolve
 from wkvm_client.aio_client import Client
 from wkvm_client.aio_link import Attach
+from wkvm_client.aio_migration import migrate
 from wkvm_client.aio_session import Session
 from wkvm_client.aio_streams import Choice, Stream
 
-__all__ = ["Attach", "Choice", "Client", "Session", "Stream", "connect", "from_socket", "over"]
+__all__ = [
+    "Attach",
+    "Choice",
+    "Client",
+    "Session",
+    "Stream",
+    "connect",
+    "from_socket",
+    "migrate",
+    "over",
+]
 
 
 def connect(

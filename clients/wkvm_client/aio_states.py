@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wkvm_client import state_calls as calls
@@ -327,7 +327,7 @@ class States:
         source: Source,
         *,
         n_bytes: int | None = None,
-        digest: str = "",
+        digest: str | Callable[[], str] = "",
         format: Format = "state",  # noqa: A002
         tags: Mapping[str, str] | None = None,
         expires_in_s: float | None = None,
@@ -341,7 +341,8 @@ class States:
             name: the handle that gets it as its newest version.
             source: a file by its path, bytes, or an iterator over parts of them.
             n_bytes: how many there will be; to be given for an iterator.
-            digest: hex BLAKE3 of them, for the server to check, if it is known.
+            digest: hex BLAKE3 of them, for the server to check, if it is known; or what tells
+                it once all were sent.
             format: as of ``export``.
 
         Raises:

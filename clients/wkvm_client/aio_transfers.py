@@ -99,7 +99,7 @@ async def send_state(
     source: Source,
     n_bytes: int,
     *,
-    digest: str,
+    digest: str | Callable[[], str],
     timeout_s: float | None,
 ) -> T:
     """Carry out an import.
@@ -123,7 +123,8 @@ async def send_state(
             await _send(link, reply, data, timeout_s)
             if reply.is_over:
                 break
-        link.core.operations.end_upload(reply.request_id, digest)
+        told = digest if isinstance(digest, str) else digest()
+        link.core.operations.end_upload(reply.request_id, told)
         await until(reply, lambda: reply.is_over, timeout_s)
         return call.result(await answer_of(reply))
     except BaseException:

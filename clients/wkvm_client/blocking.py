@@ -23,6 +23,7 @@ from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
 from wkvm_client.addresses import resolve
 from wkvm_client.blocking_connections import Connections, answer_of, deadline
+from wkvm_client.blocking_migration import migrate
 from wkvm_client.blocking_session import Session
 from wkvm_client.blocking_states import States
 from wkvm_client.blocking_streams import Choice, Held, Stream, followed_by_its_reader
@@ -35,7 +36,7 @@ from wkvm_client.lanes import Lane
 from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.states import Durability, OnDisconnect, keep_of
 
-__all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket"]
+__all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket", "migrate"]
 
 
 def connect(

@@ -99,7 +99,7 @@ def send_state(
     source: Source,
     n_bytes: int,
     *,
-    digest: str,
+    digest: str | Callable[[], str],
     timeout_s: float | None,
 ) -> T:
     """Carry out an import.
@@ -122,7 +122,8 @@ def send_state(
             _send(link, reply, data, timeout_s)
             if reply.is_over:
                 break
-        link.core.operations.end_upload(reply.request_id, digest)
+        told = digest if isinstance(digest, str) else digest()
+        link.core.operations.end_upload(reply.request_id, told)
         until(link, lambda: reply.is_over, timeout_s)
         return call.result(answer_of(link, reply, None))
     except BaseException:
