@@ -9,7 +9,7 @@ from wkvm_client.states import Durability, StateInfo
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.messages import Message
-from wkvm.gateway.pieces import Finish, Piece
+from wkvm.gateway.pieces import Piece
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.state_bodies import Input, InputFields, state_json
 from wkvm.gateway.state_fields import StateReport
@@ -134,7 +134,7 @@ class TurnWriter:
     def end(
         self,
         piece: Piece,
-        finish: Finish,
+        finish_reason: str,
         *,
         stop_reason: str | int | None,
         usage: Usage,
@@ -144,7 +144,7 @@ class TurnWriter:
     ) -> None:
         """The last event."""
         event = self._event(piece)
-        event.finish_reason, event.stop_reason = finish.reason, stop_reason
+        event.finish_reason, event.stop_reason = finish_reason, stop_reason
         event.usage, event.state = usage, state
         self._turn.add(msgspec.json.encode(event))
         whole = WholeTurn(
@@ -153,7 +153,7 @@ class TurnWriter:
             turn=self._turn.turn_id,
             model=model,
             text="".join(self._texts),
-            finish_reason=finish.reason,
+            finish_reason=finish_reason,
             stop_reason=stop_reason,
             usage=usage,
             state=state,

@@ -9,15 +9,17 @@ from functools import partial
 
 import msgspec
 from aiohttp import web
+from wkvm_client.aio import Stream
 from wkvm_client.errors import ClientError
 from wkvm_client.states import StateInfo
 
 from wkvm.gateway import session_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import Lanes
-from wkvm.gateway.failures import OPENAI_NAMES, HttpError, error_body, invalid
+from wkvm.gateway.failures import CANCELLED, OPENAI_NAMES, HttpError, error_body, invalid
 from wkvm.gateway.keeping import choice_text
 from wkvm.gateway.messages import leaves_space
+from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_bodies import INPUT, ForkBody, given, known_query, one_json
@@ -36,7 +38,7 @@ async def create(call: Call) -> web.StreamResponse:
     if body.expected_version is None:
         keywords["expected_version"] = 0
     if ids:
-        call.names = {"prompt": "ids"}
+        call.names = {"prompt": "ids", "save_as": "name"}
         info = await states.create(name, ids, state=body.state or "", **keywords)
     elif body.state is not None:
         del keywords["expected_version"]
@@ -225,20 +227,44 @@ async def _generate(call: Call, body: bodies.TurnBody, ids: list[int], turn: Tur
             if body.on_disconnect != "finish":
                 turn.on_leave = keeper.leave
             with call.cancellable(stream):
-                while (piece := await text.read()).finish is None:
-                    writer.add(piece)
-                end = await keeper.settle(piece.finish)
+                piece, finish, reason = await _read(text, stream, writer)
+                end = await keeper.settle(finish)
         writer.end(
             piece,
-            piece.finish,
-            stop_reason=body.stop_reason(piece.finish.stop_reason),
-            usage=Usage.of([len(ids)], [piece.finish.n_output], n_cached([end])),
+            reason,
+            stop_reason=body.stop_reason(finish.stop_reason),
+            usage=Usage.of([len(ids)], [finish.n_output], n_cached([end])),
             state=report(end),
             session=_name(call),
             model=gateway.model,
         )
     except (ClientError, HttpError) as error:
         raise call.failure(error) from error
+
+
+async def _read(
+    text: ChoiceText, stream: Stream, writer: bodies.TurnWriter
+) -> tuple[Piece, Finish, str]:
+    """Read a turn to its end.
+
+    Returns:
+        The last piece, how it ended, and that in a word: one that was interrupted has another.
+
+    Raises:
+        ClientError, HttpError: as ``ChoiceText.read``.
+    """
+    try:
+        while (piece := await text.read()).finish is None:
+            writer.add(piece)
+    except HttpError as error:
+        if error.code != CANCELLED:
+            raise
+        end = stream.choices[0].result
+        if end.state is None or not end.state.name:
+            raise
+        finish = Finish("length", None, end.n_output, state=end.state)
+        return Piece("", [], [], finish), finish, "interrupted"
+    return piece, piece.finish, piece.finish.reason
 
 
 async def _send(call: Call, turn: Turn, n_seen: int) -> web.StreamResponse:

@@ -18,7 +18,7 @@ async def create(call: Call) -> web.StreamResponse:
     ids = await input_ids(call, body.input, state=body.state)
     if not ids:
         raise invalid("ids", "a state needs at least one token: give ids, text or messages")
-    call.names = {"prompt": "ids"}
+    call.names = {"prompt": "ids", "save_as": "name"}
     keywords = bodies.given(body, *bodies.INPUT, "name", "model", "timeout_s")
     info = await within(call, body.timeout_s).create(body.name, ids, **keywords)
     return _one(info, status=201)

@@ -20,6 +20,7 @@ from wkvm.core.errors import (
     WkvmError,
 )
 from wkvm.core.request import EndEvent, RequestSpec, Status
+from wkvm.core.sampling import check_ids
 from wkvm.core.start import Saved
 from wkvm.core.states import OnDisconnect, StateUse
 from wkvm.engine.states.backing import Backing
@@ -138,6 +139,7 @@ class Requests(Books):
             raise InvalidParameterError("prompt", "there is nothing to append")
         if use.absorbs_only and len(fed) == 1:
             # Nothing is to be absorbed: the state is the one that it starts from.
+            check_ids("prompt", fed, self._backing.vocab_size)
             turn.move(Phase.ENDING)
             saved = untouched(self._backing, turn.origin, fed)
             event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
