@@ -221,6 +221,8 @@ def _connect(path: str) -> sqlite3.Connection:
     connection.execute("PRAGMA cell_size_check=1")
     connection.execute("PRAGMA mmap_size=0")
     connection.execute("PRAGMA trusted_schema=0")
+    # What was deleted is overwritten: rows hold a state's last ids.
+    connection.execute("PRAGMA secure_delete=1")
     return connection
 
 

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from wkvm.core.errors import StoreFailedError
 from wkvm.core.registry import Durability, StoreLimits
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
@@ -88,30 +87,13 @@ class Writer:
         Raises:
             HostTierFullError, StoreFullError, StoreFailedError: there is no room.
         """
-        durable = durability is Durability.DISK
-        if durable:
-            self._write_missing(tenant, drafts)
-        while True:
-            try:
-                result = self.edit(change, durable=durable)
-                break
-            except ReservationError as error:
-                self._reserve(error.version)
-            except TierError:
-                # What has these bytes went to another tier, or was deleted, meanwhile.
-                durable = True
-                self._drop(drafts)
-                self._write_missing(tenant, drafts)
-            except NoRoomError:
-                self._drop(drafts)
-                self._shelf.make_room()
-            except StoreFailedError:
-                self._drop(drafts)
-                raise
-            except BaseException:
-                self._drop(drafts)
+        try:
+            result = self._commit(tenant, drafts, change, durable=durability is Durability.DISK)
+        except BaseException:
+            self._drop(drafts)
+            if not self._catalogue.is_failed:
                 self._discard(drafts)
-                raise
+            raise
         for draft in drafts:
             self._conclude(draft)
         return result
@@ -146,14 +128,28 @@ class Writer:
                 else:
                     durable = False
 
+    def _commit(
+        self, tenant: str, drafts: Sequence[Draft], change: Callable[[Edit], T], *, durable: bool
+    ) -> T:
+        while True:
+            if durable:
+                self._write_missing(tenant, drafts)
+            try:
+                return self.edit(change, durable=durable)
+            except ReservationError as error:
+                self._reserve(error.version)
+            except TierError:
+                # What has these bytes went to another tier, or was deleted, meanwhile.
+                durable = True
+                self._drop(drafts)
+            except NoRoomError:
+                self._drop(drafts)
+                self._shelf.make_room()
+
     def _write_missing(self, tenant: str, drafts: Sequence[Draft]) -> None:
-        try:
-            for draft in drafts:
-                if not reading.file_of(self._catalogue, tenant, draft.encoded.content_id):
-                    self._shelf.write(draft)
-        except BaseException:
-            self._discard(drafts)
-            raise
+        for draft in drafts:
+            if not reading.file_of(self._catalogue, tenant, draft.encoded.content_id):
+                self._shelf.write(draft)
 
     def _conclude(self, draft: Draft) -> None:
         if draft.file is None:
