@@ -79,6 +79,10 @@ class HashModel:
 
     Args:
         n_words: of a record, each of eight bytes.
+        nan_id: an id after which the logits are NaN.
+
+    Attributes:
+        n_absorbed: ids that it has absorbed, in all rows.
     """
 
     def __init__(
@@ -88,7 +92,10 @@ class HashModel:
         n_words: int = N_WORDS,
         eos_ids: tuple[int, ...] = (),
         digest: str = DIGEST,
+        nan_id: int | None = None,
     ) -> None:
+        self.n_absorbed = 0
+        self._nan_id = nan_id
         self._odd = torch.arange(3, 2 * n_words + 1, 2)
         self._ids = torch.arange(1, vocab_size + 1)
         self._layout = StateLayout(
@@ -151,6 +158,10 @@ class HashModel:
             if slot >= 0:
                 last.append(_signed(state))
         words[slots] = self._records(last)
+        self.n_absorbed += sum(batch.lengths)
+        if self._nan_id is not None:
+            for at, token_id in enumerate(token_ids):
+                stained[at] = float("nan") if token_id == self._nan_id else stained[at]
         return self._logits(after, stained, batch.logit_rows.tolist())
 
     def _hashes(self, records: Tensor) -> Sequence[int]:

@@ -63,7 +63,7 @@ class Door(Protocol):
         state: str = "",
         save_as: str = "",
         expected_version: int | None = None,
-        durability: str = "disk",
+        durability: str | None = None,
         **sampling: Any,
     ) -> Turn: ...
 

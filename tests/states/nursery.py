@@ -27,23 +27,17 @@ class Ask:
 
     Attributes:
         uds: path of the binary protocol's socket.
-        folder: of its store; None for states in memory alone.
+        folder: of its store.
         model: ``hash`` or ``bundled``.
         n_words: of the hash model's record.
-        engine, server, store: settings that differ from the defaults.
-        http: whether it has the HTTP door too.
-        keys: API keys, one a tenant, as ``tenant:key``.
+        engine: settings of the engine that differ from the defaults.
     """
 
     uds: str
-    folder: str | None = None
+    folder: str
     model: str = "hash"
     n_words: int = 64
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
-    server: dict[str, Any] = field(default_factory=dict[str, Any])
-    store: dict[str, Any] = field(default_factory=dict[str, Any])
-    http: bool = False
-    keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -59,11 +53,6 @@ class Started:
         """Of the binary protocol."""
         return next(one for one in self.addresses if one.startswith("unix://"))
 
-    @property
-    def url(self) -> str:
-        """Of HTTP."""
-        return next(one for one in self.addresses if one.startswith("http://"))
-
     def kill(self) -> None:
         """SIGKILL; back when the process is gone."""
         os.kill(self.pid, signal.SIGKILL)
@@ -75,13 +64,22 @@ class Started:
         return self.nursery.wait(self.pid)
 
 
-class Nursery:
-    """The test's side of it. All servers that are left are killed at the end."""
+class ServerNotStartedError(Exception):
+    """A server ended before it was ready; the message says with which exception."""
 
-    def __init__(self) -> None:
+
+class Nursery:
+    """The test's side of it. All servers that are left are killed at the end.
+
+    Args:
+        preload: a library that the servers are to have before all others.
+    """
+
+    def __init__(self, preload: str = "") -> None:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
+            **({"LD_PRELOAD": preload} if preload else {}),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.states.nursery"],
@@ -95,13 +93,13 @@ class Nursery:
         """A server, ready.
 
         Raises:
-            RuntimeError: it could not be started.
+            ServerNotStartedError: it could not be started.
         """
         Path(ask.uds).unlink(missing_ok=True)
         answer = self._ask({"start": asdict(ask)})
         if "failed" in answer:
             self.wait(answer["pid"])
-            raise RuntimeError(answer["failed"])
+            raise ServerNotStartedError(answer["failed"])
         return Started(self, answer["pid"], answer["ready"])
 
     def wait(self, pid: int) -> int:

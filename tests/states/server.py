@@ -9,7 +9,9 @@ from tests.hash_model import HashModel
 from tests.states.nursery import Ask
 from wkvm.assembly.engine import build_engine
 from wkvm.assembly.models import BUNDLED
+from wkvm.assembly.states import OpenStates
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
 from wkvm.server.serve import Server, run
 
@@ -26,9 +28,11 @@ def build(ask: Ask) -> Engine:
 
 def run_server(ask: Ask, ready: Callable[[list[str]], None]) -> None:
     """Serve until SIGTERM."""
-    config = ServerConfig(binary_port=None, binary_uds=ask.uds, **ask.server)
+    engine = build(ask)
+    states = OpenStates(engine, StateConfig(folder=ask.folder))
+    config = ServerConfig(binary_port=None, binary_uds=ask.uds)
 
     def greet(server: Server) -> None:
         ready(list(server.addresses))
 
-    run(build(ask), config, ready=greet)
+    run(engine, config, ready=greet, states=states.serve)

@@ -22,6 +22,12 @@ class Shelf:
         self.fault = fault
         self.is_up = True
 
+    async def some_written(self) -> None:
+        """Return when there is enough to lose."""
+        n_before = sum(map(len, self.durable.values()))
+        while sum(map(len, self.durable.values())) < n_before + 160:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     def crash(self) -> None:
         self.is_up = False
         self.visible = {name: dict(versions) for name, versions in self.durable.items()}
@@ -30,7 +36,8 @@ class Shelf:
         head = max(self.visible[name])
         match self.fault:
             case "lost head":
-                del self.visible[name][head]
+                # Two of them: the newest may be one that nobody was told of.
+                del self.visible[name][head], self.visible[name][head - 1]
             case "lost handle":
                 del self.visible[name]
             case "lost old version":
@@ -155,7 +162,7 @@ async def account_of(fault: str) -> Account:
         yield ShelfDoor(shelf, rng)  # type: ignore[misc]
 
     for _ in range(2):
-        await run_and_kill(trial, connect, shelf.crash, after_s=0.08)
+        await run_and_kill(trial, connect, shelf.crash, shelf.some_written())
         shelf.is_up = True
         await trial.check(connect, all_versions=True)
         if not trial.account.is_clean:

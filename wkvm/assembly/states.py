@@ -16,6 +16,7 @@ from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.models.ring import fold_vectors
 from wkvm.state.folding import Fold, fold_with
+from wkvm.state.io import IO
 from wkvm.state.mutations import Mutations
 from wkvm.state.objects import open_objects
 from wkvm.state.store import Store
@@ -31,11 +32,14 @@ class OpenStates:
     Where states are kept in memory, its catalogue is in a temporary folder, and so is what of
     them host memory has no room for.
 
+    Args:
+        io: the file system that payloads are on; None takes the operating system's.
+
     Raises:
         StoreError, ConfigError, MissingExtraError: it cannot be opened.
     """
 
-    def __init__(self, engine: Engine, config: StateConfig) -> None:
+    def __init__(self, engine: Engine, config: StateConfig, io: IO | None = None) -> None:
         self._engine = engine
         self._config = config
         self._temporary: TemporaryDirectory[str] | None = None
@@ -47,7 +51,12 @@ class OpenStates:
         objects = None if config.cold is None else open_objects(config.cold)
         try:
             self._store = Store.open(
-                folder, clock=time.time, limits=config.limits, objects=objects, engine=version
+                folder,
+                clock=time.time,
+                io=io,
+                limits=config.limits,
+                objects=objects,
+                engine=version,
             )
         except BaseException:
             self._cleanup()

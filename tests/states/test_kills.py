@@ -1,0 +1,111 @@
+"""Servers are killed while 32 sessions generate, and lose power: what was promised is there.
+
+What the clients were told is written down here, in the process that is not killed.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from wkvm_client import aio
+
+from tests.states.binary_door import BinaryDoor
+from tests.states.doors import Door
+from tests.states.kills import Trial, run_and_kill
+from tests.states.nursery import Ask, Nursery, ServerNotStartedError
+from tests.states.power import LoopDisk, library_that_ignores_sync
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as running:
+        yield running
+
+
+async def trial_of(
+    nursery: Nursery,
+    ask: Ask,
+    n_kills: int,
+    *,
+    seed: int,
+    after_kill: Callable[[], None] = lambda: None,
+    stop_at_first: bool = False,
+) -> Trial:
+    """Kill a server so many times, and check each time what the next one has."""
+    trial, rng = Trial(seed), random.Random(seed + 1)
+    server = nursery.start(ask)
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Door]:
+        async with aio.connect(server.address, reconnect=False) as client:
+            yield BinaryDoor(client)
+
+    def kill() -> None:
+        server.kill()
+        after_kill()
+
+    for at in range(n_kills):
+        after_s = rng.choice([0.01, 0.05, 0.1, 0.3])
+        await run_and_kill(trial, connect, kill, asyncio.sleep(after_s))
+        server = nursery.start(ask)
+        await trial.check(connect, all_versions=at == n_kills - 1)
+        if stop_at_first and not trial.account.is_clean:
+            break
+    server.kill()
+    return trial
+
+
+def ask_for(folder: Path, sockets: Path, **settings: object) -> Ask:
+    return Ask(
+        uds=str(sockets / "wkvm.sock"),
+        folder=str(folder),
+        engine={"n_slots": 16, "max_num_batched_tokens": 128},
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "n_kills", [20, pytest.param(100, marks=slow), pytest.param(1000, marks=slow)]
+)
+async def test_a_kill_loses_and_spoils_nothing_that_was_acknowledged(
+    nursery: Nursery, tmp_path: Path, n_kills: int
+) -> None:
+    trial = await trial_of(nursery, ask_for(tmp_path / "store", tmp_path), n_kills, seed=n_kills)
+    print(trial.account, dict(trial.done), trial.book.n_acked)
+    assert trial.account.is_clean, trial.account
+    assert trial.account.n_kills == n_kills
+    assert trial.book.n_acked > 10 * n_kills
+    assert trial.account.n_doubtful["made"] + trial.account.n_doubtful["not made"] > n_kills
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "n_cuts", [10, pytest.param(40, marks=slow), pytest.param(500, marks=slow)]
+)
+async def test_a_loss_of_power_loses_and_spoils_nothing_that_was_acknowledged(
+    nursery: Nursery, tmp_path: Path, n_cuts: int
+) -> None:
+    with LoopDisk(tmp_path, mib=512) as disk:
+        ask = ask_for(disk.path / "store", tmp_path)
+        trial = await trial_of(nursery, ask, n_cuts, seed=n_cuts, after_kill=disk.cut)
+    print(trial.account, dict(trial.done), trial.book.n_acked)
+    assert trial.account.is_clean, trial.account
+    assert trial.book.n_acked > 10 * n_cuts
+
+
+async def test_a_loss_of_power_is_noticed_where_syncs_are_ignored(tmp_path: Path) -> None:
+    library = library_that_ignores_sync(tmp_path)
+    with LoopDisk(tmp_path, mib=512) as disk, Nursery(preload=library) as nursery:
+        ask = ask_for(disk.path / "store", tmp_path)
+        try:
+            trial = await trial_of(nursery, ask, 5, seed=1, after_kill=disk.cut, stop_at_first=True)
+        except ServerNotStartedError as error:
+            noticed = "BadStoreError" in str(error)
+        else:
+            noticed = bool(trial.account.lost)
+        assert noticed
