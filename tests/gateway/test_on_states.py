@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wkvm_client import aio
 
 from tests.fakes import fake_continuation
+from tests.gateway.bridge import over_websocket
 from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running, until_stats
 from tests.gateway.scripted import script_engine
 from tests.gateway.stateful import ask, make, states_running
@@ -333,3 +335,25 @@ async def test_a_request_that_is_cancelled_keeps_nothing(running: Running) -> No
         await response.read()
     await until_stats(running, n_free_slots=8)
     assert (await ask(running, "GET", "/v1/states/tale"))[0] == 404
+
+
+# --- over WebSocket -----------------------------------------------------------------------------
+
+
+async def test_states_are_used_over_a_websocket_as_over_the_binary_door(running: Running) -> None:
+    async with (
+        over_websocket(running.http) as socket,
+        aio.from_socket(socket) as client,
+    ):
+        await client.states.create("tale", [1, 2, 3])
+        stream = await client.generate(
+            [], state="tale", save_as="tale", max_tokens=4, temperature=0
+        )
+        completion = await stream.completion()
+        assert completion.ids == EXPECTED[:4]
+        export = await client.states.export("tale")
+        data = b"".join([part async for part in export])
+        assert (await client.states.import_from("copy", data)).tail == (1, 2, 3, *EXPECTED[:4])
+    assert (await generate(running, state="copy", max_tokens=4))["choices"][0]["ids"] == EXPECTED[
+        4:8
+    ]

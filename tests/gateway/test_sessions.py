@@ -198,6 +198,14 @@ async def test_or_ends_if_it_says_so(running: Running, policy: str, version: int
     assert session["state"]["version"] == version
 
 
+async def test_head_of_the_events_has_no_body(running: Running) -> None:
+    await begin(running)
+    await turn(running)
+    async with running.http.head("/v1/sessions/talk/events") as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+    assert (await ask(running, "GET", "/v1/sessions/talk"))[0] == 200
+
+
 async def test_events_of_another_turn_and_of_none_are_gone(running: Running) -> None:
     await begin(running)
     url = "/v1/sessions/talk/events"

@@ -17,13 +17,14 @@ from wkvm_protocol.codec import Codec
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import (
+    FROM_CLIENT,
     Cancel,
     ClientMessage,
-    Credit,
     End,
     Error,
     Failed,
     Generate,
+    GenerateOn,
     GoAway,
     Hello,
     HelloOk,
@@ -32,6 +33,7 @@ from wkvm_protocol.messages import (
     Pong,
     Sampling,
     ServerMessage,
+    StateGet,
     Stats,
     StatsReply,
     Tokens,
@@ -45,7 +47,7 @@ from wkvm.gateway.config import GatewayConfig
 
 V1 = "wkvm.v1"
 HELLO = Hello("wkvm", 1, 1)
-CLIENT: Codec[ClientMessage] = Codec(Hello, Ping, Pong, GoAway, Generate, Cancel, Credit, Stats)
+CLIENT: Codec[ClientMessage] = Codec(Hello, *FROM_CLIENT)
 SERVER: Codec[ServerMessage] = Codec(
     HelloOk, Ping, Pong, GoAway, Error, Tokens, Logprobs, End, Failed, StatsReply
 )
@@ -439,9 +441,17 @@ async def test_a_drain_ends_a_websocket_with_its_last_lane() -> None:
         assert await peer.closed() == 1012
 
 
-@pytest.mark.parametrize("message", [Generate(2, pack_ids([1])), Stats(2)])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Generate(2, pack_ids([1])),
+        GenerateOn(2, pack_ids([1]), save_as="tale"),
+        StateGet(2, "tale"),
+        Stats(2),
+    ],
+)
 async def test_a_lane_that_crosses_with_the_drain_is_refused_by_itself(
-    message: Generate | Stats,
+    message: Generate | GenerateOn | StateGet | Stats,
 ) -> None:
     async with gateway_running() as running, joined(running, hello=HELLO) as peer:
         await peer.say(LONG)

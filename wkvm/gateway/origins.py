@@ -17,9 +17,9 @@ from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-_METHODS = "GET, HEAD, POST"
+_METHODS = "DELETE, GET, HEAD, PATCH, POST, PUT"
 _PREFLIGHT_IS_GOOD_FOR_S = "600"
-_READABLE = "Retry-After, X-Request-Id"
+_READABLE = "Retry-After, X-Request-Id, X-State"
 """Headers of answers that a page's script may read, besides those that it always may."""
 
 

@@ -21,7 +21,7 @@ from wkvm.gateway.keeping import choice_text
 from wkvm.gateway.messages import leaves_space
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.replies import Usage
-from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.sse import DONE, STREAM_HEADERS, EventStream
 from wkvm.gateway.state_bodies import INPUT, ForkBody, given, known_query, one_json
 from wkvm.gateway.state_fields import STATE_NAMES, n_cached, report
 from wkvm.gateway.states import input_ids, optional_body, within
@@ -175,6 +175,8 @@ async def events(call: Call) -> web.StreamResponse:
         if turn_id != turn.turn_id or not number.isascii() or not number.isdigit():
             raise gone()
         n_seen = int(number[:18])
+    if call.request.method == "HEAD":
+        return web.Response(headers=STREAM_HEADERS)
     return await _send(call, turn, n_seen)
 
 

@@ -13,7 +13,7 @@ from aiohttp import HttpVersion11, web
 from wkvm.gateway.calls import REQUEST_ID_HEADER, Call
 from wkvm.gateway.failures import HttpError, error_body
 
-_HEADERS = {
+STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     # Proxies that would collect events for a while are asked not to.
@@ -55,7 +55,7 @@ class EventStream:
         self._transport = call.request.transport
         self._is_chunked = call.request.version >= HttpVersion11
         self._has_begun = False
-        self.response = _Response(headers={**_HEADERS, REQUEST_ID_HEADER: call.request_id})
+        self.response = _Response(headers={**STREAM_HEADERS, REQUEST_ID_HEADER: call.request_id})
 
     @property
     def is_open(self) -> bool:
