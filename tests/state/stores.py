@@ -29,7 +29,8 @@ def opened(path: Path | str, clock: Clock | None = None, **options: Any) -> Iter
     try:
         yield store
     finally:
-        store.close()
+        if store._catalogue._writer is not None:
+            store.close()
 
 
 def put(store: Store, name: str, seed: int, tenant: str = "t", **options: Any) -> VersionRecord:

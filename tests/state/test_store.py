@@ -372,6 +372,20 @@ def test_a_state_is_loaded_into_memory_that_the_caller_has(
         store.load("t", "a", into=buffer[:-1])
 
 
+def test_numbers_are_not_given_again_when_the_oldest_names_are_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path, limits=StoreLimits(past_names_per_tenant=2)) as store:
+        for at in range(4):
+            for seed in range(at + 1):
+                put(store, f"n{at}", seed)
+            store.delete("t", f"n{at}")
+        store.gc()
+        # n0 and n1 are forgotten: whatever begins now begins above both
+        assert put(store, "n1", 7).version == 3
+        assert put(store, "new", 7).version == 3
+        assert put(store, "n3", 7).version == 5
+        assert put(store, "new", 7, tenant="u").version == 1
+
+
 # --- quotas -------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.state.images import LARGE, an_image, same
-from tests.state.stores import CREATE, Clock, files, opened, put
+from tests.state.stores import CREATE, MEMORY, Clock, crash, files, opened, put
 from wkvm.core.errors import (
     BadStoreError,
     StateDamagedError,
@@ -208,6 +208,22 @@ def test_a_damaged_handle_is_left_out_of_the_list_and_others_are_not(folder: Pat
         assert [one.name for one in store.handles("t")] == ["b"]
         with pytest.raises(StateDamagedError):
             store.handle("t", "a")
+
+
+def test_a_damaged_row_keeps_nobody_from_opening_and_cleaning_the_store(folder: Path) -> None:
+    with opened(folder) as store:
+        put(store, "a", 5, durability=MEMORY)
+        put(store, "b", 6, durability=MEMORY)
+        crash(store)
+        database(folder, "UPDATE handles SET expires_at = 5 WHERE id = 1")
+        database(folder, "UPDATE versions SET key = 'ff' WHERE handle = 2 AND version = 1")
+    with opened(folder) as store:
+        store.gc()
+        with pytest.raises(StateDamagedError):
+            store.get("t", "a")
+        assert store.get("t", "b").version == 2
+        store.delete("t", "b@1")
+        assert same(store.load("t", "b").image, an_image(4))
 
 
 # --- folders ------------------------------------------------------------------------------

@@ -391,6 +391,8 @@ class StoreLimits:
             be written.
         host_bytes: of states in host memory.
         idempotency_s: how long a key is remembered.
+        past_names_per_tenant: names of deleted handles that are remembered one by one, so that
+            their versions' numbers are not given again.
     """
 
     handles_per_tenant: int = 10_000
@@ -404,6 +406,7 @@ class StoreLimits:
     disk_reserve: float = 0.05
     host_bytes: int = 256 * 2**20
     idempotency_s: float = 86_400.0
+    past_names_per_tenant: int = 100_000
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -1,6 +1,6 @@
 """Handles and versions of the catalogue, from within a transaction."""
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from wkvm.core.errors import (
@@ -181,15 +181,40 @@ class Edit(Ledger):
         )
 
     def expire(self, tenant: str | None = None) -> int:
-        """Remove the handles, of one tenant or all, whose time is over. How many."""
+        """Remove the handles, of one tenant or all, whose time is over. How many.
+
+        Those whose rows are damaged stay: who knows whether it is.
+        """
         query = f"SELECT {HANDLE_COLUMNS} FROM handles h WHERE expires_at <= ?"
         found = rows(self.db, query, (self.now,))
         handles = [HandleRow(*row) for row in found]
-        over = [one for one in handles if tenant in (None, one.tenant)]
+        over = [one for one in handles if tenant in (None, one.tenant) and one.is_whole]
         for handle in over:
-            handle.check()
             self.drop_handle(handle)
         return len(over)
+
+    def forget_names(self) -> int:
+        """Forget the oldest names that stand for nothing, where a tenant has too many. How many.
+
+        New handles of the tenant begin above the numbers that they stood for.
+        """
+        n = 0
+        for (tenant,) in rows(
+            self.db,
+            "SELECT tenant FROM names GROUP BY tenant HAVING count(*) > ?",
+            (self.limits.past_names_per_tenant,),
+        ):
+            old = (
+                "FROM names WHERE tenant = ? AND id NOT IN (SELECT id FROM names "
+                "WHERE tenant = ? ORDER BY id DESC LIMIT ?)"
+            )
+            parameters = (tenant, tenant, self.limits.past_names_per_tenant)
+            ((floor,),) = rows(self.db, f"SELECT max(floor) {old}", parameters)
+            n += self.db.execute(f"DELETE {old}", parameters).rowcount
+            self.db.execute(
+                "UPDATE tenants SET floor = max(floor, ?) WHERE tenant = ?", (floor, tenant)
+            )
+        return n
 
     # --- versions -----------------------------------------------------------------------
 
@@ -254,20 +279,7 @@ class Edit(Ledger):
         )
         row = replace(row, seal=seal_of(row.facts(payload)))
         self.db.execute(
-            "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                row.handle,
-                row.version,
-                row.name,
-                row.payload,
-                row.base_handle,
-                row.base_version,
-                row.base_tokens,
-                row.key,
-                row.provenance,
-                row.created_at,
-                row.seal,
-            ),
+            "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row)
         )
         self.hold(payload.id)
         handle = self.save(handle, head=number, next_version=number + 1)
@@ -279,7 +291,13 @@ class Edit(Ledger):
         Raises:
             StateNotFoundError: the handle does not have it.
         """
-        _, payload = self.version(handle, version)
+        found = rows(
+            self.db,
+            "SELECT payload FROM versions WHERE handle = ? AND version = ?",
+            (handle.id, version),
+        )
+        if not found:
+            raise StateNotFoundError(str(Ref(handle.name, version)))
         for (checkpoint,) in rows(
             self.db,
             "SELECT payload FROM checkpoints WHERE handle = ? AND version = ?",
@@ -290,7 +308,7 @@ class Edit(Ledger):
             self.db.execute(
                 f"DELETE FROM {table} WHERE handle = ? AND version = ?", (handle.id, version)
             )
-        self.release(payload.id)
+        self.release(found[0][0])
         ((head,),) = rows(
             self.db, "SELECT max(version) FROM versions WHERE handle = ?", (handle.id,)
         )
@@ -301,7 +319,7 @@ class Edit(Ledger):
 
     def keep_newest(self, handle: int, n: int) -> None:
         """Remove all versions of a handle but the newest ``n``."""
-        handle_row = self._by_id(handle)
+        handle_row = self.by_id(handle)
         old = rows(
             self.db,
             "SELECT version FROM versions WHERE handle = ? ORDER BY version DESC LIMIT -1 OFFSET ?",
@@ -340,12 +358,18 @@ class Edit(Ledger):
         """
         records = list[VersionRecord]()
         for handle_id, version in result:
-            handle = self._by_id(handle_id)
+            handle = self.by_id(handle_id)
             row, payload = self.version(handle, version)
             records.append(version_record(handle, row, payload))
         return records
 
-    def _by_id(self, handle: int) -> HandleRow:
+    def by_id(self, handle: int) -> HandleRow:
+        """The handle with that number.
+
+        Raises:
+            StateNotFoundError: it was deleted.
+            StateDamagedError: its row is not what was written.
+        """
         found = rows(self.db, f"SELECT {HANDLE_COLUMNS} FROM handles h WHERE id = ?", (handle,))
         if not found:
             raise StateNotFoundError("that was made then: it was deleted")

@@ -143,18 +143,22 @@ def forget_memory(edit: Edit, *, after_crash: bool) -> int:
         "payload IN (SELECT id FROM payloads "
         "WHERE file IS NULL AND object IS NULL AND damage IS NULL)"
     )
-    for (handle_id,) in rows(db, f"SELECT DISTINCT handle FROM versions WHERE {in_memory}"):
+    handles = rows(
+        db,
+        f"SELECT {HANDLE_COLUMNS} FROM handles h "
+        f"WHERE id IN (SELECT handle FROM versions WHERE {in_memory})",
+    )
+    for row in handles:
+        handle = HandleRow(*row)
+        if not handle.is_whole:
+            continue  # it is refused as it is; to write it again would hide that
         lost = rows(
-            db, f"SELECT version FROM versions WHERE handle = ? AND {in_memory}", (handle_id,)
+            db,
+            f"SELECT version FROM versions WHERE handle = ? AND {in_memory} ORDER BY version",
+            (handle.id,),
         )
         for (version,) in lost:
-            ((handle,),) = [
-                [HandleRow(*row)]
-                for row in rows(
-                    db, f"SELECT {HANDLE_COLUMNS} FROM handles h WHERE id = ?", (handle_id,)
-                )
-            ]
-            edit.drop_version(handle, version)
+            edit.drop_version(edit.by_id(handle.id), version)
             n_removed += 1
     return n_removed
 

@@ -29,7 +29,10 @@ _ALL = (
 )
 _FIND = f"{_ALL} WHERE h.tenant = ? AND h.name = ? AND v.version = coalesce(?, h.head)"
 _LIST = (
-    f"{_ALL} WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
+    f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS}, "
+    "(SELECT count(*) FROM versions o WHERE o.handle = h.id) FROM handles h "
+    "JOIN versions v ON v.handle = h.id JOIN payloads p ON p.id = v.payload "
+    "WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
     "AND v.version = h.head AND (h.expires_at IS NULL OR h.expires_at > ?) ORDER BY h.name LIMIT ?"
 )
 _AFTER_NAMES = "\x7f"
@@ -49,9 +52,11 @@ def find_version(
     """
     found = catalogue.read(_FIND, (tenant, ref.name, ref.version))
     handle, version, payload = _split(found[0]) if found else (None, None, None)
-    if handle is None or version is None or payload is None or _is_over(handle, now):
+    if handle is None or version is None or payload is None:
         raise StateNotFoundError(str(ref))
     handle.check()
+    if _is_over(handle, now):
+        raise StateNotFoundError(str(ref))
     return handle, version_record(handle, version, payload), payload
 
 
@@ -82,7 +87,8 @@ def list_handles(
             _LIST, (tenant, after, prefix, prefix + _AFTER_NAMES, now, limit - len(found))
         )
         for row in page:
-            handle, version, payload = _split(row)
+            *columns, n_versions = row
+            handle, version, payload = _split(tuple(columns))
             after = handle.name
             try:
                 handle.check()
@@ -91,7 +97,7 @@ def list_handles(
                 continue
             given = json.loads(handle.tags)
             if all(given.get(tag) == value for tag, value in tags.items()):
-                found.append(handle_record(handle, head, _n_versions(catalogue, handle)))
+                found.append(handle_record(handle, head, n_versions))
         if not page:
             break
     return found

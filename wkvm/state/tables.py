@@ -118,13 +118,18 @@ class HandleRow:
             self.expires_at,
         ]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the row is what was written."""
+        return seal_of(self.facts()) == self.seal
+
     def check(self) -> None:
         """Check the seal.
 
         Raises:
             StateDamagedError: the row is not what was written.
         """
-        if seal_of(self.facts()) != self.seal:
+        if not self.is_whole:
             raise StateDamagedError(str(self.name), "its row in the catalogue was changed")
 
 
