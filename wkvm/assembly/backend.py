@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import uvloop
 import wkvm_client.aio
@@ -20,6 +20,9 @@ from wkvm_protocol.messages import HelloOk
 
 from wkvm.core.config import ServerConfig
 from wkvm.engine.interface import EngineLike
+
+if TYPE_CHECKING:
+    from wkvm.server.serve import MakeStates
 
 T = TypeVar("T")
 
@@ -37,9 +40,10 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """An engine in this process."""
+    """An engine in this process, and what makes its durable states; None for none."""
 
     engine: EngineLike
+    states: "MakeStates | None" = None
 
 
 Place: TypeAlias = Remote | Local
@@ -196,16 +200,18 @@ class Backend:
                 await self._talk(
                     wkvm_client.aio.connect(address, api_key=api_key, connect_timeout_s=timeout_s)
                 )
-            case Local(engine):
-                await self._host(engine)
+            case Local(engine, states):
+                await self._host(engine, states)
 
-    async def _host(self, engine: EngineLike) -> None:
+    async def _host(self, engine: EngineLike, states: "MakeStates | None") -> None:
         """Serve an engine to the client of this process alone."""
         from wkvm.engine.loop import EngineLoop
         from wkvm.server.serve import Server
 
         engine_loop = EngineLoop(engine)
-        server = Server(engine_loop, ServerConfig(binary_port=None))
+        service = None if states is None else states(engine_loop)
+        config = ServerConfig(binary_port=None)
+        server = Server(engine_loop if service is None else service, config, service)
         stepping = asyncio.create_task(engine_loop.run())
         try:
             await self._talk(wkvm_client.aio.over(server.attach))
@@ -213,6 +219,8 @@ class Backend:
             engine_loop.close()
             await asyncio.wait([stepping])
             await server.close()
+            if service is not None:
+                await service.close()
 
     async def _talk(self, connecting: wkvm_client.aio.Client) -> None:
         async with connecting as client:

@@ -34,6 +34,7 @@ from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.assembly.texts import check_tokenizer, load_texts
 from wkvm.core.config import API_KEY_VARIABLE, MAX_SECONDS, EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.core.state_config import StateConfig
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.messages import Message as ChatMessage
 from wkvm.gateway.messages import leaves_space, template_messages
@@ -44,6 +45,7 @@ from wkvm.llm.params import SamplingParams
 from wkvm.llm.progress import progress_bar
 from wkvm.llm.results import CompletionOutput, RequestOutput
 from wkvm.llm.scores import score_all
+from wkvm.llm.states import States, Work
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
@@ -81,6 +83,7 @@ class LLM:
         slots: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        state_dir: str | Path | None = None,
         tokenizer: str | Path | None = None,
         address: str | None = None,
         api_key: str | None = None,
@@ -103,6 +106,7 @@ class LLM:
             threads: of a CPU; by default one for a small model, else all cores.
             seed: fixes the seeds of prompts that bring none. The same calls on the same
                 model give the same texts then.
+            state_dir: where named states are kept; without it in memory, as long as this lives.
             tokenizer: its file or folder; the model's if None.
             address: of a running server, ``tcp://HOST:PORT`` or ``unix:///PATH``. No model
                 is loaded; what says how to run one, from ``device`` to ``threads``, is the
@@ -130,7 +134,9 @@ class LLM:
         }
         given = {name: value for name, value in engine_settings.items() if value is not None}
         if address is None:
-            place: Place = _local(path, given)
+            place: Place = _local(path, given, state_dir)
+        elif state_dir is not None:
+            raise ConfigError("state_dir", "is the server's affair where there is an address")
         elif given:
             raise ConfigError(next(iter(given)), "is the server's affair where there is an address")
         else:
@@ -150,6 +156,11 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """Of the model: text to ids and back."""
         return self._texts.tokenizer
+
+    @property
+    def states(self) -> States:
+        """The named states: operations on them."""
+        return States(self._operate, self.tokenizer.encode)
 
     def close(self) -> None:
         """End the engine, or the connection. Whatever is being generated fails."""
@@ -171,6 +182,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        state: str | Sequence[str] | None = None,
+        save_as: str | Sequence[str] | None = None,
         use_progress: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts. Any number of them: so many as there are slots run at a time.
@@ -181,6 +194,11 @@ class LLM:
             prompts: one or several, each a text or its ids.
             sampling_params: for all prompts, or one for each; by default what the model's
                 maker suggests.
+            state: of ``states``, what all prompts go on from, or one for each. A prompt may be
+                empty then: the text goes on where the state ends.
+            save_as: what the states at the ends are called, one for each prompt, which has one
+                completion then. The next version of that name; a name may be the one gone on from.
+                A state ends where its text does: before a stop string.
             use_progress: show a progress bar on standard error, if that is a terminal or a
                 notebook.
 
@@ -195,10 +213,13 @@ class LLM:
         each = _prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in each]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in each]
+        starts = _names("state", state, len(ids), repeats=True)
+        ends = _names("save_as", save_as, len(ids), repeats=False)
+        each_params = _each(sampling_params, len(ids))
         jobs = [
-            self._job(text, prompt, params)
-            for text, prompt, params in zip(
-                texts, ids, _each(sampling_params, len(ids)), strict=True
+            dataclasses.replace(self._job(text, prompt, params), state=start, save_as=end)
+            for text, prompt, params, start, end in zip(
+                texts, ids, each_params, starts, ends, strict=True
             )
         ]
         return self._run(jobs, use_progress=use_progress)
@@ -283,10 +304,17 @@ class LLM:
         )
 
     def _run(self, jobs: list[Job], *, use_progress: bool) -> list[RequestOutput]:
-        self._check([job.prompt for job in jobs])
+        self._check([job.prompt or [0] if job.state else job.prompt for job in jobs])
+        for job in jobs:
+            if job.save_as and job.params.n != 1:
+                raise InvalidParameterError("n", "with save_as there is one completion of a prompt")
         batch = Batch(jobs, self._texts)
         with progress_bar(batch, len(jobs), is_wanted=use_progress) as show:
             return _wait(self._backend.run(batch.run), show)
+
+    def _operate(self, work: Work) -> Any:
+        self._check(())
+        return _wait(self._backend.run(lambda client: work(client.states)), lambda: None)
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         """See that there is somebody to ask, and something to ask in each case."""
@@ -297,17 +325,20 @@ class LLM:
                 raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
 
 
-def _local(path: Path, settings: Mapping[str, Any]) -> Local:
+def _local(path: Path, settings: Mapping[str, Any], state_dir: str | Path | None) -> Local:
     """The engine for a model in this process. It has no deadline: nobody else waits for it."""
     is_auto = "n_slots" not in settings
     given: dict[str, Any] = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
     config = EngineConfig(**given, request_timeout_s=MAX_SECONDS)
     require_engine()
     from wkvm.assembly.engine import build_engine, check_slots
+    from wkvm.assembly.states import OpenStates
 
     if not is_auto:
         check_slots(path, config)
-    return Local(build_engine(path, config, served_name=model_name(path), fits_slots=is_auto))
+    engine = build_engine(path, config, served_name=model_name(path), fits_slots=is_auto)
+    folder = None if state_dir is None else str(state_dir)
+    return Local(engine, OpenStates(engine, StateConfig(folder=folder)).serve)
 
 
 def _wait(future: Future[T], show: Callable[[], None]) -> T:
@@ -329,6 +360,19 @@ def _each(
     if len(params) != n:
         raise InvalidParameterError("sampling_params", f"{len(params)} for {n} prompts")
     return params
+
+
+def _names(
+    field: str, names: str | Sequence[str] | None, n: int, *, repeats: bool
+) -> Sequence[str]:
+    """One name for each of ``n`` prompts; empty for none."""
+    if names is None:
+        return [""] * n
+    if isinstance(names, str):
+        names = [names] * (n if repeats else 1)
+    if len(names) != n:
+        raise InvalidParameterError(field, f"{len(names)} for {n} prompts")
+    return names
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

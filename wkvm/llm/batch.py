@@ -12,7 +12,9 @@ from wkvm_client.results import TokenLogprobs
 
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
+from wkvm.gateway.keeping import Keeper, Unwatched, choice_text
+from wkvm.gateway.pieces import Finish, TextOptions
+from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.texts import Texts
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.results import CompletionOutput, RequestOutput
@@ -36,6 +38,8 @@ class Job:
         text: of the prompt, if it was one.
         params: for its completions.
         stops: strings that end a completion.
+        state: what it goes on from; empty for the beginning.
+        save_as: what the state at the end is called; empty for one that is not kept.
         drops_space: whether a space at a completion's very beginning belongs to the prompt.
     """
 
@@ -44,6 +48,8 @@ class Job:
     params: SamplingParams
     stops: tuple[str, ...]
     drops_space: bool = False
+    state: str = ""
+    save_as: str = ""
 
 
 class Batch:
@@ -100,23 +106,33 @@ class Batch:
     async def _attempt(self, client: aio.Client, job: Job) -> RequestOutput:
         keywords = job.params.keywords(self._texts.suggested)
         keywords["credit"] = None  # no limit on ids that wait here: they are kept anyway
+        fields = StateFields(state=job.state or None, save_as=job.save_as or None)
+        keywords.update(fields.state_keywords())
         async with Lanes(client) as lanes:
             streams = await lanes.open(job.prompt, keywords, n=job.params.n)
             outputs = await _side_by_side(
-                self._read(stream.choices[0], index, job) for index, stream in enumerate(streams)
+                self._read(client, stream, index, job, fields)
+                for index, stream in enumerate(streams)
             )
         wants_prompt = job.params.prompt_logprobs is not None
         logprobs = streams[0].prompt_logprobs if wants_prompt else None
         return RequestOutput(job.text, job.prompt, logprobs, outputs)
 
-    async def _read(self, choice: aio.Choice, index: int, job: Job) -> CompletionOutput:
-        """Read one choice to its end or to a stop string, which lets go of it."""
+    async def _read(
+        self, client: aio.Client, stream: aio.Stream, index: int, job: Job, fields: StateFields
+    ) -> CompletionOutput:
+        """Read one choice to its end or to a stop string, which lets go of it.
+
+        A state that is kept ends where the text does.
+        """
+        choice = stream.choices[0]
         options = TextOptions(
             stops=job.stops,
             min_tokens=job.params.min_tokens,
             logprobs=job.params.logprobs is not None,
         )
-        reader = ChoiceText(choice, self._texts, options)
+        reader = choice_text(stream, self._texts, options, fields)
+        keeper = Keeper(client, Unwatched(), fields, (stream,), (reader,))
         text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
         finish: Finish | None = None
         try:
@@ -130,6 +146,7 @@ class Batch:
                 finish = piece.finish
         except HttpError:  # how the reader says that the server has ended the choice early
             pass
+        state = await keeper.settle(finish) if finish is not None and job.save_as else None
         whole = "".join(text)
         stop_reason = finish.stop_reason if finish else None
         if stop_reason not in (*job.params.stops, *job.params.stop_ids):
@@ -141,6 +158,7 @@ class Batch:
             finish_reason=finish.reason if finish else str(choice.result.reason),
             stop_reason=stop_reason,
             logprobs=logprobs if options.logprobs else None,
+            state=state,
         )
 
     def _went_on(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from wkvm_client.results import TokenLogprobs
+from wkvm_client.states import StateEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class CompletionOutput:
         stop_reason: the stop string that ended it, or the one of ``stop_ids``; None at the
             model's own end.
         logprobs: one entry for each of ``ids``; None if none were asked for.
+        state: what the state at the end was saved as; None if it was not.
     """
 
     index: int
@@ -27,6 +29,7 @@ class CompletionOutput:
     finish_reason: str
     stop_reason: str | int | None
     logprobs: list[TokenLogprobs] | None
+    state: StateEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engine.states.fake_loop import VOCAB_SIZE, FakeLoop
+from tests.engine.states.fake_loop import FakeLoop
 from wkvm.core.registry import Identity, Ref, StoreLimits
 from wkvm.core.request import EndEvent, Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateUse
 from wkvm.engine.states import StateService
 from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.state.mutations import Mutations
 from wkvm.state.store import Store
@@ -28,7 +29,7 @@ TIMEOUT_S = 10.0
 class Rig:
     """A service, the loop below it, and what its requests were told."""
 
-    loop: FakeLoop
+    loop: Any
     store: Store
     service: StateService
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -77,20 +78,15 @@ def use(**keywords: Any) -> StateUse:
     return StateUse(state=state, **keywords)
 
 
-@asynccontextmanager
-async def running(
-    folder: Path, *, has_disk: bool = True, limits: StoreLimits | None = None
-) -> AsyncIterator[Rig]:
-    """A service that runs."""
-    loop = FakeLoop()
-    store = Store.open(str(folder), clock=time.time, limits=limits, engine="test")
-    backing = Backing(
+def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backing:
+    """What a service over a loop and a store has."""
+    return Backing(
         store=store,
         identity=Identity(
             model_digest=loop.info.model_digest, fingerprint=loop.info.layout_fingerprint
         ),
         layout=loop.layout,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=loop.info.vocab_size,
         threads=Threads(),
         mutations=Mutations(),
         fold=None,
@@ -101,7 +97,16 @@ async def running(
         used={},
         moved={},
     )
-    service = StateService(loop, backing)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, has_disk: bool = True, limits: StoreLimits | None = None
+) -> AsyncIterator[Rig]:
+    """A service that runs."""
+    loop = FakeLoop()
+    store = Store.open(str(folder), clock=time.time, limits=limits, engine="test")
+    service = StateService(loop, backing_of(loop, store, has_disk=has_disk))
     rig = Rig(loop, store, service)
     service.deliver = rig.deliver
     stepping = asyncio.create_task(loop.run())

@@ -10,7 +10,6 @@ from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFo
 from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.origins import check_expected
 from wkvm.engine.states.requests import Requests
 from wkvm.state.difference import Difference, difference
 from wkvm.state.format import TOKEN_BYTES
@@ -172,7 +171,8 @@ class Operations:
         self._check_idle(tenant, name, new_name)
         store = self._backing.store
         return await self._edit(
-            tenant, Ref(name), expected_version, lambda: store.rename(tenant, name, new_name).head
+            tenant,
+            lambda: store.rename(tenant, name, new_name, expected_version=expected_version).head,
         )
 
     async def set_tags(
@@ -187,7 +187,8 @@ class Operations:
         self._backing.check_here(tenant, name)
         store = self._backing.store
         return await self._edit(
-            tenant, Ref(name), expected_version, lambda: store.set_tags(tenant, name, tags).head
+            tenant,
+            lambda: store.set_tags(tenant, name, tags, expected_version=expected_version).head,
         )
 
     async def set_expiry(
@@ -203,9 +204,9 @@ class Operations:
         store = self._backing.store
         return await self._edit(
             tenant,
-            Ref(name),
-            expected_version,
-            lambda: store.set_expiry(tenant, name, expires_at).head,
+            lambda: (
+                store.set_expiry(tenant, name, expires_at, expected_version=expected_version).head
+            ),
         )
 
     async def delete(self, tenant: str, ref: Ref, *, expected_version: int | None = None) -> None:
@@ -321,14 +322,8 @@ class Operations:
         backing.touch(tenant, *(info.handle.name for info in infos))
         return infos
 
-    async def _edit(
-        self, tenant: str, ref: Ref, expected: int | None, work: Callable[[], VersionRecord]
-    ) -> StateInfo:
-        def edit() -> list[VersionRecord]:
-            check_expected(self._backing, tenant, ref.name, expected)
-            return [work()]
-
-        return (await self._make(tenant, edit))[0]
+    async def _edit(self, tenant: str, work: Callable[[], VersionRecord]) -> StateInfo:
+        return (await self._make(tenant, lambda: [work()]))[0]
 
 
 def _check_limit(limit: int) -> None:

@@ -69,6 +69,7 @@ class Requests(Books):
             raise InvalidParameterError("max_tokens", "0 where nothing is to be sampled")
         if not spec.prompt and use.state is None and use.inline is None:
             raise EmptyPromptError
+        check_ids("prompt", spec.prompt, self._backing.vocab_size)
         known = self._known(spec, use)
         if known is not None:
             return known

@@ -115,8 +115,10 @@ class StateService(Migration):
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
         await self._requests.settle()
-        await self._backing.threads.write(self._backing.store.close)
+        # On this thread: nothing else is left to do, and at the end of an interpreter there are
+        # no threads to be had any more.
         self._backing.threads.close()
+        self._backing.store.close()
         self._closed()
 
     async def _sweep(self, idle_s: float) -> None:

@@ -1,0 +1,175 @@
+"""The service over an engine that runs: slots, batches and sampling included."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.states.rig import TENANT, Rig, backing_of, use
+from tests.fakes import FakeModel, fake_continuation
+from wkvm.core.config import EngineConfig
+from wkvm.core.registry import Ref
+from wkvm.core.request import EndEvent, RequestSpec, Status
+from wkvm.core.sampling import SamplingParams
+from wkvm.engine.engine import Engine
+from wkvm.engine.loop import EngineLoop
+from wkvm.engine.states import StateService
+from wkvm.state.store import Store
+
+PROMPT = (5, 6, 7)
+SAMPLED: dict[str, Any] = {
+    "temperature": 1.0,
+    "repetition_penalty": 1.2,
+    "frequency_penalty": 0.3,
+    "penalty_decay": 0.9,
+}
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
+    config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
+    loop = EngineLoop(Engine(FakeModel(), config))
+    store = Store.open(str(folder), clock=time.time, engine="test")
+    service = StateService(loop, backing_of(loop, store))
+    rig = Rig(loop, store, service)
+    service.deliver = rig.deliver
+    stepping = asyncio.create_task(loop.run())
+    try:
+        yield rig
+    finally:
+        loop.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stepping
+        await service.close()
+
+
+async def sampled(
+    rig: Rig, prompt: tuple[int, ...], n: int, *, seed: int | None = None, **keywords: Any
+) -> tuple[list[int], EndEvent]:
+    params = SamplingParams(max_tokens=n, seed=seed, **SAMPLED)
+    spec = RequestSpec(prompt=prompt, params=params, tenant=TENANT)
+    (request_id,) = rig.service.submit(spec, use(**keywords))
+    end = await rig.end(request_id)
+    return rig.ids.get(request_id, []), end
+
+
+async def test_a_turn_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        first, _ = await rig.turn(PROMPT, save_as="chat", max_tokens=5)
+        second, end = await rig.turn((9,), state="chat", save_as="chat", max_tokens=5)
+    assert first + second == [
+        *fake_continuation(PROMPT, 5),
+        *fake_continuation((*PROMPT, *first, 9), 5),
+    ]
+    assert end.state is not None
+    assert end.state.cached_tokens == 7
+
+
+@pytest.mark.parametrize("cut", [1, 4, 11])
+async def test_sampling_goes_on_after_a_restart_id_for_id(tmp_path: Path, cut: int) -> None:
+    async with serving(tmp_path / "s") as rig:
+        whole, _ = await sampled(rig, PROMPT, 12, seed=3)
+        first, _ = await sampled(rig, PROMPT, cut, seed=3, save_as="chat")
+    async with serving(tmp_path / "s") as rig:
+        second, _ = await sampled(rig, (), 12 - cut, state="chat", save_as="chat")
+    assert first + second == whole
+
+
+async def test_forks_draw_numbers_of_their_own_unless_they_replay(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        await sampled(rig, PROMPT, 4, seed=3, save_as="chat")
+        forks = await rig.service.fork(TENANT, Ref("chat"), ["a", "b"])
+        replays = await rig.service.fork(TENANT, Ref("chat"), ["c", "d"], keeps_key=True)
+        names = [info.version.name for info in (*forks, *replays)]
+        a, b, c, d = [(await sampled(rig, (), 8, state=name, save_as=name))[0] for name in names]
+    assert len({tuple(a), tuple(b), tuple(c)}) == 3
+    assert c == d
+
+
+async def test_ids_of_an_interrupted_turn_are_taken_back_to_the_bit(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        _, wanted = await rig.turn(PROMPT, save_as="short", max_tokens=2)
+        turn = rig.submit(PROMPT, save_as="chat", max_tokens=100, credit=5)
+        while len(rig.ids.get(turn, ())) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        rig.service.interrupt(turn, 2)
+        end = await rig.end(turn)
+        assert end.status is Status.CANCELLED
+        difference = await rig.service.difference(TENANT, Ref("short"), Ref("chat"))
+    assert wanted.state is not None
+    assert end.state is not None
+    assert end.state.pending == wanted.state.pending
+    assert difference.equal
+
+
+async def test_positions_within_and_between_turns_are_gone_back_to(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        first, _ = await rig.turn(PROMPT, save_as="chat", max_tokens=6)
+        second, _ = await rig.turn((9,), state="chat", save_as="chat", max_tokens=6)
+        ids = [*PROMPT, *first, 9, *second]
+        for position in (14, 11, 9, 6, 2):
+            await rig.service.rollback(TENANT, "chat", position=position)
+            more, _ = await rig.turn((8,), state="chat", max_tokens=3)
+            assert more == fake_continuation((*ids[:position], 8), 3)
+
+
+async def test_a_long_prompt_leaves_checkpoints(tmp_path: Path) -> None:
+    prompt = [token % 60 for token in range(300)]
+    async with serving(tmp_path / "s") as rig:
+        await rig.service.create(TENANT, "long", prompt, checkpoint_every=128)
+        assert rig.store.checkpoints(TENANT, "long") == [128, 256, 299]
+        info = await rig.service.rollback(TENANT, "long", position=256)
+        more, _ = await rig.turn((8,), state="long", max_tokens=2)
+    assert (info.version.n_computed, info.version.n_pending) == (256, 0)
+    assert more == fake_continuation((*prompt[:256], 8), 2)
+
+
+async def test_what_was_created_goes_on_by_itself(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        for n in (1, 2, 65):
+            prompt = [token % 60 for token in range(n)]
+            info = await rig.service.create(TENANT, f"n{n}", prompt)
+            assert (info.version.n_computed, info.version.n_pending) == (n - 1, 1)
+            more, _ = await rig.turn((), state=f"n{n}", max_tokens=3)
+            assert more == fake_continuation(prompt, 3)
+
+
+async def test_what_is_appended_is_what_would_have_been_given(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        await rig.service.create(TENANT, "chat", PROMPT)
+        await rig.service.create(TENANT, "chat", (8,), state=Ref("chat"))
+        await rig.service.create(TENANT, "chat", (9, 10), state=Ref("chat"))
+        more, _ = await rig.turn((), state="chat", max_tokens=3)
+    assert more == fake_continuation((*PROMPT, 8, 9, 10), 3)
+
+
+async def test_a_stream_goes_on_after_a_move_that_was_given_up_id_for_id(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        whole, _ = await sampled(rig, PROMPT, 30, seed=3)
+        params = SamplingParams(max_tokens=30, seed=3, **SAMPLED)
+        spec = RequestSpec(prompt=PROMPT, params=params, tenant=TENANT, credit=9)
+        (turn,) = rig.service.submit(spec, use(save_as="chat"))
+        while len(rig.ids.get(turn, ())) < 9:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await rig.service.migrate_begin(TENANT, "chat")
+        await rig.service.migrate_end(TENANT, "chat", moved=None)
+        rig.service.grant(turn, 100)
+        end = await rig.end(turn)
+    assert end.error is None
+    assert rig.ids[turn] == whole
+
+
+async def test_a_request_with_a_seed_of_its_own_draws_from_it(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        await sampled(rig, PROMPT, 4, seed=3, save_as="chat")
+        one, _ = await sampled(rig, (8,), 8, seed=5, state="chat")
+        two, _ = await sampled(rig, (8,), 8, seed=5, state="chat")
+        three, _ = await sampled(rig, (8,), 8, state="chat")
+        four, _ = await sampled(rig, (8,), 8, state="chat")
+    assert one == two
+    assert three != four
