@@ -403,6 +403,19 @@ async def test_a_connection_that_goes_takes_its_operations_along(message: Any, c
         await rig.assert_idle()
 
 
+async def test_what_a_connection_was_moving_stays_when_it_goes() -> None:
+    async with serving_states() as rig:
+        client, other = await rig.client(), await rig.client()
+        for name in ("a", "b", "c"):
+            await ask(client, wire.MigrateBegin(0, name))
+        await ask(client, wire.MigrateEnd(0, "b", False))
+        await ask(other, wire.MigrateEnd(0, "c", True, "tcp://h:1", "c", 1))
+        client.abort()
+        await until(lambda: rig.states.asked[-1] == ("migrate_end", "local", "a", None))
+        assert len(rig.states.asked) == 6
+        await rig.assert_idle()
+
+
 async def test_operations_run_side_by_side() -> None:
     states = ScriptedStates()
     states.waits.add("replay")

@@ -223,6 +223,7 @@ class Dispatcher:
         self._take_on(client, lane, is_plain=False)
 
     def _take_on(self, client: Client, lane: Lane, *, is_plain: bool) -> None:
+        self._routes = None  # a request on a state may have had another lane, or none
         client.lanes[lane.request_id] = lane
         for index, engine_id in enumerate(lane.engine_ids):
             choice = Choice(lane, index, client.box, is_plain=is_plain)

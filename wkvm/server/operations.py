@@ -1,6 +1,7 @@
 """Operations on states: each is a task that is bound to a lane, and ends with it."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -9,7 +10,12 @@ from wkvm_protocol import messages as wire
 from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
 
-from wkvm.core.errors import BadStateFileError, InvalidParameterError, QueueFullError
+from wkvm.core.errors import (
+    BadStateFileError,
+    InvalidParameterError,
+    QueueFullError,
+    WkvmError,
+)
 from wkvm.core.registry import parse_ref
 from wkvm.server.errors import refusal
 from wkvm.server.interface import States
@@ -17,6 +23,8 @@ from wkvm.server.lanes import Lane
 from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, Download, Upload
 from wkvm.server.state_calls import carry_out
 from wkvm.server.state_fields import durability_of, expiry_of, form_of, info_message
+
+logger = logging.getLogger("wkvm.server")
 
 OPERATIONS_PER_CONNECTION = 64
 OPERATIONS_PER_TENANT = 256
@@ -96,6 +104,7 @@ class Operations:
         self._n_of_tenants = Counter[str]()
         self._n_transfers = Counter[str]()
         self._tasks = set[asyncio.Task[None]]()
+        self._moving = dict[StateClient, set[str]]()
 
     @property
     def n_open(self) -> int:
@@ -157,9 +166,11 @@ class Operations:
             operation.task.cancel()
 
     def lost(self, client: StateClient) -> None:
-        """End all operations of a connection that is gone."""
+        """End all operations of a connection that is gone; what it was moving stays."""
         for request_id in list(self._of_clients.get(client, {})):
             self.cancel(client, request_id)
+        for name in self._moving.pop(client, ()):
+            self._spawn(self._leave(client.tenant, name))
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Wait for the ends of all, cancel what is left after ``grace_s``, and wait for that."""
@@ -223,10 +234,13 @@ class Operations:
     ) -> None:
         self._n_of_tenants[operation.tenant] += 1
         self._of_clients.setdefault(operation.client, {})[operation.request_id] = operation
-        task = asyncio.get_running_loop().create_task(self._run(operation, work))
-        operation.task = task
+        operation.task = self._spawn(self._run(operation, work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _run(
         self, operation: _Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
@@ -258,6 +272,27 @@ class Operations:
         if operation.is_transfer:
             self.free_place(operation.tenant)
 
+    # --- migrations -----------------------------------------------------------------------
+
+    def _note_moving(self, operation: _Operation, message: wire.StateOperation) -> None:
+        """Remember who moves what: if that connection goes, the state stays here."""
+        if isinstance(message, wire.MigrateBegin):
+            self._moving.setdefault(operation.client, set()).add(message.state)
+        elif isinstance(message, wire.MigrateEnd):
+            for client, names in list(self._moving.items()):
+                if client.tenant == operation.tenant:
+                    names.discard(message.state)
+                if not names:
+                    del self._moving[client]
+
+    async def _leave(self, tenant: str, name: str) -> None:
+        try:
+            await self._states.migrate_end(tenant, name, moved=None)
+        except WkvmError as error:
+            logger.info("a migration was over already: %s", type(error).__name__)
+        except Exception:
+            logger.exception("internal error at the end of a migration")
+
     # --- what they do ---------------------------------------------------------------------
 
     async def _reply(
@@ -271,13 +306,20 @@ class Operations:
             case wire.StateSnapshot():
                 return await self._snapshot(operation, message)
             case _:
-                return await carry_out(
-                    self._states,
-                    operation.tenant,
-                    message,
-                    now=self._clock(),
-                    max_bytes=operation.client.max_frame_bytes,
-                )
+                try:
+                    reply = await carry_out(
+                        self._states,
+                        operation.tenant,
+                        message,
+                        now=self._clock(),
+                        max_bytes=operation.client.max_frame_bytes,
+                    )
+                except asyncio.CancelledError:
+                    if isinstance(message, wire.MigrateBegin):
+                        self._spawn(self._leave(operation.tenant, message.state))
+                    raise
+                self._note_moving(operation, message)
+                return reply
 
     async def _export(self, operation: _Operation, message: wire.StateExport) -> wire.StateBytesEnd:
         source = await self._states.export(
