@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from wkvm_bench.null_engine import NullEngine
 
 from tests.gateway.harness import Running, gateway_running, lose_engine
+from tests.gateway.stateful import ask, states_running
 from tests.server.harness import until
 from wkvm.core.config import ApiKey
 from wkvm.gateway import metrics
@@ -285,13 +286,13 @@ async def test_streams_are_counted_while_they_are_open_and_left_ones_as_gone() -
         assert (values[label % "2xx"], values[label % "gone"]) == (1, 1)
 
 
-async def test_the_documented_names_are_those_that_are_told() -> None:
+async def test_the_documented_names_are_those_that_are_told(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     section = text.partition("### Metrics\n")[2].partition("\n## ")[0]
     documented = {
         name.partition("{")[0] for name in re.findall(r"`((?:wkvm_|vllm:)[^`]+)`", section)
     }
-    async with gateway_running() as running:
+    async with states_running(tmp_path) as running:
         await generate(running, 1, 1)
         families = text_string_to_metric_families(await text_of(running))
         told = {
@@ -300,6 +301,16 @@ async def test_the_documented_names_are_those_that_are_told() -> None:
             if not family.name.startswith("process_")
         }
     assert told == documented
+
+
+async def test_what_was_kept_as_a_state_is_counted(tmp_path: Path) -> None:
+    body = {"ids": [1], "max_tokens": 1, "save_as": "tale"}
+    async with states_running(tmp_path) as running:
+        await ask(running, "POST", "/v1/generate", body)
+        await ask(running, "POST", "/v1/generate", {**body, "expected_version": 7})
+        values = await values_of(running)
+    assert values["wkvm_state_commits_total"] == 1
+    assert values["wkvm_states_committing"] == 0
 
 
 async def test_a_streamed_completion_is_an_open_stream() -> None:

@@ -30,12 +30,17 @@ _GAUGES = {
     "n_paused": ("wkvm_requests_paused", "Running requests that lack credit or a reader."),
     "n_connections": ("wkvm_protocol_connections", "Connections to the engine."),
     "n_lanes": ("wkvm_protocol_lanes", "Generations that are open on them."),
+    "n_states_loading": ("wkvm_states_loading", "Requests that wait for their states' bytes."),
+    "n_states_running": ("wkvm_states_running", "Requests on states that run."),
+    "n_states_committing": ("wkvm_states_committing", "Requests whose states are being kept."),
 }
 _COUNTERS = {
     "requests_total": ("wkvm_requests", "Requests that the engine took; each choice is one."),
     "prompt_tokens_total": ("wkvm_prompt_tokens", "Ids of prompts absorbed."),
     "output_tokens_total": ("wkvm_output_tokens", "Ids produced, without stop ids."),
     "steps_total": ("wkvm_steps", "Steps run, failed ones included."),
+    "n_state_commits": ("wkvm_state_commits", "Ends of requests that were kept as states."),
+    "n_state_commits_failed": ("wkvm_state_commits_failed", "Those that could not be kept."),
 }
 _ENDS = {
     "stopped_total": "stop",
@@ -125,6 +130,10 @@ def _of_http(gateway: Gateway) -> Iterable[Metric]:
     yield answered
     yield n_open
     yield _gauge("wkvm_http_streams_open", "Answers that are being streamed.", counts.n_streams)
+    yield _gauge("wkvm_session_turns", "Turns of sessions that run.", len(gateway.turns))
+    yield _gauge(
+        "wkvm_http_requests_left", "Requests that go on without a client.", len(gateway.unwatched)
+    )
     yield CounterMetricFamily(
         "wkvm_http_refused_keys", "Requests whose key was refused.", value=counts.n_refused_keys
     )
