@@ -14,6 +14,7 @@ from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
 from wkvm.cli.serving import http_settings
+from wkvm.cli.states import ACTIONS
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.state_config import StateConfig
@@ -22,12 +23,15 @@ from wkvm.gateway.config import GatewayConfig
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
-    for action in build_parser()._actions:
+def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, or of each action of one."""
+    for action in (build_parser() if parser is None else parser)._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     raise AssertionError("no commands")
+
+
+STATES_ACTIONS = commands(commands()["states"])
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:
@@ -40,6 +44,15 @@ def sections() -> dict[str, str]:
     parts = re.split(r"^## wkvm (\w+)$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     texts = (part.partition("\n### wkvm ")[0] for part in parts[2::2])
     return dict(zip(parts[1::2], texts, strict=True))
+
+
+def states_sections() -> dict[str, str]:
+    """Likewise the text under each heading ``### wkvm states ACTION``."""
+    parts = re.split(
+        r"^##+ wkvm (?:states )?(\w+)$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {name: found[name] for name in ("ACTION", *STATES_ACTIONS)}
 
 
 def rows(text: str) -> set[str]:
@@ -68,8 +81,23 @@ def test_every_argument_has_a_help_text(command: str) -> None:
 def test_choices_are_in_the_docs(command: str) -> None:
     text = sections()[command].replace("\\|", "|")
     for action in commands()[command]._actions:
-        if action.choices is not None:
+        if action.choices is not None and action.option_strings:
             assert f"`{action.option_strings[0]}` `{'|'.join(action.choices)}`" in text
+
+
+@pytest.mark.parametrize("name", STATES_ACTIONS)
+def test_every_action_on_states_is_in_the_docs_with_its_flags(name: str) -> None:
+    texts, parser = states_sections(), STATES_ACTIONS[name]
+    assert flags(parser) == rows(texts[name]) | rows(texts["ACTION"])
+    assert [action.dest for action in parser._actions if not action.help] == []
+    for action in parser._actions:
+        if action.choices is not None:
+            choices = f"`{action.option_strings[0]}` `{'|'.join(action.choices)}`"
+            assert choices in texts[name].replace("\\|", "|")
+
+
+def test_every_action_on_states_is_carried_out() -> None:
+    assert set(STATES_ACTIONS) == set(ACTIONS)
 
 
 def test_every_slash_command_has_a_row_in_the_docs_and_every_row_a_command() -> None:

@@ -1,9 +1,6 @@
 """Both clients against whole servers that keep states: what is lost on the way comes again."""
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +17,13 @@ from wkvm_client.errors import (
 from wkvm_client.states import StateEnd
 
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
-from tests.hash_model import HashModel
-from wkvm.assembly.states import OpenStates
-from wkvm.core.config import EngineConfig, ServerConfig
-from wkvm.core.state_config import StateConfig
-from wkvm.engine.engine import Engine
-from wkvm.engine.loop import EngineLoop
-from wkvm.server.serve import Server
+from tests.client.keeping import running
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 PROMPT = [1, 2, 3]
 both = pytest.mark.parametrize("make", [AioDriver, BlockingDriver], ids=["aio", "blocking"])
 Make = type[AioDriver] | type[BlockingDriver]
-
-
-@asynccontextmanager
-async def running(folder: Path, digest: str = "4a54" * 16) -> AsyncIterator[str]:
-    """A server with a store in a folder; where it is."""
-    folder.mkdir()  # noqa: ASYNC240
-    engine = Engine(
-        HashModel(digest=digest), EngineConfig(device="cpu", n_slots=8), served_name="hash"
-    )
-    loop = EngineLoop(engine)
-    states = OpenStates(engine, StateConfig(folder=str(folder / "store"))).serve(loop)
-    config = ServerConfig(binary_port=None, binary_uds=str(folder / "sock"))
-    server = Server(states, config, states)
-    await server.start()
-    stepping = asyncio.create_task(loop.run())
-    try:
-        yield server.addresses[0]
-    finally:
-        await server.close()
-        await states.close()
-        loop.close()
-        await asyncio.wait([stepping])
 
 
 async def dialled(make: Make, address: str) -> Driver:

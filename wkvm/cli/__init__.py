@@ -105,6 +105,10 @@ def _run(args: argparse.Namespace) -> int:
             from wkvm.cli import inspect_model
 
             return inspect_model.run(args)
+        case "states":
+            from wkvm.cli import states
+
+            return states.run(args)
         case "store":
             from wkvm.cli import store
 

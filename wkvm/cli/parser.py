@@ -18,6 +18,7 @@ from wkvm.cli.flags import (
     add_flags,
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
+from wkvm.cli.states_parser import add_actions
 from wkvm.cli.status import EXIT_USAGE
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
@@ -75,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _complete(command("complete", "complete a text"))
     _chat(command("chat", "chat in the terminal"))
     _inspect(command("inspect", "say what a model is, and how many states fit here"))
+    add_actions(command("states", "work with the states that a server keeps"), TOKENIZER_HELP)
     _store(command("store", "verify or clean a store of states, or say what is in it"))
     # For the list of commands only: ``main`` hands its arguments on unseen.
     command("bench", "run a benchmark: the same as python -m wkvm_bench")
