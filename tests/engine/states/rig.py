@@ -19,9 +19,19 @@ from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.state.mutations import Mutations
+from wkvm.state.operations import Operation, Parameters
 from wkvm.state.store import Store
 
 TENANT = "ada"
+
+
+class Same(Parameters, frozen=True, kw_only=True):
+    """None."""
+
+
+SAME = Operation("same", Same, lambda parameters, parents: {})
+"""A mutation that the fake's tensors can have: they stay as they are."""
+
 TIMEOUT_S = 10.0
 
 
@@ -88,7 +98,7 @@ def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backin
         layout=loop.layout,
         vocab_size=loop.info.vocab_size,
         threads=Threads(),
-        mutations=Mutations(),
+        mutations=Mutations([SAME]),
         fold=None,
         wall=time.time,
         clock=time.monotonic,

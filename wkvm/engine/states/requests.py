@@ -140,7 +140,6 @@ class Requests(Books):
             raise InvalidParameterError("prompt", "there is nothing to append")
         if use.absorbs_only and len(fed) == 1:
             # Nothing is to be absorbed: the state is the one that it starts from.
-            check_ids("prompt", fed, self._backing.vocab_size)
             turn.move(Phase.ENDING)
             saved = untouched(self._backing, turn.origin, fed)
             event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
