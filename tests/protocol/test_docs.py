@@ -41,6 +41,12 @@ from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import MAX_GRAMMAR_BYTES
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
+from wkvm.server.operations import (
+    OPERATIONS_PER_CONNECTION,
+    OPERATIONS_PER_TENANT,
+    TRANSFERS_PER_TENANT,
+)
+from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WINDOW_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
@@ -244,6 +250,11 @@ def test_the_limits_are_the_defaults() -> None:
         "`stop_ids`": MAX_STOP_IDS,
         "`bias_ids`": MAX_BIASED_IDS,
         "`grammar`, in UTF-8": MAX_GRAMMAR_BYTES,
+        "operations on states of one connection": OPERATIONS_PER_CONNECTION,
+        "operations on states of one tenant": OPERATIONS_PER_TENANT,
+        "transfers of states of one tenant": TRANSFERS_PER_TENANT,
+        "bytes of a state that are granted ahead of their use": WINDOW_BYTES,
+        "silence of a client in a transfer": TRANSFER_TIMEOUT_S,
     }
     rows = table_after("## Limits\n")
     for row in rows:
