@@ -25,6 +25,7 @@ BENCHES = {
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
     "server": "a server's 256 streams on a unix socket against the bare forward pass",
+    "states": "thousands of sessions on disk: to the next id of one, and moves of a live stream",
     "start": "a server of a 1.5B model from the command to ready, kernels compiled or not",
 }
 

@@ -65,6 +65,15 @@ CASES = {
         "tiny on cpu, 4 streams",
         "tiny on cpu, 4 streams: CPU time of the server a step",
     ],
+    "states": [
+        "bundled on cpu, 20 sessions: from disk to the next id",
+        "bundled on cpu, 20 sessions: p99 from disk to the next id, against p50",
+        "bundled on cpu, 20 sessions: the store opens",
+        "bundled on cpu, 20 sessions: a look-up in the catalogue",
+        "a live stream moves: its client waits, p50",
+        "a live stream moves: its client waits, p99",
+        "a live stream moves: ids lost, repeated or others",
+    ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
         f"null, {backend}, 4 in, 3 out, {n}"

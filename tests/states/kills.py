@@ -51,12 +51,15 @@ class Trial:
 
     async def work(self, connect: Connect, until_killed: asyncio.Event) -> None:
         """Have all sessions go on until the server is gone."""
-        async with connect() as door:
-            sessions = [
-                asyncio.create_task(self._session(door, f"session-{at}", until_killed))
-                for at in range(N_SESSIONS)
-            ]
-            await asyncio.gather(*sessions)
+        try:
+            async with connect() as door:
+                sessions = [
+                    asyncio.create_task(self._session(door, f"session-{at}", until_killed))
+                    for at in range(N_SESSIONS)
+                ]
+                await asyncio.gather(*sessions)
+        except Gone:
+            assert until_killed.is_set(), "the server could not be reached before it was killed"
 
     async def _session(self, door: Door, name: str, until_killed: asyncio.Event) -> None:
         try:
