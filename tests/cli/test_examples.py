@@ -15,7 +15,9 @@ import uvloop
 from tests.cli.conftest import KEY, RunningServer, environment
 from wkvm.assembly.engine import build_engine
 from wkvm.assembly.models import BUNDLED
+from wkvm.assembly.states import OpenStates
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.state_config import StateConfig
 from wkvm.engine.loop import EngineLoop
 from wkvm.server.serve import Server
 
@@ -26,19 +28,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def open_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that asks for no key, as the examples expect it."""
     engine = build_engine(BUNDLED, EngineConfig(n_slots=2, device="cpu"), served_name="bundled")
-    path = str(tmp_path_factory.mktemp("open") / "wkvm.sock")
+    folder = tmp_path_factory.mktemp("open")
+    path = str(folder / "wkvm.sock")
     started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
 
     async def host() -> None:
         engine_loop, stop = EngineLoop(engine), asyncio.Event()
-        server = Server(engine_loop, ServerConfig(binary_port=None, binary_uds=path))
+        states = OpenStates(engine, StateConfig(folder=str(folder / "states"))).serve(engine_loop)
+        server = Server(states, ServerConfig(binary_port=None, binary_uds=path), states)
         stepping = asyncio.create_task(engine_loop.run())
         await server.start()
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
+        await server.close()
+        await states.close()
         engine_loop.close()
         await stepping
-        await server.close()
 
     def work() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -81,6 +86,22 @@ def test_offline() -> None:
     assert "star" in answer
 
 
+def test_agent_session(open_address: str) -> None:
+    form = re.compile(
+        r"0:(.+)\n1:(.+)\n2:(.+)\nsaid:(.+)\nunsaid, and said again:(.+)\nagent@(\d+): .+ durable\n",
+        re.DOTALL,
+    )
+    versions = list[int]()
+    for _ in range(2):
+        found = form.fullmatch(output_of("agent_session.py", open_address))
+        assert found
+        *tries, said, again, version = found.groups()
+        assert len(set(tries)) == 3
+        assert said == again
+        versions.append(int(version))
+    assert versions[0] < versions[1]
+
+
 @pytest.fixture
 def base_url(server: RunningServer) -> str:
     """What OpenAI's client is given; a key is needed there."""
@@ -107,6 +128,7 @@ def test_the_readme_begins_with_a_program_that_runs(base_url: str) -> None:
 
 def test_there_are_no_examples_without_a_test() -> None:
     assert {file.name for file in EXAMPLES.iterdir() if file.is_file()} == {
+        "agent_session.py",
         "complete_text.py",
         "offline.py",
         "openai_chat.py",
