@@ -1,7 +1,9 @@
 """Facts about a store that nothing goes wrong with."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -488,6 +490,30 @@ def test_a_number_that_was_seen_is_never_given_to_other_bytes(
         assert [one.name for one in store.handles("t")] == ["a"]
         assert put(store, "a", 5).version > seen
         assert put(store, "gone", 6).version > 2
+        assert store.check().findings == ()
+
+
+def test_a_number_in_memory_is_not_given_again_when_power_is_lost(tmp_path: Path) -> None:
+    # What is in memory alone is in the catalogue too, but not synced: power loss takes it.
+    with opened(tmp_path / "store") as store:
+        put(store, "a", 1)
+        write = store._catalogue.write
+
+        def write_and_keep_what_is_synced(change: Any, **options: Any) -> Any:
+            if options.get("durable") is False:
+                shutil.rmtree(tmp_path / "lost", ignore_errors=True)
+                shutil.copytree(tmp_path / "store", tmp_path / "lost")
+            return write(change, **options)
+
+        store._catalogue.write = write_and_keep_what_is_synced  # type: ignore[method-assign]
+        seen = put(store, "a", 2, durability=MEMORY).version
+        seen_new = put(store, "b", 3, durability=MEMORY).version
+        store._catalogue.write = write  # type: ignore[method-assign]
+    with opened(tmp_path / "lost") as store:
+        assert store.get("t", "a").version == 1
+        assert put(store, "a", 4).version > seen
+        assert put(store, "b", 5).version > seen_new
+        assert put(store, "c", 6, durability=MEMORY).version > seen_new
         assert store.check().findings == ()
 
 

@@ -13,6 +13,8 @@ from tests.state.crashes import LIMITS, Ledger, Nursery
 from tests.state.stores import files, opened
 from wkvm.core.errors import WkvmError
 
+pytestmark = pytest.mark.long
+
 IMAGE_BYTES = 24 * 2**20
 
 
