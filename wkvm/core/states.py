@@ -52,7 +52,8 @@ class StateUse:
         on_disconnect: what happens if the client goes.
         returns_state: whether the end carries the bytes of the state's file.
         checkpoint_every: keep a state wherever so many tokens more have been absorbed, counted
-            from the start of the log, to roll back to; None for none. A multiple of 64.
+            from the start of the log, to roll back to; None for none. At least 64; in a prompt,
+            where it may be cut next.
         keeps_key: draw the random numbers that the state would have drawn next. It is so anyhow
             where ``save_as`` is the handle started from; otherwise the request is a fork, and
             gets fresh ones unless it brings a seed.
@@ -100,8 +101,8 @@ class StateUse:
         if self.expected_version is not None and self.expected_version < 0:
             raise InvalidParameterError("expected_version", "below 0")
         every = self.checkpoint_every
-        if every is not None and (every < CHECKPOINT_MULTIPLE or every % CHECKPOINT_MULTIPLE):
-            raise InvalidParameterError("checkpoint_every", f"a multiple of {CHECKPOINT_MULTIPLE}")
+        if every is not None and every < MIN_CHECKPOINT_EVERY:
+            raise InvalidParameterError("checkpoint_every", f"at least {MIN_CHECKPOINT_EVERY}")
 
     @property
     def saves(self) -> bool:
@@ -109,8 +110,8 @@ class StateUse:
         return self.save_as is not None or self.returns_state
 
 
-CHECKPOINT_MULTIPLE = 64
-"""Where a prompt may be cut without moving a bit."""
+MIN_CHECKPOINT_EVERY = 64
+"""Fewer tokens are computed again faster than a state is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,17 @@ _GAUGES = {
     "n_states_loading": ("wkvm_states_loading", "Requests that wait for their states' bytes."),
     "n_states_running": ("wkvm_states_running", "Requests on states that run."),
     "n_states_committing": ("wkvm_states_committing", "Requests whose states are being kept."),
+    "n_states_parked": ("wkvm_states_parked", "Requests that wait while their states are moved."),
 }
 _COUNTERS = {
     "requests_total": ("wkvm_requests", "Requests that the engine took; each choice is one."),
     "prompt_tokens_total": ("wkvm_prompt_tokens", "Ids of prompts absorbed."),
     "output_tokens_total": ("wkvm_output_tokens", "Ids produced, without stop ids."),
     "steps_total": ("wkvm_steps", "Steps run, failed ones included."),
-    "n_state_commits": ("wkvm_state_commits", "Ends of requests that were kept as states."),
-    "n_state_commits_failed": ("wkvm_state_commits_failed", "Those that could not be kept."),
+    "state_starts_total": ("wkvm_state_starts", "Requests that went on from a state."),
+    "cached_tokens_total": ("wkvm_cached_tokens", "Tokens that came with these states."),
+    "state_commits_total": ("wkvm_state_commits", "Ends of requests that were kept as states."),
+    "state_commits_failed_total": ("wkvm_state_commits_failed", "Those that could not be kept."),
 }
 _ENDS = {
     "stopped_total": "stop",

@@ -140,7 +140,7 @@ async def test_a_commit_that_is_refused_ends_the_turn_as_an_error(tmp_path: Path
         await rig.turn(PROMPT, save_as="chat")
         ids, end = await rig.turn(PROMPT, save_as="other")
         assert (await rig.service.handles(TENANT)).states[0].version.ref == Ref("chat", 1)
-        assert rig.service.stats()["n_state_commits_failed"] == 1
+        assert rig.service.stats()["state_commits_failed_total"] == 1
     assert len(ids) == 4
     assert (end.status, type(end.error)) == (Status.FINISHED_ERROR, QuotaError)
     assert end.state is not None

@@ -45,6 +45,7 @@ class Requests(Books):
     def __init__(self, loop: StepLoop, backing: Backing) -> None:
         super().__init__(loop, backing)
         self._accepts = True
+        self._n_starts = self._n_cached = 0
 
     # --- in -------------------------------------------------------------------------------
 
@@ -165,6 +166,9 @@ class Requests(Books):
             started = replace(started, credit=None)
         self._loop.submit(started, ids)
         turn.move(Phase.RUNNING)
+        if turn.origin is not None:
+            self._n_starts += 1
+            self._n_cached += turn.n_start
         if turn.held and not turn.is_detached:
             for request_id in ids:
                 self._loop.hold(request_id)
@@ -343,6 +347,9 @@ class Requests(Books):
             "n_states_loading": phases.count(Phase.LOADING),
             "n_states_running": phases.count(Phase.RUNNING),
             "n_states_committing": phases.count(Phase.ENDING),
-            "n_state_commits": self._endings.n_commits,
-            "n_state_commits_failed": self._n_failed,
+            "n_states_parked": phases.count(Phase.PARKED),
+            "state_starts_total": self._n_starts,
+            "cached_tokens_total": self._n_cached,
+            "state_commits_total": self._endings.n_commits,
+            "state_commits_failed_total": self._n_failed,
         }
