@@ -57,6 +57,7 @@ class OpenStates:
                 limits=config.limits,
                 objects=objects,
                 engine=version,
+                pinned=engine.model.info.device == "cuda",
             )
         except BaseException:
             self._cleanup()

@@ -53,16 +53,25 @@ class Payloads:
         quarantine: where damaged and foreign files go.
         reserve: share of the disk that files leave free.
         threads: help to read large files.
+        pinned: read into pinned memory, from which a GPU takes states at once.
     """
 
     def __init__(
-        self, io: IO, folder: Folder, quarantine: Folder, *, reserve: float, threads: Executor
+        self,
+        io: IO,
+        folder: Folder,
+        quarantine: Folder,
+        *,
+        reserve: float,
+        threads: Executor,
+        pinned: bool = False,
     ) -> None:
         self._io = io
         self._folder = folder
         self._quarantine = quarantine
         self._reserve = reserve
         self._threads = threads
+        self._pinned = pinned
         self._is_failed = False
         self._lock = threading.Lock()
         self._unsettled = set[str]()
@@ -283,7 +292,7 @@ class Payloads:
     def _read_open(self, fd: int, digest: str, into: Tensor | None) -> StateImage:
         header = self._header(fd, digest)
         layout = header.layout
-        record = torch.empty(layout.record_bytes, dtype=torch.uint8) if into is None else into
+        record = self._new_record(layout.record_bytes) if into is None else into
         if record.dtype != torch.uint8 or record.shape != (layout.record_bytes,):
             raise ValueError(f"a record of {layout.record_bytes} bytes does not fit {record.shape}")
         token_ids = bytearray(TOKEN_BYTES * header.carried.n_computed)
@@ -297,6 +306,9 @@ class Payloads:
         self._check_digest(header, fill)
         clear_padding(layout, record)
         return image_of(header, record, bytes(token_ids))
+
+    def _new_record(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
     def _verify_open(self, fd: int, digest: str) -> None:
         header = self._header(fd, digest)

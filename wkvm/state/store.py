@@ -85,6 +85,7 @@ class Store(Handles):
         limits: StoreLimits | None = None,
         objects: ObjectTier | None = None,
         engine: str = "",
+        pinned: bool = False,
         create: bool = True,
     ) -> "Store":
         """Open a store and repair what a crash left. About 20 ms, and 10 us a handle.
@@ -96,6 +97,7 @@ class Store(Handles):
             limits: how much it takes.
             objects: the tier below the disk.
             engine: the version of wkvm, for provenance.
+            pinned: load states into pinned memory, for a GPU.
             create: make it where there is none.
 
         Raises:
@@ -116,6 +118,7 @@ class Store(Handles):
                 folders.quarantine,
                 reserve=limits.disk_reserve,
                 threads=threads,
+                pinned=pinned,
             )
             shelf = Shelf(catalogue, payloads, objects, limits.host_bytes)
             store = cls(
