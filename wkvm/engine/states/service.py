@@ -19,6 +19,9 @@ class StateService(Migration):
 
     What concerns requests without states costs them nothing: it is passed on. Operations are
     coroutines; see ``Operations``.
+
+    Attributes:
+        deliver: takes the events of requests, as of the loop. Set by who serves them.
     """
 
     def __init__(
@@ -35,7 +38,10 @@ class StateService(Migration):
             idle_s: what nobody has used for so long leaves host memory; 0 for never.
             closed: called when the store is closed.
         """
-        super().__init__(backing, Parking(loop, backing))
+        requests = Parking(loop, backing)
+        super().__init__(backing, requests)
+        self.deliver: Callable[[list[Event]], None] = _ignore
+        requests.deliver = self._pass_on
         self._loop = loop
         self._closed = closed
         self._sweeping: asyncio.Task[None] | None = None
@@ -47,14 +53,8 @@ class StateService(Migration):
         """What is served."""
         return self._loop.info
 
-    @property
-    def deliver(self) -> Callable[[list[Event]], None]:
-        """Takes the events of requests: as of the loop. Set by who serves them."""
-        return self._requests.deliver
-
-    @deliver.setter
-    def deliver(self, deliver: Callable[[list[Event]], None]) -> None:
-        self._requests.deliver = deliver
+    def _pass_on(self, events: list[Event]) -> None:
+        self.deliver(events)
 
     def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:
         """Queue all choices of a spec or none; their ids.
@@ -126,3 +126,7 @@ class StateService(Migration):
         while True:
             await asyncio.sleep(idle_s / SWEEPS_PER_IDLE_TIME)
             await self.sweep(idle_s)
+
+
+def _ignore(events: list[Event]) -> None:
+    del events
