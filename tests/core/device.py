@@ -1,22 +1,23 @@
 """A device that runs plans as one with graphs does: ids stay on it, and rows that ended freeze.
 
 It knows nothing of requests but what the rows say. Of each slot it keeps the log of the tokens
-that the state has absorbed; the id that follows a log is ``next_id_of``.
+that the state has absorbed; the id that follows a log is ``next_id_of``. A record is a log, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from wkvm.core.plan import RowPlan, StepPlan
+from wkvm.core.start import SavedRecord
 
 
-def next_id_of(request_id: int, log: Sequence[int], vocab_size: int) -> int:
-    """The id that is sampled after a log."""
-    return hash((request_id, tuple(log))) % vocab_size
+def next_id_of(key: int, log: Sequence[int], vocab_size: int) -> int:
+    """The id that is sampled after a log, with the random numbers of a key: seed plus branch."""
+    return hash((key, tuple(log))) % vocab_size
 
 
 def continuation(
-    request_id: int,
+    key: int,
     prompt: Sequence[int],
     *,
     max_tokens: int,
@@ -27,7 +28,7 @@ def continuation(
     """What a request gives that runs alone and undisturbed: its output, and its stop id."""
     log = list(prompt)
     while len(log) < len(prompt) + max_tokens:
-        token_id = next_id_of(request_id, log, vocab_size)
+        token_id = next_id_of(key, log, vocab_size)
         if token_id in stops and len(log) - len(prompt) >= min_tokens:
             return log[len(prompt) :], token_id
         log.append(token_id)
@@ -54,19 +55,31 @@ class Slot:
 
 
 class FakeDevice:
-    """Runs plans in order."""
+    """Runs plans in order.
+
+    Attributes:
+        saved: what the last plan was to save, by ticket.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.slots = dict[int, Slot]()
+        self.saved = dict[int, SavedRecord]()
 
     def run(self, plan: StepPlan) -> list[int | None]:
         """The sampled id of each row; None for one that samples none or is frozen."""
+        self.saved = {
+            save.ticket: SavedRecord(tuple(self.slots[save.slot].log)) for save in plan.saves
+        }
+        for slot in plan.freed:
+            self.slots.pop(slot, None)
         return [self._run_row(row) for row in plan.rows]
 
     def _run_row(self, row: RowPlan) -> int | None:
         if row.fresh:
-            self.slots[row.slot] = Slot(row)
+            self._begin(row)
+        else:
+            assert row.entry is None
         slot = self.slots[row.slot]
         if slot.done:
             return None
@@ -78,7 +91,8 @@ class FakeDevice:
         slot.log += ids
         if not row.samples:
             return None
-        token_id = next_id_of(slot.first.request_id, slot.log, self._vocab_size)
+        key = slot.first.seed + slot.first.branch
+        token_id = next_id_of(key, slot.log, self._vocab_size)
         params, slot.next_id = slot.first.params, token_id
         if token_id in slot.first.stops and slot.n_output >= params.min_tokens:
             slot.done = True
@@ -86,3 +100,13 @@ class FakeDevice:
             slot.n_output += 1
             slot.done = slot.n_output == params.max_tokens
         return token_id
+
+    def _begin(self, row: RowPlan) -> None:
+        slot = self.slots[row.slot] = Slot(row, n_output=row.n_output)
+        if row.entry is not None:
+            slot.log += row.entry.record
+            assert len(slot.log) == row.entry.n_start + row.position
+        else:
+            assert row.position == 0
+        if row.position >= row.n_prompt:
+            (slot.next_id,) = row.ids

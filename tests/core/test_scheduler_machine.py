@@ -131,6 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued_tokens=max_queued_tokens,
             max_completed_requests=max_completed,
             stall_timeout_s=STALL_TIMEOUT_S,
+            max_hibernated=0,
         )
         self.scheduler = Scheduler(
             self.config, vocab_size=VOCAB_SIZE, eos_ids=(EOS_ID,), depth=depth

@@ -87,6 +87,14 @@ ENGINE_FLAGS = (
         text="how long a request without credit may hold its slot (default: %(default)s)",
     ),
     Flag(
+        names=("--max-hibernated",),
+        field="max_hibernated",
+        kind=int,
+        metavar="N",
+        text="how many requests may be put to host memory, a state each, when others wait for "
+        "their slots (default: %(default)s)",
+    ),
+    Flag(
         names=("--deterministic",),
         field="deterministic",
         kind=None,

@@ -35,6 +35,8 @@ class EngineConfig:
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.
         stall_timeout_s: how long a request without credit may hold its slot.
+        max_hibernated: how many requests may be put to host memory, where each takes the bytes
+            of a state, so that others get their slots; 0 for none.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's
             on a GPU), ``float32``, ``bfloat16`` or ``float16``.
@@ -61,6 +63,7 @@ class EngineConfig:
     max_model_len: int | None = None
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
+    max_hibernated: int = 16
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
@@ -82,6 +85,7 @@ class EngineConfig:
         _at_least("max-queue", self.max_queue, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)
+        _at_least("max-hibernated", self.max_hibernated, 0)
         if self.max_model_len is not None:
             _at_least("max-model-len", self.max_model_len, 1)
         if self.n_threads is not None:

@@ -19,11 +19,17 @@ class Counters:
     Attributes:
         n_requests: taken; each choice is one.
         n_prompt_tokens: absorbed.
+        n_starts: requests that got a slot and began, or went on, from a state.
+        n_saves: states copied to the host.
+        n_hibernated: those of them whose requests were to go on later.
     """
 
     def __init__(self) -> None:
         self.n_requests = 0
         self.n_prompt_tokens = 0
+        self.n_starts = 0
+        self.n_saves = 0
+        self.n_hibernated = 0
         self._n_output_tokens = 0
         self._n_steps = 0
         self._n_ended = {status: 0 for status in Status if status.is_final}
@@ -94,6 +100,9 @@ class Counters:
             "prompt_tokens_total": self.n_prompt_tokens,
             "output_tokens_total": self._n_output_tokens,
             "steps_total": self._n_steps,
+            "starts_total": self.n_starts,
+            "saves_total": self.n_saves,
+            "hibernated_total": self.n_hibernated,
             **self._queue.by_name(),
             **self._first_token.by_name(),
             **self._request.by_name(),

@@ -57,7 +57,8 @@ def decode_rows(running: Iterable[Request]) -> tuple[list[RowPlan], list[Request
             row: RowPlan = tuple.__new__(RowPlan, fields)  # pyright: ignore[reportUnknownMemberType]
             rows.append(row)
             request.n_computed = n_computed + 1
-            request.is_fresh = False
+            if is_fresh:
+                request.is_fresh, request.entry = False, None
             if samples:
                 request.n_known += 1
                 request.n_ahead = n_ahead + 1

@@ -59,6 +59,13 @@ class Savings:
         self._planned = dict[int, Wanted]()
         self._n_tickets = 0
 
+    @property
+    def n_leaving(self) -> int:
+        """How many slots become free with copies that are wanted and not planned yet."""
+        return sum(
+            one.purpose is Purpose.LAST and one.request.slot is not None for one in self._wanted
+        )
+
     def want(self, request: Request, purpose: Purpose) -> None:
         """Have the state of a running request copied with the next plan that has room for it."""
         self._wanted.append(Wanted(request, purpose))

@@ -87,6 +87,10 @@ class TenantSlots:
         """How many of these a tenant may take."""
         return min(self.n_free, self._limit - self._n_held[tenant])
 
+    def is_at_limit(self, tenant: str) -> bool:
+        """Whether a tenant may take none, however many are free."""
+        return self._n_held[tenant] >= self._limit
+
     def alloc(self, tenant: str) -> int:
         """Take a slot.
 

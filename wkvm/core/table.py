@@ -63,7 +63,10 @@ class Request:
         is_fresh: whether it has no row since it got its slot.
         output: the ids that it has produced, if its state may be saved; else None.
         ending: its end, if all that is missing is the copy of its state.
+        is_leaving: whether its state is copied for good, or is about to be: to be told at its
+            end, or for the request to go on with later.
         is_interrupted: whether it ends as soon as its state is copied.
+        is_asked_for: whether a state that is copied for good is to be told, too.
         next_checkpoint: at what ``n_computed`` its state is copied next; None for never.
         shared: what it shares with the other choices of its spec.
         n_computed: how many of its ids the state has absorbed when all that is in flight has run.
@@ -108,7 +111,9 @@ class Request:
     is_fresh: bool = True
     output: "array[int] | None" = None
     ending: Ending | None = None
+    is_leaving: bool = False
     is_interrupted: bool = False
+    is_asked_for: bool = False
     next_checkpoint: int | None = None
     n_computed: int = 0
     n_ahead: int = 0
@@ -121,6 +126,11 @@ class Request:
     def may_produce(self) -> bool:
         """Whether credit and holds let it produce an id. Where none is wanted none is lacking."""
         return not self.held and (self.credit != 0 or self.params.max_tokens == 0)
+
+    @property
+    def may_hibernate(self) -> bool:
+        """Whether it can give up its slot: it does not already, and waits for no grammar."""
+        return self.is_ready and not self.is_leaving
 
     @property
     def n_start(self) -> int:

@@ -94,6 +94,10 @@ class WaitingLine:
                 return request
         return None
 
+    def firsts(self) -> list[Request]:
+        """The first request of each tenant, in the order of their turns."""
+        return [line.first() for line in self._ring.values()]
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands.
 

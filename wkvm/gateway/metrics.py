@@ -28,6 +28,7 @@ _GAUGES = {
     "n_queued": ("wkvm_requests_waiting", "Requests that wait for a slot."),
     "n_running": ("wkvm_requests_running", "Requests that hold a slot."),
     "n_paused": ("wkvm_requests_paused", "Running requests that lack credit or a reader."),
+    "n_hibernated": ("wkvm_requests_hibernated", "Requests whose states wait in host memory."),
     "n_connections": ("wkvm_protocol_connections", "Connections to the engine."),
     "n_lanes": ("wkvm_protocol_lanes", "Generations that are open on them."),
     "n_states_loading": ("wkvm_states_loading", "Requests that wait for their states' bytes."),
@@ -44,6 +45,9 @@ _COUNTERS = {
     "cached_tokens_total": ("wkvm_cached_tokens", "Tokens that came with these states."),
     "state_commits_total": ("wkvm_state_commits", "Ends of requests that were kept as states."),
     "state_commits_failed_total": ("wkvm_state_commits_failed", "Those that could not be kept."),
+    "starts_total": ("wkvm_slot_loads", "Slots that were filled with a state for a request."),
+    "saves_total": ("wkvm_slot_saves", "States copied from slots to host memory."),
+    "hibernated_total": ("wkvm_hibernations", "Times that a request gave up its slot."),
 }
 _ENDS = {
     "stopped_total": "stop",
