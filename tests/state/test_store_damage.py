@@ -135,6 +135,19 @@ def test_a_file_cut_at_each_block_is_found(tmp_path: Path) -> None:
         assert same(store.load("t", "a").image, an_image(1, n_tokens=5000))
 
 
+def test_a_commit_does_not_rely_on_equal_bytes_that_have_rotted(folder: Path) -> None:
+    path = file_of(folder, "a", 1)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with opened(folder) as store:
+        put(store, "again", 1)
+        assert_others_are_whole(store, "")
+        assert same(store.load("t", "again").image, an_image(1))
+        assert store.stat().n_quarantined == 1
+    with opened(folder) as store:
+        assert same(store.load("t", "a@1").image, an_image(1))
+        assert store.check().findings == ()
+
+
 def test_a_missing_file_is_found(folder: Path) -> None:
     file_of(folder, "a", 1).unlink()
     assert_found(folder)

@@ -17,8 +17,6 @@ from wkvm.core.errors import (
     StoreFullError,
     WkvmError,
 )
-from wkvm.state import reading
-from wkvm.state.reading import file_of
 from wkvm.state.store import Store
 
 pytestmark = pytest.mark.long
@@ -221,10 +219,10 @@ def test_after_a_folder_that_could_not_be_synced_nothing_is_promised(bench: Benc
 
 def test_a_damaged_file_is_kept_wherever_power_goes(bench: Bench) -> None:
     def damage(store: Store) -> bytes:
-        (file,) = reading.known_files(store._catalogue) - {
-            file_of(store._catalogue, "t", store.get("t", ref).content_id) for ref in ("a@2", "b@1")
-        }
-        node = store._folders.payloads.at.cached[file]  # type: ignore[attr-defined]
+        payload = payload_of(store._catalogue, "t", store.get("t", "a@1").content_id)
+        assert payload is not None
+        assert payload.file is not None
+        node = store._folders.payloads.at.cached[payload.file]  # type: ignore[attr-defined]
         node.cached[-1] ^= 1
         node.on_disk[:] = node.cached
         return bytes(node.cached)

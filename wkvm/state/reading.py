@@ -229,12 +229,13 @@ def has_memory(catalogue: Catalogue) -> bool:
     return reserved != 0 or bool(payloads_in_memory(catalogue))
 
 
-def file_of(catalogue: Catalogue, tenant: str, content_id: str) -> str | None:
-    """The file that holds these bytes for this tenant."""
+def payload_of(catalogue: Catalogue, tenant: str, content_id: str) -> PayloadRow | None:
+    """The tenant's payload with these bytes."""
     found = catalogue.read(
-        "SELECT file FROM payloads WHERE tenant = ? AND content_id = ?", (tenant, content_id)
+        f"SELECT {PAYLOAD_COLUMNS} FROM payloads p WHERE tenant = ? AND content_id = ?",
+        (tenant, content_id),
     )
-    return found[0][0] if found else None
+    return PayloadRow(*found[0]) if found else None
 
 
 def uid_of_file(catalogue: Catalogue, file: str) -> str | None:

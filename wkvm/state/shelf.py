@@ -92,13 +92,28 @@ class Shelf:
         self.moving = set[str]()
 
     def write(self, draft: Draft) -> None:
-        """Put a draft on the disk, unless the tenant's payload with these bytes is there.
+        """Put a draft on the disk.
 
         Raises:
             StoreFullError, StoreFailedError: see ``Payloads.write``.
         """
         if draft.file is None:
             draft.file = self.payloads.write(draft.encoded)
+
+    def has_file(self, payload: PayloadRow) -> bool:
+        """Whether a payload's bytes are on disk, which is looked at. What is damaged is put apart.
+
+        Raises:
+            StoreFailedError: the disk refused.
+        """
+        if payload.file is None:
+            return False
+        try:
+            self.payloads.verify(payload.file, payload.digest)
+        except BadStateFileError as error:
+            self.damaged(payload, error.why)
+            return False
+        return True
 
     def discard(self, draft: Draft) -> None:
         """The draft's file, if it has one, is not needed."""
@@ -144,6 +159,8 @@ class Shelf:
             StoreFullError, StoreFailedError: see ``Payloads.write``.
         """
         image = self.host.get(payload.uid)
+        if payload.is_durable:
+            self.host.settle(payload.uid)
         if image is None or payload.is_durable:
             return
         draft = Draft(image, payload.uid)
@@ -158,8 +175,10 @@ class Shelf:
 
         try:
             was_placed = self._catalogue.write(place)
-        except StoreFullError:
-            self.discard(draft)
+        except (StoreFullError, StoreFailedError):
+            # A catalogue that failed may have it after all: the next opening knows.
+            if not self._catalogue.is_failed:
+                self.discard(draft)
             raise
         if was_placed and draft.file is not None:
             self.payloads.settle(draft.file)

@@ -143,7 +143,7 @@ class Store(Handles):
     def close(self) -> None:
         """Close it. Versions in memory alone are gone; ``flush`` before saves them."""
         try:
-            if not self._catalogue.is_failed:
+            if not self._catalogue.is_failed and reading.has_memory(self._catalogue):
                 self._writer.edit(lambda edit: forget_memory(edit, after_crash=False), frees=True)
         except (StoreFailedError, StoreFullError):
             pass  # the next one who opens it does that

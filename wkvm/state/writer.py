@@ -148,7 +148,9 @@ class Writer:
 
     def _write_missing(self, tenant: str, drafts: Sequence[Draft]) -> None:
         for draft in drafts:
-            if not reading.file_of(self._catalogue, tenant, draft.encoded.content_id):
+            payload = reading.payload_of(self._catalogue, tenant, draft.encoded.content_id)
+            # Of bytes that are said to be there it is not promised that they are, unseen.
+            if payload is None or not self._shelf.has_file(payload):
                 self._shelf.write(draft)
 
     def _conclude(self, draft: Draft) -> None:
