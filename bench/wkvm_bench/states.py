@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 from wkvm_client import aio
 
@@ -24,11 +26,13 @@ from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, alternate
 from wkvm_bench.moves import moved
 from wkvm_bench.servers import serving
 
+N_BY_TURNS = 50
 N_AT_ONCE = 32
 """Sessions that are made side by side."""
-N_DECODED = 9
-"""Ids of which the first one is not counted: what follows it are decode steps."""
 PROMPT = tuple(range(100, 108))
+
+
+Samples: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,10 @@ class Setup:
         n_sessions: on disk.
         n_resumed: of them, at random.
         p50_bar_ms: for the median from disk to the next id; None for none.
-        host_bytes: of the server's tier in host memory: so few that it holds next to nothing.
+        restarts: whether another server resumes them than the one that made them. They come from
+            disk in any case: host memory holds none of them.
+        limit_s: of making them, and of resuming them: then there are as many as there are.
+        n_decoded: ids of a sample of decode steps, of which the first one is not counted.
     """
 
     model: Path
@@ -53,7 +60,9 @@ class Setup:
     n_sessions: int
     n_resumed: int
     p50_bar_ms: float | None = None
-    host_bytes: int = 2**20
+    restarts: bool = True
+    limit_s: float = inf
+    n_decoded: int = 9
 
 
 async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
@@ -74,28 +83,26 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
 
 async def sessions(setup: Setup) -> list[Comparison | Finding]:
     """Make sessions, end the server, and resume them from another one."""
-    case = f"{setup.what}, {setup.n_sessions:,} sessions"
     store = setup.folder / "store"
     uds = setup.folder / "wkvm.sock"
-    flags = [*setup.flags, "--state-dir", str(store), "--state-host-bytes", str(setup.host_bytes)]
-    async with serving(setup.model, uds, flags), aio.connect(f"unix://{uds}") as client:
-        began = time.perf_counter()
-        await make(client, setup.n_sessions)
-        made_s = time.perf_counter() - began
+    flags = [*setup.flags, "--state-dir", str(store), "--state-host-bytes", "1"]
     async with serving(setup.model, uds, flags) as started, aio.connect(f"unix://{uds}") as client:
-        rng = random.Random(1)
-
-        async def resume() -> float:
-            return await next_id(client, f"session-{rng.randrange(setup.n_sessions)}")
-
-        async def step() -> float:
-            return await decode_step(client)
-
-        resumed, steps = await alternate(resume, step, setup.n_resumed)
+        began = time.perf_counter()
+        n_made = await make(client, setup)
+        made_s = time.perf_counter() - began
+        if not setup.restarts:
+            resumed, steps = await by_turns(client, setup, n_made)
+    if setup.restarts:
+        async with (
+            serving(setup.model, uds, flags) as started,
+            aio.connect(f"unix://{uds}") as client,
+        ):
+            resumed, steps = await by_turns(client, setup, n_made)
+    case = f"{setup.what}, {n_made:,} sessions"
     step_s = statistics.median(steps)
     p50, p99 = statistics.median(resumed), quantile(resumed, 0.99)
     besides = {
-        "a session made, ms": made_s / setup.n_sessions * 1e3,
+        "a session made, ms": made_s / n_made * 1e3,
         "the server's start, s": started.seconds,
         "decode step, ms": step_s * 1e3,
         "resumed p50, ms": p50 * 1e3,
@@ -123,22 +130,48 @@ async def sessions(setup: Setup) -> list[Comparison | Finding]:
             Bar(2.0, at_least=False),
         ),
         *absolute,
-        *opened(store, case, setup, step_s),
+        *opened(store, case, setup.n_resumed, n_made, step_s),
     ]
 
 
-async def make(client: aio.Client, n: int) -> None:
-    """Have so many sessions on disk, each with a state of its own."""
-    left = iter(range(n))
+async def by_turns(
+    client: aio.Client, setup: Setup, n_made: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds from disk to the next id, and of a decode step, by turns."""
+    rng = random.Random(1)
+
+    async def resume() -> float:
+        return await next_id(client, f"session-{rng.randrange(n_made)}")
+
+    async def step() -> float:
+        return await decode_step(client, setup.n_decoded)
+
+    resumed: Samples = ()
+    steps: Samples = ()
+    began = time.perf_counter()
+    while len(steps) < setup.n_resumed and time.perf_counter() - began < setup.limit_s:
+        some = await alternate(resume, step, min(N_BY_TURNS, setup.n_resumed - len(steps)))
+        resumed, steps = resumed + some[0], steps + some[1]
+    return resumed, steps
+
+
+async def make(client: aio.Client, setup: Setup) -> int:
+    """Have sessions on disk, each with a state of its own; how many is returned."""
+    left, made = iter(range(setup.n_sessions)), set[int]()
+    began = time.perf_counter()
 
     async def some() -> None:
         for at in left:
+            made.add(at)
             prompt = (*PROMPT, *(256 + at // 100**power % 100 for power in range(3)))
             info = await client.states.create(f"session-{at}", prompt)
             if info.ack != "durable":
                 raise BenchError(f"{info.ref} is {info.ack}")
+            if time.perf_counter() - began > setup.limit_s:
+                return
 
     await asyncio.gather(*(some() for _ in range(N_AT_ONCE)))
+    return len(made)
 
 
 async def next_id(client: aio.Client, state: str) -> float:
@@ -153,29 +186,33 @@ async def next_id(client: aio.Client, state: str) -> float:
     return took
 
 
-async def decode_step(client: aio.Client) -> float:
+async def decode_step(client: aio.Client, n_decoded: int) -> float:
     """Seconds between two ids of a stream that runs alone."""
     stream = await client.generate(
-        PROMPT, max_tokens=N_DECODED, temperature=0.0, ignore_eos=True, credit=None
+        PROMPT, max_tokens=n_decoded, temperature=0.0, ignore_eos=True, credit=None
     )
-    times, n_ids = list[float](), 0
+    first, n_ids = len(await stream.read()), 0
+    began = ended = time.perf_counter()
     while ids := await stream.read():
-        times.append(time.perf_counter())
+        ended = time.perf_counter()
         n_ids += len(ids)
-    if n_ids != N_DECODED:
-        raise BenchError(f"{n_ids} ids of {N_DECODED}")
-    return (times[-1] - times[0]) / (N_DECODED - 1)
+    if first + n_ids != n_decoded:
+        raise BenchError(f"{first + n_ids} ids of {n_decoded}")
+    # All of them at once: this process was too late to see them come.
+    return (ended - began) / n_ids if n_ids else await decode_step(client, n_decoded)
 
 
-def opened(store: Path, case: str, setup: Setup, step_s: float) -> list[Comparison | Finding]:
+def opened(
+    store: Path, case: str, n: int, n_made: int, step_s: float
+) -> list[Comparison | Finding]:
     """Open the store and look handles up, in this process."""
     began = time.perf_counter()
     opened_store = Store.open(str(store), clock=time.time)
     open_s = time.perf_counter() - began
     rng, looked_up = random.Random(2), list[float]()
     try:
-        for _ in range(max(setup.n_resumed, 2)):
-            name = f"session-{rng.randrange(setup.n_sessions)}"
+        for _ in range(max(n, 2)):
+            name = f"session-{rng.randrange(n_made)}"
             began = time.perf_counter()
             opened_store.get(LOCAL_TENANT, name)
             looked_up.append(time.perf_counter() - began)
