@@ -17,6 +17,7 @@ from wkvm.core.errors import (
     StoreFullError,
     WkvmError,
 )
+from wkvm.state.reading import payload_of
 from wkvm.state.store import Store
 
 pytestmark = pytest.mark.long
