@@ -152,8 +152,6 @@ class Store(Handles):
             self._threads.shutdown()
             self._folders.close(self._io)
 
-    # --- changing -----------------------------------------------------------------------
-
     def commit(
         self,
         tenant: str,
@@ -315,8 +313,6 @@ class Store(Handles):
         )
         return self._writer.attach(rollback.apply, durability)
 
-    # --- tiers --------------------------------------------------------------------------
-
     def persist(self, tenant: str, ref: Ref | str) -> VersionRecord:
         """Put a version on disk that is in memory alone.
 
@@ -367,8 +363,6 @@ class Store(Handles):
         upkeep.demote(self._catalogue, self._shelf, payload, self._io.fresh_id())
         return self.get(tenant, record.ref)
 
-    # --- upkeep -------------------------------------------------------------------------
-
     def check(self) -> upkeep.CheckReport:
         """Read and verify everything. What is damaged is put apart, as when it is loaded.
 
@@ -394,8 +388,6 @@ class Store(Handles):
             StoreFailedError: the disk refused.
         """
         return upkeep.stat(self._catalogue, self._shelf, self._folders)
-
-    # --- within -------------------------------------------------------------------------
 
     def _recover(self) -> None:
         if reading.has_memory(self._catalogue):
