@@ -14,9 +14,7 @@ connection. A client belongs to the event loop that connected it.
 
 import socket
 
-from wkvm_protocol.address import Address
-
-from wkvm_client.addresses import resolve
+from wkvm_client.addresses import Reachable, resolve
 from wkvm_client.aio_client import Client
 from wkvm_client.aio_link import Attach
 from wkvm_client.aio_migration import migrate
@@ -37,7 +35,7 @@ __all__ = [
 
 
 def connect(
-    address: str | Address,
+    address: str | Reachable,
     *,
     api_key: str | None = None,
     connect_timeout_s: float = 10.0,
@@ -50,7 +48,8 @@ def connect(
     """Make a client. To connect, await it or enter it with ``async with``.
 
     Args:
-        address: ``tcp://HOST:PORT`` or ``unix:///PATH``.
+        address: ``tcp://HOST:PORT`` or ``unix:///PATH``; over WebSocket, for the HTTP door of a
+            server, ``ws://HOST:PORT`` or ``wss://HOST:PORT``.
         api_key: goes to the server in HELLO.
         connect_timeout_s: for one attempt, HELLO included.
         reconnect: whether a request that finds the connection lost, or the server going
@@ -59,7 +58,7 @@ def connect(
         reconnect_timeout_s: how long such a request keeps trying, with growing and
             jittered pauses. The first connection is tried once.
         grace_s: how long after a request's own ``timeout_s`` the server may take to say so.
-        allow_plaintext_key: send the key over TCP beyond loopback.
+        allow_plaintext_key: send the key over TCP, unencrypted, beyond loopback.
         follow: whether a stream on a state goes on by itself where the state has moved to, with
             the same key, and after a connection was lost (see ``on_disconnect`` of
             ``generate``). Otherwise it ends with reason MOVED, or fails.

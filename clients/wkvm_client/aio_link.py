@@ -9,8 +9,10 @@ import socket
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
-from wkvm_protocol.address import Address, TcpAddress, UnixAddress
+from wkvm_protocol.address import TcpAddress, UnixAddress
 
+from wkvm_client.addresses import Reachable
+from wkvm_client.aio_websocket import connect_websocket
 from wkvm_client.drafts import Draft
 from wkvm_client.errors import (
     ClientClosedError,
@@ -20,10 +22,11 @@ from wkvm_client.errors import (
 )
 from wkvm_client.lanes import Lane
 from wkvm_client.link_core import LinkCore
+from wkvm_client.websocket import WebSocketAddress
 
 Attach: TypeAlias = Callable[[asyncio.BufferedProtocol], None]
 """Gives a protocol its transport, by the time it returns."""
-Where: TypeAlias = Address | socket.socket | Attach
+Where: TypeAlias = Reachable | socket.socket | Attach
 
 READ_BYTES = 64 * 1024
 WRITE_HIGH_BYTES = 256 * 1024
@@ -267,6 +270,8 @@ async def _connect(link: Link, where: Where) -> None:
                 await loop.create_connection(lambda: link, host, port)
             case UnixAddress(path):
                 await loop.create_unix_connection(lambda: link, path)
+            case WebSocketAddress():
+                await connect_websocket(link, where)
             case _:
                 where(link)
     except BaseException:

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from wkvm_protocol.address import Address
 from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
-from wkvm_client.addresses import resolve
+from wkvm_client.addresses import Reachable, resolve
 from wkvm_client.blocking_connections import Connections, answer_of, deadline
 from wkvm_client.blocking_migration import migrate
 from wkvm_client.blocking_session import Session
@@ -40,7 +39,7 @@ __all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket", "m
 
 
 def connect(
-    address: str | Address,
+    address: str | Reachable,
     *,
     api_key: str | None = None,
     connect_timeout_s: float = 10.0,
@@ -53,7 +52,8 @@ def connect(
     """Connect to a server.
 
     Args:
-        address: ``tcp://HOST:PORT`` or ``unix:///PATH``.
+        address: ``tcp://HOST:PORT`` or ``unix:///PATH``; over WebSocket, for the HTTP door of a
+            server, ``ws://HOST:PORT``. For ``wss`` there is the asyncio client.
         api_key: goes to the server in HELLO.
         connect_timeout_s: for one attempt, HELLO included.
         reconnect: whether a request that finds the connection lost, or the server going
@@ -110,7 +110,7 @@ class Client:
 
     def __init__(
         self,
-        where: Address | socket.socket,
+        where: Reachable | socket.socket,
         *,
         api_key: str,
         connect_timeout_s: float,

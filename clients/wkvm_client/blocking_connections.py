@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from wkvm_protocol.address import Address
 from wkvm_protocol.messages import Message, StateOperation, Stats
 
+from wkvm_client.addresses import Reachable
 from wkvm_client.backoff import Backoff, Pace
 from wkvm_client.blocking_link import SHORTEST_WAIT_S, Link, open_link
 from wkvm_client.errors import ClientClosedError, ClientError, ReplyTimeoutError
@@ -26,7 +26,7 @@ class Connections:
 
     def __init__(
         self,
-        where: Address | socket.socket,
+        where: Reachable | socket.socket,
         *,
         api_key: str,
         connect_timeout_s: float,

@@ -11,10 +11,18 @@ import socket
 import struct
 import time
 
-from wkvm_protocol.address import Address, TcpAddress
+from wkvm_protocol.address import TcpAddress
 
-from wkvm_client.errors import ClientError, ConnectFailedError, ConnectTimeoutError
+from wkvm_client.addresses import Reachable
+from wkvm_client.errors import (
+    BadPeerError,
+    ClientError,
+    ConnectFailedError,
+    ConnectTimeoutError,
+    InvalidParameterError,
+)
 from wkvm_client.link_core import LinkCore
+from wkvm_client.websocket import WebSocketAddress, WebSocketError, WebSocketTunnel
 
 READ_BYTES = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
@@ -32,8 +40,9 @@ class Link:
     one call.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, tunnel: WebSocketTunnel | None = None) -> None:
         self._socket = sock
+        self._tunnel = tunnel
         self._unsent: list[bytes] = []
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._receive_timeout_s = 0.0
@@ -41,7 +50,7 @@ class Link:
         self._half_sent = _NOTHING
         self.not_before_s = 0.0
         """When a server that is going away wants to see us again."""
-        self.core = LinkCore(self._unsent.append, lambda: self.has_unsent)
+        self.core = LinkCore(self._queue, lambda: self.has_unsent)
 
     def handshake(self, api_key: str, deadline_s: float) -> None:
         """Say HELLO and wait for the answer.
@@ -164,7 +173,7 @@ class Link:
             self._end(None)
             return True
         try:
-            self.core.receive(self._buffer[:n_bytes])
+            self._take(self._buffer[:n_bytes])
         except BaseException:
             # interrupted in the middle of a message: the rest would be misunderstood
             self._end(None)
@@ -173,6 +182,25 @@ class Link:
         # a Pong that waited for the consumer would be late
         self.push()
         return True
+
+    def _queue(self, frame: bytes) -> None:
+        self._unsent.append(frame if self._tunnel is None else self._tunnel.wrap(frame))
+
+    def _take(self, data: memoryview) -> None:
+        tunnel = self._tunnel
+        if tunnel is None:
+            self.core.receive(data)
+            return
+        try:
+            self.core.receive(tunnel.feed(bytes(data)))
+        except WebSocketError as error:
+            self.core.close(BadPeerError(str(error)))
+            return
+        if tunnel.replies:
+            self._unsent.append(bytes(tunnel.replies))
+            tunnel.replies.clear()
+        if tunnel.is_over:
+            self.core.end_of_stream()
 
     def _wait_for_either(self, timeout_s: float) -> bool:
         """Wait until something can be sent or received; 0 is for ever."""
@@ -206,7 +234,7 @@ class Link:
             self._unsent.clear()
 
 
-def open_link(where: Address | socket.socket, *, api_key: str, timeout_s: float) -> Link:
+def open_link(where: Reachable | socket.socket, *, api_key: str, timeout_s: float) -> Link:
     """Connect, or take over a connected socket, and shake hands.
 
     Raises:
@@ -225,21 +253,53 @@ def open_link(where: Address | socket.socket, *, api_key: str, timeout_s: float)
         sock.setblocking(True)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = Link(sock)
+        tunnel = None
+        if isinstance(where, WebSocketAddress):
+            tunnel = _upgraded(sock, where, deadline_s)
+        link = Link(sock, tunnel)
         link.handshake(api_key, deadline_s)
     except TimeoutError as error:
         sock.close()
         raise ConnectTimeoutError(timeout_s) from error
+    except (OSError, WebSocketError) as error:
+        sock.close()
+        raise ConnectFailedError(f"{where}: {error}") from error
     except BaseException:
         sock.close()
         raise
     return link
 
 
-def _connect(where: Address | socket.socket, timeout_s: float) -> socket.socket:
+def _upgraded(sock: socket.socket, address: WebSocketAddress, deadline_s: float) -> WebSocketTunnel:
+    """Make a WebSocket of a connection.
+
+    Raises:
+        TimeoutError: it is ``deadline_s``.
+        OSError, WebSocketError: the server does not.
+    """
+    tunnel = WebSocketTunnel(address)
+    sock.settimeout(max(deadline_s - time.monotonic(), SHORTEST_WAIT_S))
+    sock.sendall(tunnel.upgrade())
+    while not tunnel.is_open:
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError
+        # one at a time: nothing of what follows may be taken
+        data = sock.recv(1)
+        if not data:
+            raise WebSocketError("closed before the upgrade")
+        tunnel.feed(data)
+    sock.setblocking(True)
+    return tunnel
+
+
+def _connect(where: Reachable | socket.socket, timeout_s: float) -> socket.socket:
     if isinstance(where, socket.socket):
         return where
-    if isinstance(where, TcpAddress):
+    if isinstance(where, WebSocketAddress) and where.is_encrypted:
+        raise InvalidParameterError(
+            "the blocking client has no TLS: use wkvm_client.aio", field="address"
+        )
+    if isinstance(where, TcpAddress | WebSocketAddress):
         return socket.create_connection((where.host, where.port), timeout_s)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
