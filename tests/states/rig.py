@@ -5,27 +5,32 @@ system can be made to fail.
 """
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
+import msgspec
 import pytest
 from wkvm_client import aio
+from wkvm_protocol.connection import ClientConnection
+from wkvm_protocol.framing import encode_frame
+from wkvm_protocol.messages import MAX_FRAME_BYTES, GenerateOn, Sampling, pack_ids
 
 from tests.gateway.harness import gateway_over
 from tests.hash_model import HashModel
 from tests.states.binary_door import BinaryDoor
 from tests.states.doors import Door
 from tests.states.faulty import FaultyIO
-from tests.states.http_door import HttpDoor
+from tests.states.http_door import HttpDoor, body_of
 from wkvm.assembly.states import OpenStates
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.state_config import StateConfig
@@ -54,6 +59,7 @@ class Rig:
     states: StateService
     io: FaultyIO
     http: aiohttp.ClientSession
+    http_path: Path
     clients: dict[str, aio.Client] = field(default_factory=dict[str, aio.Client])
     n_tasks: int | None = None
     """Of this process, when ``everything`` was asked for; as ``n_files``, which are open."""
@@ -79,6 +85,42 @@ class Rig:
                 if not n_seen:
                     await client.ping()
         await self.at_rest(but_busy=True)
+
+    def first_bytes(self, prompt: list[int], n: int, *, state: str, save_as: str) -> bytes:
+        """All that a client sends for a turn, from the beginning of its connection on."""
+        if self.kind == "http":
+            body = json.dumps(body_of(prompt, n, state, save_as, None, None, {})).encode()
+            head = (
+                f"POST /v1/generate HTTP/1.1\r\nHost: gateway\r\n"
+                f"Authorization: Bearer {key_of('anna')}\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            return head.encode() + body
+        wire = ClientConnection()
+        hello = wire.send_hello(api_key=key_of("anna"), features=("states",))
+        message = GenerateOn(
+            0,
+            pack_ids(prompt),
+            Sampling(temperature=0.0, max_tokens=n),
+            state=state,
+            save_as=save_as,
+        )
+        return hello + encode_frame(msgspec.msgpack.encode(message), limit=MAX_FRAME_BYTES)
+
+    async def send_and_leave(self, data: bytes, *, when: Awaitable[None] | None = None) -> None:
+        """Connect, send, and close the connection without reading, at once or after ``when``."""
+        if self.kind == "http":
+            _, writer = await asyncio.open_unix_connection(self.http_path)
+        else:
+            sock = await self.server.connect_local(is_trusted=False)
+            _, writer = await asyncio.open_unix_connection(sock=sock)
+        writer.write(data)
+        with suppress(ConnectionError):
+            await writer.drain()
+        if when is not None:
+            await when
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     async def at_rest(self, *, but_busy: bool = False) -> None:
         """Wait until no state is at work, and but for ``but_busy`` nothing at all.
@@ -192,7 +234,7 @@ async def rig_running(
     try:
         async with AsyncExitStack() as stack:
             running = await stack.enter_async_context(gateway_over(server, loop))
-            rig = Rig(kind, folder, model, server, loop, states, io, running.http)
+            rig = Rig(kind, folder, model, server, loop, states, io, running.http, running.path)
             for tenant in TENANTS:
                 attach = partial(server.attach, is_trusted=False)
                 client = aio.over(attach, api_key=key_of(tenant))

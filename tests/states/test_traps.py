@@ -128,6 +128,29 @@ async def test_a_turn_cut_off_anywhere_leaves_the_version_before_it_ready_for_th
         await rig.at_rest()
 
 
+async def test_a_turn_whose_bytes_are_cut_off_anywhere_changes_nothing(make_rig: MakeRig) -> None:
+    async with make_rig() as rig:
+        door = rig.door("anna")
+        history = await created(door, "talk")
+        data = rig.first_bytes([5, 6], 20, state="talk", save_as="talk")
+        before = rig.everything()
+        for n in range(0, len(data), 1 if rig.kind == "binary" else 3):
+            await rig.send_and_leave(data[:n])
+        await rig.at_rest()
+        assert rig.everything() == before
+        assert (await door.generate([], 3, state="talk")).ids == history.generated([], 3)[0]
+        # All of them are a turn.
+        await rig.send_and_leave(data, when=until_version(door, "talk", 2))
+        _, after = history.generated([5, 6], 20)
+        assert (await door.generate([], 3, state="talk")).ids == after.generated([], 3)[0]
+
+
+async def until_version(door: Door, name: str, version: int) -> None:
+    async with asyncio.timeout(10):
+        while (await door.get(name)).version < version:
+            await asyncio.sleep(0.002)
+
+
 async def test_a_turn_cut_off_in_the_queue_leaves_nothing(make_rig: MakeRig) -> None:
     async with make_rig(n_slots=1) as rig:
         door = rig.door("anna")
