@@ -10,6 +10,7 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.layout import ITEM_BYTES
 from wkvm.engine.gpu_runner import SCORE_BLOCK
 from wkvm.engine.graphs import buckets_for
+from wkvm.engine.state_mover import N_BUFFERS
 from wkvm.models.base import Model
 from wkvm.models.registry import ModelDescription, resolve_device, resolve_dtype
 
@@ -102,7 +103,8 @@ def reserve_bytes(model: Model, config: EngineConfig) -> int:
     """Memory of a GPU that must be free beside weights, states and decode steps.
 
     That is the most that a step of prompts takes, with all of its logits; what becomes of those
-    that end, and of a block whose log probabilities are told; graphs; and rules of requests.
+    that end, and of a block whose log probabilities are told; graphs; rules of requests; and
+    buffers of states that come and go.
     """
     vocab_size, n_tokens = model.info.vocab_size, config.max_prompt_tokens
     buckets = buckets_for(config.n_slots)
@@ -115,6 +117,7 @@ def reserve_bytes(model: Model, config: EngineConfig) -> int:
         + model.prompt_graph_bytes()
         + vocab_size * (of_logits + of_rules)
         + of_masks
+        + 2 * N_BUFFERS * model.layout.record_bytes
         + (len(buckets) + N_PROMPT_GRAPHS) * GRAPH_BYTES
         + SPARE_BYTES
     )

@@ -9,22 +9,21 @@ device, so the host need not have seen it.
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from wkvm.core.errors import RequestError, StepFailedError, WkvmError
+from wkvm.core.errors import StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
-from wkvm.core.request import Logprobs
 from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
+from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
-from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
+from wkvm.engine.logit_rows import LogitRows, logit_rows
 from wkvm.engine.row_kinds import fresh_slots, row_kinds, slots_of
-from wkvm.engine.state_mover import Copy, StateMover
-from wkvm.engine.transfers import Beside, Mark, Transfers
+from wkvm.engine.state_mover import StateMover
+from wkvm.engine.transfers import Beside, Transfers
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
@@ -65,58 +64,6 @@ class SlotSampler(StepSampler, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """Chosen ids on their way: the plan's rows, and ``DecodeGraphs.out`` of at least as many."""
-
-    rows: Sequence[int]
-    out: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """Log probabilities on their way.
-
-    Attributes:
-        rows: the plan's rows, one for each id that was scored.
-        n_top: how many of the most likely ids to tell.
-        ids: the ids that were scored.
-        finite: whether the logits were; None where the flags of the sampled ids say it.
-        tensors: as ``logprobs`` gives them.
-    """
-
-    rows: list[int]
-    n_top: list[int]
-    ids: Tensor
-    finite: Tensor | None
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Saving:
-    """A state on its way to the host, and the penalty counts that go with it."""
-
-    ticket: int
-    copy: Copy
-    counts: Tensor | None
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A step that was launched: what comes back, and what the host knows of it already."""
-
-    plan: StepPlan
-    held: Sequence[int]
-    choices: Choices
-    sampled: list[_Sampled] = field(default_factory=list[_Sampled])
-    scored: list[_Scored] = field(default_factory=list[_Scored])
-    scored_prompts: list[_Scored] = field(default_factory=list[_Scored])
-    failed: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
-    saves: list[_Saving] = field(default_factory=list[_Saving])
-    unsaved: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
-    end: Mark | None = None
-
-
 class GpuRunner:
     """Runs steps of one model over one arena; always on the same thread.
 
@@ -148,7 +95,7 @@ class GpuRunner:
         self._has_masks = False
         self._told = set[int]()
         self._lost = set[int]()
-        self._flights = deque[_Flight]()
+        self._flights = deque[Flight]()
 
     @property
     def depth(self) -> int:
@@ -182,7 +129,7 @@ class GpuRunner:
             kinds = kinds.without(failed)
         decodes, prompts = kinds.decodes, kinds.prompts
         choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
-        flight = _Flight(plan, kinds.held, choices, failed=failed, saves=saves, unsaved=unsaved)
+        flight = Flight(plan, kinds.held, choices, failed=failed, saves=saves, unsaved=unsaved)
         if prompts:
             self._beside.begin()
         try:
@@ -202,9 +149,9 @@ class GpuRunner:
         flight.end = self._transfers.mark()
         self._flights.append(flight)
 
-    def _save(self, saves: Sequence[Save]) -> tuple[list[_Saving], dict[int, WkvmError]]:
+    def _save(self, saves: Sequence[Save]) -> tuple[list[Saving], dict[int, WkvmError]]:
         """Send states to the host; those for which it has no memory are told as errors."""
-        on_their_way, unsaved = list[_Saving](), dict[int, WkvmError]()
+        on_their_way, unsaved = list[Saving](), dict[int, WkvmError]()
         for slot, ticket in saves:
             counts = self._sampler.remembered(slot)
             try:
@@ -214,7 +161,7 @@ class GpuRunner:
                 logger.exception("no memory on the host for a state")
                 unsaved[ticket] = StepFailedError()
             else:
-                on_their_way.append(_Saving(ticket, copy, counts))
+                on_their_way.append(Saving(ticket, copy, counts))
         return on_their_way, unsaved
 
     def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> None:
@@ -241,7 +188,7 @@ class GpuRunner:
         for row in starting:
             (self._told.discard if row.params.logprobs is None else self._told.add)(row.slot)
 
-    def _replay(self, flight: _Flight, replay: Replay, places: Sequence[int]) -> None:
+    def _replay(self, flight: Flight, replay: Replay, places: Sequence[int]) -> None:
         """Decode the plan's rows at ``places``."""
         graphs, rows = self._graphs, flight.plan.rows
         bucket = replay.bucket
@@ -253,7 +200,7 @@ class GpuRunner:
         graphs.replay(bucket)
         self._take_ids(flight, places, graphs.logits(bucket))
 
-    def _absorb(self, flight: _Flight, places: Sequence[int]) -> None:
+    def _absorb(self, flight: Flight, places: Sequence[int]) -> None:
         """Absorb the prompts at ``places``, and sample after those that end.
 
         The forward pass runs beside the decode rows, which saves a twentieth of both: see
@@ -277,7 +224,7 @@ class GpuRunner:
         self._score_prompts(flight, places, wanted, logits)
 
     def _sample(
-        self, flight: _Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
+        self, flight: Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
     ) -> None:
         graphs, block = self._graphs, self._graphs.buckets[-1]
         for start in range(0, len(wanted.sampling), block):
@@ -297,7 +244,7 @@ class GpuRunner:
             )
             self._take_ids(flight, some, of_some)
 
-    def _set_masks(self, flight: _Flight, places: Sequence[int]) -> None:
+    def _set_masks(self, flight: Flight, places: Sequence[int]) -> None:
         """What the grammars of the rows at ``places`` leave to choose from."""
         graphs = self._graphs
         masks = flight.choices.masks
@@ -317,10 +264,10 @@ class GpuRunner:
             )
             graphs.masks.index_copy_(0, self._transfers.up(which), words)
 
-    def _take_ids(self, flight: _Flight, places: Sequence[int], logits: Tensor) -> None:
+    def _take_ids(self, flight: Flight, places: Sequence[int], logits: Tensor) -> None:
         """Send the ids that were just chosen to the host, and what is to be told of them."""
         graphs, rows = self._graphs, flight.plan.rows
-        flight.sampled.append(_Sampled(places, self._transfers.down_again(graphs.out)))
+        flight.sampled.append(Sampled(places, self._transfers.down_again(graphs.out)))
         if not self._told:
             return
         asked = [at for at, place in enumerate(places) if rows[place].slot in self._told]
@@ -333,7 +280,7 @@ class GpuRunner:
             flight.scored.append(scored)
 
     def _score_prompts(
-        self, flight: _Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
+        self, flight: Flight, places: Sequence[int], wanted: LogitRows, logits: Tensor
     ) -> None:
         rows = flight.plan.rows
         for start in range(0, len(wanted.scoring), SCORE_BLOCK):
@@ -352,11 +299,11 @@ class GpuRunner:
         logits: Tensor,
         ids: Tensor,
         finite: Tensor | None = None,
-    ) -> _Scored:
+    ) -> Scored:
         down = self._transfers.down
         most = min(max(n_top), logits.shape[1])
         of_ids, ranks, top_ids, of_top = map(down, logprobs(logits, ids, most))
-        return _Scored(owners, n_top, down(ids), finite, (of_ids, ranks, top_ids, of_top))
+        return Scored(owners, n_top, down(ids), finite, (of_ids, ranks, top_ids, of_top))
 
     # --- collect ----------------------------------------------------------------------------
 
@@ -389,14 +336,14 @@ class GpuRunner:
         for at in broken:
             ids[at] = None
         saved = {saving.ticket: self._saved(saving) for saving in flight.saves}
-        prompt_logprobs = _by_row(flight.scored_prompts, broken)
-        complete, unmet = _follow(flight, ids)
+        prompt_logprobs = by_row(flight.scored_prompts, broken)
+        complete, unmet = follow(flight, ids)
         return StepResult(
             token_ids=tuple(ids),
             not_finite=frozenset(broken),
             logprobs={
                 at: scores[0]
-                for at, scores in _by_row(flight.scored, broken).items()
+                for at, scores in by_row(flight.scored, broken).items()
                 if ids[at] is not None
             },
             prompt_logprobs={
@@ -409,42 +356,8 @@ class GpuRunner:
             unsaved=flight.unsaved,
         )
 
-    def _saved(self, saving: _Saving) -> SavedRecord:
+    def _saved(self, saving: Saving) -> SavedRecord:
         record = saving.copy.wait()
         if saving.counts is None:
             return SavedRecord(record)
         return SavedRecord(record, *self._sampler.read(saving.counts))
-
-
-def _by_row(scored: list[_Scored], broken: set[int]) -> dict[int, list[Logprobs]]:
-    """Log probabilities by the plan's row; rows that are not finite enter ``broken``."""
-    by_row = dict[int, list[Logprobs]]()
-    for some in scored:
-        if some.finite is not None:
-            finite = some.finite.tolist()
-            broken.update(at for at, ok in zip(some.rows, finite, strict=True) if not ok)
-        values = to_logprobs(some.ids.tolist(), some.n_top, some.tensors)
-        for at, value in zip(some.rows, values, strict=True):
-            by_row.setdefault(at, []).append(value)
-    return by_row
-
-
-def _follow(
-    flight: _Flight, ids: list[int | None]
-) -> tuple[frozenset[int], dict[int, RequestError]]:
-    """Tell the grammars what was chosen: which outputs are complete, and which grammars fail.
-
-    Rows whose grammars left nothing to choose from lose their ids.
-    """
-    held, choices = flight.held, flight.choices
-    if not held:
-        return frozenset(), {}
-    for at in (*choices.complete, *choices.unmet):
-        ids[held[at]] = None
-    chosen = ((at, ids[held[at]]) for at in choices.masks)
-    rows = [flight.plan.rows[place] for place in held]
-    choices.advance(rows, {at: one for at, one in chosen if one is not None})
-    return (
-        frozenset(held[at] for at in choices.complete),
-        {held[at]: error for at, error in choices.unmet.items()},
-    )
