@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from wkvm_client.aio_states import States
+from wkvm_client.states import StateInfo
+
 from tests.gateway.harness import Running
 from tests.gateway.scripted import script_engine
 from tests.gateway.stateful import ask, make, states_running
@@ -96,6 +100,25 @@ async def test_the_bytes_of_a_chat_go_on_as_its_state_does(tmp_path: Path) -> No
         )
         assert by_bytes["prompt_token_ids"] == by_name["prompt_token_ids"]
         assert bytes(by_bytes["prompt_token_ids"]).startswith(b"\nUser: ")
+
+
+async def test_a_turn_is_of_the_state_that_it_was_written_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever moves the state on between the two makes the turn a conflict, not another turn."""
+    look = States.get
+
+    async def look_and_lose(self: States, state: str) -> StateInfo:
+        found = await look(self, state)
+        await self.create("bob", [65], state="bob")
+        return found
+
+    async with states_running(tmp_path, saying(b" Hello")) as running:
+        await chat(running, BOB, max_tokens=6, save_as="bob")
+        monkeypatch.setattr(States, "get", look_and_lose)
+        body = {"model": "fake", "messages": WHO, "state": "bob", "save_as": "bob"}
+        status, answer = await ask(running, "POST", "/v1/chat/completions", body)
+        assert (status, answer["error"]["code"]) == (409, "stale_version")
 
 
 async def test_a_streamed_chat_tells_its_state(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.gateway.harness import ANNA, BERT, KEYS, Running
 from tests.gateway.raw import raw
 from tests.gateway.stateful import ask, make, states_running
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.state_fields import tail_of_file
 
 
 @pytest.fixture
@@ -42,6 +43,31 @@ async def test_a_file_goes_out_and_comes_in_with_the_same_bytes(running: Running
     assert state["content_id"] == made["content_id"]
     _, log = await ask(running, "GET", "/v1/states/copy/log")
     assert log["data"][0]["provenance"]["operation"] == "import"
+
+
+@pytest.mark.parametrize("n_ids", [1, 2, 40])
+async def test_how_a_state_ends_is_read_in_its_file(running: Running, n_ids: int) -> None:
+    made = await make(running, ids=list(range(n_ids)))
+    tail = tail_of_file(await export(running))
+    assert list(tail)[-32:] == made["tail"]
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}"])
+def test_what_is_no_file_of_a_state_has_no_end(data: bytes) -> None:
+    assert tail_of_file(data) == ()
+
+
+async def test_a_file_whose_ids_are_elsewhere_has_no_end(running: Running) -> None:
+    await make(running)
+    data = await export(running)
+    for offsets in (b"[0,9]", b"[-8,0]", b"[999999999,9999999999]", b"[8,4]"):
+        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        entry = header.index(b'"wkvm.token_ids"')
+        start = header.index(b"[", header.index(b"data_offsets", entry))
+        end = header.index(b"]", start) + 1
+        changed = header[:start] + offsets + header[end:]
+        file = len(changed).to_bytes(8, "little") + changed + data[8 + len(header) :]
+        assert len(tail_of_file(file)) <= 1 + 32
 
 
 async def test_an_export_says_what_it_is_and_how_long(running: Running) -> None:
