@@ -419,13 +419,40 @@ class StoreLimits:
             raise InvalidParameterError("disk_reserve", "a share of the disk is below 1")
 
 
+OWN_TAGS = "wkvm."
+"""What the keys of tags begin with that wkvm gives; they do not count."""
+
+MAX_KEY_CHARS = 128
+
+
+def check_key(key: str) -> str:
+    """An idempotency key, if it may be one.
+
+    Raises:
+        InvalidParameterError: it is empty or too long.
+    """
+    if not 0 < len(key) <= MAX_KEY_CHARS:
+        raise InvalidParameterError("idempotency_key", f"1 to {MAX_KEY_CHARS} characters")
+    return key
+
+
+def check_given_tags(tags: Mapping[str, str] | None) -> None:
+    """Check that who gives tags gives none of wkvm's own.
+
+    Raises:
+        InvalidParameterError: one of them is.
+    """
+    if any(key.startswith(OWN_TAGS) for key in tags or ()):
+        raise InvalidParameterError("tags", f"keys that begin with {OWN_TAGS!r} are wkvm's own")
+
+
 def check_tags(tags: Mapping[str, str], limits: StoreLimits) -> dict[str, str]:
     """The tags, if they may be kept.
 
     Raises:
         InvalidParameterError: they are too many or too long, or not text.
     """
-    if len(tags) > limits.tags_per_handle:
+    if sum(not str(key).startswith(OWN_TAGS) for key in tags) > limits.tags_per_handle:
         raise InvalidParameterError("tags", f"at most {limits.tags_per_handle}")
     for text in (*tags.keys(), *tags.values()):
         if not isinstance(text, str) or len(text) > limits.tag_chars or not _is_text(text):

@@ -1,9 +1,10 @@
 """What the operations of the store change, each within one transaction."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wkvm.core.errors import StateExistsError, StateNotFoundError
+from wkvm.core.errors import KeyReusedError, StateExistsError, StateNotFoundError
 from wkvm.core.registry import (
     Parent,
     Provenance,
@@ -17,6 +18,8 @@ from wkvm.state.edits import Base, Edit, check_expected
 from wkvm.state.reading import Lineage
 from wkvm.state.shelf import Draft
 from wkvm.state.tables import HandleRow, PayloadRow
+
+COMMIT = "commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Commit:
     @property
     def operation(self) -> str:
         """What an idempotency key stands for."""
-        return canonical_json(["commit", self.name, self.expected])
+        return canonical_json([COMMIT, self.name, self.expected])
 
     def look(self, edit: Edit) -> VersionRecord | None:
         """What can be known before any bytes are written: that it was applied, or is stale."""
@@ -78,6 +81,22 @@ class Commit:
         made = [[handle.id, record.version]]
         edit.note_applied(self.tenant, self.idempotency_key, self.operation, made)
         return record
+
+
+def committed(edit: Edit, tenant: str, name: str, key: str) -> VersionRecord | None:
+    """The version of a handle that was committed under an idempotency key.
+
+    Raises:
+        KeyReusedError: the key stands for something else.
+        StateNotFoundError: the version was deleted since.
+    """
+    found = edit.under_key(tenant, key)
+    if found is None:
+        return None
+    operation, made = found
+    if json.loads(operation)[:2] != [COMMIT, name]:
+        raise KeyReusedError
+    return edit.recall(made)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,13 @@ from wkvm.core.registry import (
     HandleRecord,
     Ref,
     StoreLimits,
+    VersionRecord,
     canonical_json,
+    check_key,
     check_name,
     check_tags,
 )
+from wkvm.state import changes
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import Edit, check_expected
 from wkvm.state.lookup import Lookup, as_ref
@@ -39,6 +42,18 @@ class Handles(Lookup):
         super().__init__(catalogue, shelf, clock)
         self._writer = writer
         self.limits = limits
+
+    def committed(self, tenant: str, name: str, key: str) -> VersionRecord | None:
+        """The version of a handle that was committed under an idempotency key, if one was.
+
+        Raises:
+            KeyReusedError: the key stands for something else.
+            StateNotFoundError: the version was deleted since.
+        """
+        now, limits = self._clock(), self.limits
+        return self._catalogue.view(
+            lambda db: changes.committed(Edit(db, now, limits), tenant, name, check_key(key))
+        )
 
     def rename(
         self, tenant: str, name: str, new_name: str, *, expected_version: int | None = None

@@ -7,11 +7,9 @@ import json
 import sqlite3
 from dataclasses import dataclass, replace
 
-from wkvm.core.errors import InvalidParameterError, KeyReusedError, QuotaError, StateDamagedError
-from wkvm.core.registry import StoreLimits
+from wkvm.core.errors import KeyReusedError, QuotaError, StateDamagedError
+from wkvm.core.registry import StoreLimits, check_key
 from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, rows
-
-MAX_KEY_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +145,22 @@ class Ledger:
         """
         if key is None:
             return None
-        if not 0 < len(key) <= MAX_KEY_CHARS:
-            raise InvalidParameterError("idempotency_key", f"1 to {MAX_KEY_CHARS} characters")
+        check_key(key)
+        found = self.under_key(tenant, key)
+        if found is None:
+            return None
+        if found[0] != operation:
+            raise KeyReusedError
+        return found[1]
+
+    def under_key(self, tenant: str, key: str) -> tuple[str, list[list[int]]] | None:
+        """The operation that was applied under a key, and what came of it."""
         found = rows(
             self.db,
             "SELECT operation, result FROM applied WHERE tenant = ? AND key = ? AND created_at > ?",
             (tenant, key, self.now - self.limits.idempotency_s),
         )
-        if not found:
-            return None
-        if found[0][0] != operation:
-            raise KeyReusedError
-        result: list[list[int]] = json.loads(found[0][1])
-        return result
+        return (found[0][0], json.loads(found[0][1])) if found else None
 
     def note_applied(
         self, tenant: str, key: str | None, operation: str, result: list[list[int]]

@@ -89,6 +89,10 @@ class Lookup:
             limit=limit,
         )
 
+    def tagged(self, tag: str) -> list[tuple[str, str, str]]:
+        """Tenant, name and the tag's value of the handles of all tenants that have a tag."""
+        return reading.list_tagged(self._catalogue, tag)
+
     def log(self, tenant: str, ref: Ref | str, *, limit: int = 100) -> list[VersionRecord]:
         """Versions of a handle with their provenance, the newest first, from ``ref`` on.
 

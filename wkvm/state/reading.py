@@ -103,6 +103,18 @@ def list_handles(
     return found
 
 
+def list_tagged(catalogue: Catalogue, tag: str) -> list[tuple[str, str, str]]:
+    """Tenant, name and the tag's value of all handles that have it; damaged ones are left out."""
+    found = list[tuple[str, str, str]]()
+    columns = f"SELECT {HANDLE_COLUMNS} FROM handles h WHERE instr(tags, ?)"
+    for row in catalogue.read(columns, (json.dumps(tag),)):
+        handle = HandleRow(*row)
+        value = json.loads(handle.tags).get(tag) if handle.is_whole else None
+        if value is not None:
+            found.append((handle.tenant, handle.name, value))
+    return found
+
+
 def list_versions(
     catalogue: Catalogue, handle: HandleRow, newest: int, limit: int
 ) -> list[VersionRecord]:

@@ -81,9 +81,9 @@ async def test_what_has_moved_is_refused_here_also_after_a_restart(tmp_path: Pat
         with pytest.raises(StateMovedError):
             await rig.service.get(TENANT, Ref("chat"))
     async with running(tmp_path / "s") as rig:
-        _, end = await rig.turn((1,), state="chat")
-        assert isinstance(end.error, StateMovedError)
-        assert (end.error.target, end.error.moved_to) == ("tcp://there:1", "chat@7")
+        with pytest.raises(StateMovedError) as refused:
+            rig.submit((1,), state="chat")
+        assert (refused.value.target, refused.value.moved_to) == ("tcp://there:1", "chat@7")
         await rig.service.delete(TENANT, Ref("chat"))
         assert (await rig.turn(PROMPT, save_as="chat"))[1].error is None
 

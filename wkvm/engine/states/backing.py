@@ -11,6 +11,7 @@ from wkvm.core.registry import (
     HandleRecord,
     Identity,
     VersionRecord,
+    parse_ref,
 )
 from wkvm.core.states import Moved, StateInfo
 from wkvm.engine.states.threads import Threads
@@ -89,8 +90,14 @@ class Backing:
         if len(self.moved) > MAX_MOVED:
             del self.moved[next(iter(self.moved))]
 
+    def note_kept_elsewhere(self) -> None:
+        """Remember what was moved before this process began."""
+        for tenant, name, value in self.store.tagged(MOVED_TAG):
+            ref, _, target = value.partition(" ")
+            self.note_moved(tenant, name, Moved(target=target, ref=parse_ref(ref)))
+
     def check_kept_here(self, tenant: str, name: str) -> None:
-        """The same for what was moved before this process began. In a thread.
+        """The same for what has been forgotten. In a thread.
 
         Raises:
             StateMovedError: it is at another engine.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from wkvm.core.errors import StateNotFoundError, StepFailedError, StoreFailedError, WkvmError
 from wkvm.core.request import EndEvent, Event, SavedEvent, Status, TokensEvent
@@ -15,6 +15,8 @@ from wkvm.engine.states.memories import Past, Pasts
 from wkvm.engine.states.runs import Runs
 from wkvm.engine.states.tellings import again, end_event, failure, start_end
 from wkvm.engine.states.turns import Phase, Turn
+
+T = TypeVar("T")
 
 logger = logging.getLogger("wkvm.states")
 
@@ -39,7 +41,7 @@ class Books:
         self.runs = Runs(loop)
         self._endings = Endings(backing, self.runs)
         self._due = list[tuple[Turn, int, int]]()
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[Any]]()
         self._engine_ids, self._aliases = dict[int, int](), dict[int, int]()
         self._n_failed = 0
         self.deliver: Callable[[list[Event]], None] = _ignore
@@ -127,7 +129,7 @@ class Books:
             return
         if event.is_checkpoint:
             if event.saved is not None:
-                turn.checkpoints.append(event.saved)
+                turn.checkpoints.append((turn.origin, event.saved))
                 del turn.checkpoints[:-MAX_CHECKPOINTS]
             return
         waiting, turn.snapshots = turn.snapshots, []
@@ -137,7 +139,7 @@ class Books:
             if event.saved is None:
                 one.set_exception(event.error or StepFailedError())
             else:
-                one.set_result(event.saved)
+                one.set_result((replace(turn), event.saved))
 
     def _ended(self, turn: Turn, event: EndEvent) -> list[Event]:
         """The end of a turn by the engine: what is told of it at once."""
@@ -209,7 +211,7 @@ class Books:
                 copied.set_exception(StateNotFoundError("of a request that has ended"))
         if turn.use.idempotency_key is not None:
             key = (turn.spec.tenant, turn.use.idempotency_key)
-            self._keyed.pop(key, None)
+            self._forget_key(turn)
             if event.state is not None and event.state.ref is not None and turn.outputs is not None:
                 outputs = turn.outputs[: event.n_output]
                 self._pasts.add(key, Past(turn.asked, turn.use, outputs, event))
@@ -218,11 +220,21 @@ class Books:
                 one.set_result(event)
         return event
 
+    def _forget_key(self, turn: Turn) -> None:
+        """Who asks again under the key of a turn does not get this one."""
+        key = (turn.spec.tenant, turn.use.idempotency_key or "")
+        if self._keyed.get(key) is turn:
+            del self._keyed[key]
+
     def _soon(self, events: Sequence[Event]) -> None:
         """Tell events, and never from within a call."""
         asyncio.get_running_loop().call_soon(lambda: self.deliver(list(events)))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    async def whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something to its end, also if whoever waits for it is cancelled."""
+        return await asyncio.shield(self._spawn(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -32,8 +32,13 @@ def parents_of(origin: Origin | None) -> tuple[Parent, ...]:
     return (Parent(ref=str(record.ref), content_id=record.content_id),)
 
 
-def provenance_of(backing: Backing, turn: Turn, saved: Saved, n_output: int) -> Provenance:
-    """How the end of a turn came to be: enough to do it again with the ids of its log."""
+def provenance_of(backing: Backing, turn: Turn, saved: Saved) -> Provenance:
+    """How the end of a turn came to be: enough to do it again with the ids of its log.
+
+    ``n_output`` counts the ids of it that were produced, one that has ended the turn too.
+    """
+    n_fed = len(turn.pending) + len(turn.spec.prompt)
+    n_output = max(len(saved.absorbed) + len(saved.pending) - n_fed, 0)
     parameters: dict[str, object] = {
         "n_output": n_output,
         "n_prompt": len(turn.spec.prompt),
@@ -54,7 +59,7 @@ def provenance_of(backing: Backing, turn: Turn, saved: Saved, n_output: int) -> 
 
 
 def commit_turn(
-    backing: Backing, tenant: str, name: str, turn: Turn, saved: Saved, n_output: int
+    backing: Backing, tenant: str, name: str, turn: Turn, saved: Saved
 ) -> tuple[VersionRecord, StateImage]:
     """Make the end of a turn a version.
 
@@ -67,12 +72,12 @@ def commit_turn(
         tenant,
         name,
         image,
-        provenance=provenance_of(backing, turn, saved, n_output),
+        provenance=provenance_of(backing, turn, saved),
         expected_version=expected_of(turn),
         durability=backing.durability(use.durability),
         tags=tags_or_none(use.tags),
         expires_at=use.expires_at,
-        checkpoints=checkpoints_of(backing, origin, turn.checkpoints, saved.n_computed),
+        checkpoints=checkpoints_of(backing, turn.checkpoints, saved.n_computed),
         idempotency_key=use.idempotency_key,
     )
     return record, image
@@ -87,32 +92,35 @@ def commit_on_the_way(
     expected_version: int | None,
     durability: Durability,
     idempotency_key: str | None,
+    checkpoints: Sequence[tuple[Origin | None, Saved]] = (),
 ) -> VersionRecord:
     """Make a version of the state of a turn that goes on.
+
+    Args:
+        turn: as it was when ``saved`` was copied.
 
     Raises:
         WkvmError: as ``Store.commit``; nothing was changed.
     """
-    n_fed = len(turn.pending) + len(turn.spec.prompt)
-    n_output = max(len(saved.absorbed) + len(saved.pending) - n_fed, 0)
     return backing.store.commit(
         turn.spec.tenant,
         name,
         image_of(backing, turn.origin, saved),
-        provenance=provenance_of(backing, turn, saved, n_output),
+        provenance=provenance_of(backing, turn, saved),
         expected_version=expected_version,
         durability=durability,
         idempotency_key=idempotency_key,
+        checkpoints=checkpoints_of(backing, checkpoints, saved.n_computed),
     )
 
 
 def checkpoints_of(
-    backing: Backing, origin: Origin | None, checkpoints: Sequence[Saved], n_computed: int
+    backing: Backing, checkpoints: Sequence[tuple[Origin | None, Saved]], n_computed: int
 ) -> list[StateImage]:
     """Images of states on the way, below ``n_computed``. Nothing is pending in them."""
     return [
         image_of(backing, origin, replace(one, pending=()))
-        for one in checkpoints
+        for origin, one in checkpoints
         if one.n_computed < n_computed
     ]
 

@@ -37,18 +37,14 @@ class Endings:
         if saved is None:
             raise ValueError("a turn without a state is to be committed")
         n_output = event.n_output
-        keep = None if turn.keep is None else turn.keep - turn.n_told
-        if keep is not None and keep < 0:
-            raise InvalidParameterError(
-                "keep", "of what came before a move was given up, roll back"
-            )
-        if keep is not None and keep < n_output:
+        keep = n_kept(turn, n_output)
+        if keep < n_output:
             saved, n_output = await self._cut(turn, saved, keep), keep
         n_fed = len(turn.pending) + len(turn.spec.prompt)
         n_had = len(saved.absorbed) + len(saved.pending)
         if n_had == 0:
             raise InvalidParameterError("state", "nothing was absorbed yet, so nothing is kept")
-        record, image = await self._keep(turn, saved, n_output)
+        record, image = await self._keep(turn, saved)
         inline = None
         if use.returns_state:
             inline = await backing.threads.read(lambda: encode_image(image).tobytes())
@@ -63,17 +59,16 @@ class Endings:
         )
         return replace(event, n_output=n_output, saved=None, state=state)
 
-    async def _keep(
-        self, turn: Turn, saved: Saved, n_output: int
-    ) -> tuple[VersionRecord | None, StateImage]:
+    async def _keep(self, turn: Turn, saved: Saved) -> tuple[VersionRecord | None, StateImage]:
         """Commit what a turn ends in, or make its image where it is not kept."""
         backing, name = self._backing, turn.use.save_as
         if name is None:
             return None, image_of(backing, turn.origin, saved)
         async with turn.commits:
             record, image = await backing.threads.write(
-                lambda: commit_turn(backing, turn.spec.tenant, name, turn, saved, n_output)
+                lambda: commit_turn(backing, turn.spec.tenant, name, turn, saved)
             )
+            turn.is_committed = True
         self.n_commits += 1
         return record, image
 
@@ -87,5 +82,20 @@ class Endings:
             like=turn.spec,
         )
         again = await self._runs.run(spec)
-        turn.checkpoints = [one for one in turn.checkpoints if one.n_computed < again.n_computed]
+        turn.checkpoints = [
+            (origin, one) for origin, one in turn.checkpoints if one.n_computed < again.n_computed
+        ]
         return with_key_of(again, saved)
+
+
+def n_kept(turn: Turn, n_output: int) -> int:
+    """How many of the ids that a turn produced since it was parked last stay in its state.
+
+    Raises:
+        InvalidParameterError: some of those before it are not to stay.
+    """
+    if turn.keep is None:
+        return n_output
+    if turn.keep < turn.n_told:
+        raise InvalidParameterError("keep", "of what came before a move was given up, roll back")
+    return min(turn.keep - turn.n_told, n_output)

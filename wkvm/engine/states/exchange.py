@@ -1,6 +1,6 @@
 """States out of the engine and into it, as files in pieces."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wkvm.core.errors import BadStateFileError, InvalidParameterError
@@ -10,6 +10,7 @@ from wkvm.core.registry import (
     Provenance,
     Ref,
     VersionRecord,
+    check_given_tags,
     check_name,
 )
 from wkvm.core.states import StateInfo
@@ -57,7 +58,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is to become of a state that comes in: as for ``Store.commit``."""
+    """What is to become of a state that comes in: as for ``Store.commit``.
+
+    Attributes:
+        check: raises if it cannot be any more.
+    """
 
     tenant: str
     name: str
@@ -66,6 +71,7 @@ class Target:
     expected_version: int | None
     durability: Durability
     idempotency_key: str | None
+    check: Callable[[], None]
 
 
 class StateSink:
@@ -102,6 +108,7 @@ class StateSink:
             WkvmError: as for ``Store.commit``.
         """
         receiver, self._receiver = self._open(), None
+        self._target.check()
 
         def work() -> StateInfo:
             imported = receiver.finish()
@@ -149,6 +156,7 @@ class InitialStateSink:
             self.abort()
             raise BadStateFileError("bytes are missing")
         self.is_open = False
+        self.target.check()
         backing, file = self.backing, bytes(self.data)
 
         def work() -> StateInfo:
@@ -223,7 +231,8 @@ class Exchange(Rollback):
         """
         backing = self._backing
         check_name(name)
-        backing.check_here(tenant, name)
+        check_given_tags(tags)
+        self._requests.check_stays(tenant, name)
         orientation = _orientation(form)
         target = Target(
             tenant=tenant,
@@ -233,6 +242,7 @@ class Exchange(Rollback):
             expected_version=expected_version,
             durability=backing.durability(durability),
             idempotency_key=idempotency_key,
+            check=lambda: self._requests.check_stays(tenant, name),
         )
         if idempotency_key is None:
             await backing.threads.read(

@@ -10,8 +10,17 @@ from wkvm.core.errors import (
     RequestOverError,
     StaleVersionError,
     StateExistsError,
+    StateNotFoundError,
 )
-from wkvm.core.registry import Durability, Parent, Provenance, RandomKey, Ref, VersionRecord
+from wkvm.core.registry import (
+    Durability,
+    Parent,
+    Provenance,
+    RandomKey,
+    Ref,
+    VersionRecord,
+    check_given_tags,
+)
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateInfo, StateUse
@@ -105,34 +114,41 @@ class Making(Operations):
             StateNotFoundError: there is no such request, or it ended meanwhile.
         """
         backing = self._backing
-        turn, saved = await self._requests.snapshot(tenant, request_id)
+        turn, was, saved = await self._requests.snapshot(tenant, request_id)
         name = save_as or turn.use.save_as
         if name is None:
             raise InvalidParameterError("save_as", "the request has none, so a name is needed")
-        backing.check_here(tenant, name)
+        self._requests.check_stays(tenant, name)
         wanted = backing.durability(durability)
-        async with turn.commits:
-            is_its_own = name == turn.use.save_as
-            expected = expected_version
-            if expected is None and is_its_own:
-                expected = expected_of(turn)
-            (info,) = await self._make(
-                tenant,
-                lambda: [
-                    commit_on_the_way(
-                        backing,
-                        name,
-                        turn,
-                        saved,
-                        expected_version=expected,
-                        durability=wanted,
-                        idempotency_key=idempotency_key,
-                    )
-                ],
-            )
-            if is_its_own:
-                turn.expected = info.version.version
-        return info
+
+        async def commit() -> StateInfo:
+            async with turn.commits:
+                is_its_own = name == turn.use.save_as
+                if is_its_own and (turn.is_committed or turn.origin is not was.origin):
+                    raise StateNotFoundError("so old: the request has committed a later one")
+                expected = expected_version
+                if expected is None and is_its_own:
+                    expected = expected_of(turn)
+                (info,) = await self._make(
+                    tenant,
+                    lambda: [
+                        commit_on_the_way(
+                            backing,
+                            name,
+                            was,
+                            saved,
+                            expected_version=expected,
+                            durability=wanted,
+                            idempotency_key=idempotency_key,
+                        )
+                    ],
+                )
+                if is_its_own:
+                    turn.expected = info.version.version
+            return info
+
+        # Halfway, the request would not know which version it is to follow.
+        return await self._requests.whole(commit())
 
     async def fork(
         self,
@@ -156,6 +172,7 @@ class Making(Operations):
             StateNotFoundError: there is no such version.
             StateExistsError: one of the names is taken.
         """
+        check_given_tags(tags)
         for name in (ref.name, *names):
             self._backing.check_here(tenant, name)
         keys = None if keeps_key else [_fresh_key() for _ in names]
@@ -191,8 +208,8 @@ class Making(Operations):
             expected_version: of its head; 0 for a handle that must be new.
         """
         backing, name = self._backing, save_as or ref.name
-        for one in (ref.name, name):
-            backing.check_here(tenant, one)
+        backing.check_here(tenant, ref.name)
+        self._requests.check_stays(tenant, name)
         wanted = backing.durability(durability)
 
         def copy() -> list[VersionRecord]:
@@ -245,8 +262,10 @@ class Making(Operations):
             MutationFailedError: a plug-in is broken.
         """
         backing = self._backing
-        for name in (save_as, *(ref.name for ref in states)):
-            backing.check_here(tenant, name)
+        check_given_tags(tags)
+        self._requests.check_stays(tenant, save_as)
+        for ref in states:
+            backing.check_here(tenant, ref.name)
         wanted = backing.durability(durability)
 
         def work() -> list[VersionRecord]:

@@ -8,8 +8,9 @@ from wkvm.core.request import EndEvent, RequestSpec
 from wkvm.core.states import StateUse
 
 MAX_PASTS = 1024
-MAX_PAST_IDS = 4 * 2**20
-"""Ids of all of them together."""
+MAX_PAST_BYTES = 64 * 2**20
+"""Of all of them together: ids, and states that came or went with them."""
+BYTES_PER_ID = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Pasts:
 
     def __init__(self) -> None:
         self._pasts = OrderedDict[tuple[str, str], Past]()
-        self._n_ids = 0
+        self._n_bytes = 0
 
     def get(self, key: tuple[str, str]) -> Past | None:
         """The turn with this key."""
@@ -40,15 +41,18 @@ class Pasts:
         """Remember a turn."""
         self._remove(key)
         self._pasts[key] = past
-        self._n_ids += _n_ids(past)
-        while len(self._pasts) > MAX_PASTS or self._n_ids > MAX_PAST_IDS:
+        self._n_bytes += _n_bytes(past)
+        while len(self._pasts) > MAX_PASTS or self._n_bytes > MAX_PAST_BYTES:
             self._remove(next(iter(self._pasts)))
 
     def _remove(self, key: tuple[str, str]) -> None:
         past = self._pasts.pop(key, None)
         if past is not None:
-            self._n_ids -= _n_ids(past)
+            self._n_bytes -= _n_bytes(past)
 
 
-def _n_ids(past: Past) -> int:
-    return len(past.outputs) + len(past.spec.prompt)
+def _n_bytes(past: Past) -> int:
+    end = past.end.state
+    states = (past.use.inline, None if end is None else end.inline)
+    n_ids = len(past.outputs) + len(past.spec.prompt)
+    return BYTES_PER_ID * n_ids + sum(len(one) for one in states if one is not None)

@@ -6,11 +6,11 @@ on here as if nothing had been.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wkvm.core.errors import (
     InvalidParameterError,
-    StaleVersionError,
     StateExistsError,
     StateNotFoundError,
 )
@@ -52,7 +52,8 @@ class Migration(Replay):
     ) -> StateInfo:
         """Stop a state where it is, and make sure that it is committed, to be moved.
 
-        Requests that will be committed to it wait until ``migrate_end``, or for ``timeout_s``.
+        Requests that will be committed to it wait until ``migrate_end``, or for ``timeout_s``,
+        those that come meanwhile too; other operations that would change it are refused.
 
         Returns:
             The version to export.
@@ -69,15 +70,15 @@ class Migration(Replay):
         if key in self._moves:
             raise StateExistsError(name, "it is being moved already")
         self._moves[key] = None
+        self._parking.hold_back(tenant, name)
         parked = list[int]()
         try:
-            for request_id in self._parking.saving_to(tenant, name):
+            for request_id in self._parking.begun(tenant, name):
                 if await self._parking.park(request_id):
                     parked.append(request_id)
             info = await self._settled(tenant, name)
         except BaseException:
-            del self._moves[key]
-            self._go_on(parked)
+            self._stay(key, parked)
             raise
         timer = asyncio.get_running_loop().call_later(limit, self._give_up, key)
         self._moves[key] = _Move(info, tuple(parked), timer)
@@ -98,24 +99,31 @@ class Migration(Replay):
             StateNotFoundError: no migration of it is under way: it was given up.
             StaleVersionError: it moved on here meanwhile; all goes on here.
         """
-        backing, key = self._backing, (tenant, name)
+        key = (tenant, name)
         move = self._moves.get(key)
         if move is None:
             raise StateNotFoundError(f"{name} that is being moved")
         move.timer.cancel()
-        del self._moves[key]
         if moved is None:
-            self._go_on(move.parked)
+            self._stay(key, move.parked)
             return await self.get(tenant, Ref(name))
+        self._moves[key] = None
+        # Halfway, it would be here and there.
+        await self._requests.whole(self._leave(key, move, moved))
+        return None
+
+    async def _leave(self, key: tuple[str, str], move: _Move, moved: Moved) -> None:
+        """Give up a handle that is elsewhere now, and what waits for it; or let all go on."""
+        backing = self._backing
         try:
-            await backing.threads.write(lambda: _mark(backing, tenant, move.info, moved))
+            await backing.threads.write(lambda: _mark(backing, key[0], move.info, moved))
         except BaseException:
-            self._go_on(move.parked)
+            self._stay(key, move.parked)
             raise
-        backing.note_moved(tenant, name, moved)
+        backing.note_moved(*key, moved)
         for request_id in move.parked:
             self._parking.leave(request_id, moved)
-        return None
+        self._stay(key, ())
 
     async def _settled(self, tenant: str, name: str) -> StateInfo:
         """The head, on disk where there is one."""
@@ -128,21 +136,21 @@ class Migration(Replay):
 
         return (await self._make(tenant, settle))[0]
 
-    def _go_on(self, parked: "tuple[int, ...] | list[int]") -> None:
+    def _stay(self, key: tuple[str, str], parked: Sequence[int]) -> None:
+        """A migration is over; requests that are parked go on here."""
+        del self._moves[key]
+        self._parking.let_go(*key)
         for request_id in parked:
             self._parking.unpark(request_id)
 
     def _give_up(self, key: tuple[str, str]) -> None:
-        move = self._moves.pop(key, None)
+        move = self._moves.get(key)
         if move is not None:
-            self._go_on(move.parked)
+            self._stay(key, move.parked)
 
 
 def _mark(backing: Backing, tenant: str, info: StateInfo, moved: Moved) -> None:
     """Mark a handle as moved, if it is where the move began. In a thread."""
     name, version = info.version.name, info.version.version
-    handle = backing.store.handle(tenant, name)
-    if handle.head.version != version:
-        raise StaleVersionError(name, version, handle.head.version)
-    tags = {**handle.tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
-    backing.store.set_tags(tenant, name, tags)
+    tags = {**backing.store.handle(tenant, name).tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
+    backing.store.set_tags(tenant, name, tags, expected_version=version)

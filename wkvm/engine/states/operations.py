@@ -7,10 +7,10 @@ from functools import partial
 from typing import TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
-from wkvm.core.registry import Ref, VersionRecord
+from wkvm.core.registry import Ref, VersionRecord, check_given_tags
 from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.requests import Requests
+from wkvm.engine.states.within import Within
 from wkvm.state.difference import Difference, difference
 from wkvm.state.format import TOKEN_BYTES
 
@@ -29,7 +29,7 @@ class Operations:
     raised, nothing was changed; if the caller is cancelled, it was done in whole or not at all.
     """
 
-    def __init__(self, backing: Backing, requests: Requests) -> None:
+    def __init__(self, backing: Backing, requests: Within) -> None:
         self._backing = backing
         self._requests = requests
 
@@ -66,25 +66,23 @@ class Operations:
         """
         _check_limit(limit)
 
-        def look() -> list[StateInfo]:
+        def look() -> StatePage:
             handles = self._backing.store.handles(
                 tenant, prefix=prefix, tags=tags, after=after, limit=limit + 1
             )
             infos = list[StateInfo]()
-            for handle in handles:
+            for handle in handles[:limit]:
                 try:
                     tier = self._backing.store.tier(tenant, handle.head.ref)
                 except StateNotFoundError:
                     continue  # deleted meanwhile
                 told = self._backing.told_handle(handle)
                 infos.append(StateInfo(handle=told, version=told.head, tier=tier))
-            return infos
+            next_after = handles[limit - 1].name if len(handles) > limit else None
+            return StatePage(states=tuple(infos), next_after=next_after)
 
-        infos = await self._read(look)
-        page = self._live(tenant, infos[:limit])
-        return StatePage(
-            states=tuple(page), next_after=page[-1].handle.name if len(infos) > limit else None
-        )
+        page = await self._read(look)
+        return replace(page, states=tuple(self._live(tenant, page.states)))
 
     async def versions(
         self, tenant: str, name: str, *, before: int | None = None, limit: int = 100
@@ -184,7 +182,8 @@ class Operations:
         expected_version: int | None = None,
     ) -> StateInfo:
         """Replace the tags of a handle."""
-        self._backing.check_here(tenant, name)
+        check_given_tags(tags)
+        self._requests.check_stays(tenant, name)
         store = self._backing.store
         return await self._edit(
             tenant,
@@ -200,7 +199,7 @@ class Operations:
         expected_version: int | None = None,
     ) -> StateInfo:
         """Say when a handle is over, in seconds since 1970; None for never."""
-        self._backing.check_here(tenant, name)
+        self._requests.check_stays(tenant, name)
         store = self._backing.store
         return await self._edit(
             tenant,
@@ -218,13 +217,18 @@ class Operations:
             StateNotFoundError: there is none such.
             StaleVersionError: the head is not the version that was expected.
         """
-        store = self._backing.store
-        await self._backing.threads.write(
-            lambda: store.delete(tenant, ref, expected_version=expected_version)
-        )
+        backing = self._backing
+        try:
+            await backing.threads.write(
+                lambda: backing.store.delete(tenant, ref, expected_version=expected_version)
+            )
+        except StateNotFoundError:
+            if ref.version is not None or backing.moved.pop((tenant, ref.name), None) is None:
+                raise
+            # what is elsewhere had expired here
         if ref.version is None:
-            self._backing.moved.pop((tenant, ref.name), None)
-            self._backing.used.pop((tenant, ref.name), None)
+            backing.moved.pop((tenant, ref.name), None)
+            backing.used.pop((tenant, ref.name), None)
 
     # --- tiers ----------------------------------------------------------------------------
 
@@ -291,13 +295,11 @@ class Operations:
     async def _interrupt(self, tenant: str, name: str) -> None:
         """Have all requests that are committed to a handle end, and wait for that."""
         for request_id in self._requests.saving_to(tenant, name):
-            ended = self._requests.end_of(request_id)
-            self._requests.interrupt(request_id)
-            await ended
+            await self._requests.stopped(request_id)
 
     def _check_idle(self, tenant: str, *names: str) -> None:
         for name in names:
-            self._backing.check_here(tenant, name)
+            self._requests.check_stays(tenant, name)
             if self._requests.saving_to(tenant, name):
                 raise StateExistsError(name, "a request is about to be committed to it")
 

@@ -14,13 +14,13 @@ from wkvm.core.start import Saved
 from wkvm.core.states import Moved
 from wkvm.engine.states.books import logger
 from wkvm.engine.states.commits import commit_on_the_way, expected_of, image_of
-from wkvm.engine.states.requests import Requests
 from wkvm.engine.states.tellings import end_event, parked_end
 from wkvm.engine.states.turns import Origin, Phase, Turn
+from wkvm.engine.states.within import Within
 from wkvm.state.image import StateImage
 
 
-class Parking(Requests):
+class Parking(Within):
     """The turns of an engine, which can be parked. All methods belong to the loop's thread."""
 
     async def park(self, request_id: int) -> bool:
@@ -33,6 +33,9 @@ class Parking(Requests):
             WkvmError: it could not be committed, and goes on.
         """
         turn = self._turns.get(request_id)
+        if turn is not None and turn.phase is Phase.ENDING:
+            await self.end_of(request_id)
+            return False
         if turn is None or turn.phase is not Phase.RUNNING or turn.parking is not None:
             return False
         turn.parking = asyncio.get_running_loop().create_future()
@@ -86,7 +89,11 @@ class Parking(Requests):
             failure = StoreFailedError("commit", "see the server's log")
         _shorten(turn, saved, event.n_output, record, image)
         turn.move(Phase.PARKED)
-        if failure is not None:
+        if turn.is_cancelled:
+            self.cancel(event.request_id)
+        elif turn.is_interrupted and failure is None:
+            self._end_parked(turn, event.request_id)
+        elif failure is not None:
             # As if it had not been tried: it goes on from what it has.
             self.unpark(event.request_id)
         if parking is None or parking.done():
@@ -110,9 +117,11 @@ class Parking(Requests):
                     expected_version=expected,
                     durability=durability,
                     idempotency_key=None,
+                    checkpoints=turn.checkpoints,
                 )
             )
             turn.expected = record.version
+            turn.checkpoints.clear()
         return record
 
 

@@ -131,18 +131,21 @@ def _steps_to(backing: Backing, tenant: str, last: _Step) -> list[_Step]:
         InvalidParameterError: they are too many.
     """
     found = {str(last.record.ref): last}
-    waiting, order = [last], list[_Step]()
+    waiting, order = [last], dict[str, _Step]()
     while waiting:
-        step = waiting.pop()
-        order.append(step)
-        if len(order) > MAX_OPERATIONS:
-            raise InvalidParameterError("state", f"made by more than {MAX_OPERATIONS} operations")
+        step = waiting[-1]
+        refs = [parent.ref for parent in step.record.provenance.parents if parent.ref]
+        missing = [ref for ref in refs if ref not in order]
+        if not missing:
+            order[str(step.record.ref)] = waiting.pop()
         for parent in step.record.provenance.parents:
-            if parent.ref and parent.ref not in found:
-                found[parent.ref] = _load(backing, tenant, parent)
+            if parent.ref in missing:
+                if parent.ref not in found:
+                    found[parent.ref] = _load(backing, tenant, parent)
                 waiting.append(found[parent.ref])
-    # A parent was committed before its children.
-    return sorted(order, key=lambda step: (step.record.created_at, step.record.version))
+        if len(found) > MAX_OPERATIONS:
+            raise InvalidParameterError("state", f"made by more than {MAX_OPERATIONS} operations")
+    return list(order.values())
 
 
 def _load(backing: Backing, tenant: str, parent: Parent) -> _Step:

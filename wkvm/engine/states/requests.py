@@ -15,19 +15,20 @@ from wkvm.core.errors import (
     InvalidParameterError,
     KeyReusedError,
     QueueFullError,
-    StateNotFoundError,
     StoreFailedError,
     WkvmError,
 )
+from wkvm.core.registry import check_given_tags, check_key
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import check_ids
-from wkvm.core.start import Saved
 from wkvm.core.states import OnDisconnect, StateUse
 from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.before import end_before
 from wkvm.engine.states.books import Books, logger
+from wkvm.engine.states.endings import n_kept
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.origins import is_fork, load_origin, start_of, untouched
-from wkvm.engine.states.tellings import again, end_event, is_same, parked_end
+from wkvm.engine.states.tellings import again, end_event, failure, is_same, parked_end
 from wkvm.engine.states.turns import Phase, Turn
 
 MAX_LOADING = 1024
@@ -45,6 +46,7 @@ class Requests(Books):
     def __init__(self, loop: StepLoop, backing: Backing) -> None:
         super().__init__(loop, backing)
         self._accepts = True
+        self._moving = dict[tuple[str, str], asyncio.Future[None]]()
         self._n_starts = self._n_cached = 0
 
     # --- in -------------------------------------------------------------------------------
@@ -66,11 +68,16 @@ class Requests(Books):
             self._backing.durability(use.durability)
         if use.saves and spec.params.n != 1:
             raise InvalidParameterError("n", "one choice alone can end in a state; fork, n times")
+        if use.idempotency_key is not None:
+            check_key(use.idempotency_key)
+            if spec.params.n != 1:
+                raise InvalidParameterError("n", "of one choice alone, with an idempotency key")
         if use.absorbs_only and spec.params.max_tokens:
             raise InvalidParameterError("max_tokens", "0 where nothing is to be sampled")
         if not spec.prompt and use.state is None and use.inline is None:
             raise EmptyPromptError
         check_ids("prompt", spec.prompt, self._backing.vocab_size)
+        check_given_tags(use.tags)
         known = self._known(spec, use)
         if known is not None:
             return known
@@ -120,15 +127,39 @@ class Requests(Books):
         return (request_id,)
 
     async def _start(self, turn: Turn, ids: tuple[int, ...]) -> None:
-        """Load what a turn starts from, and hand it to the engine."""
+        """Load what a turn starts from, and hand it to the engine.
+
+        What will be committed to a handle that is being moved waits for what becomes of that.
+        """
+        use = turn.use
         try:
-            await self._backing.threads.read(lambda: load_origin(self._backing, turn))
+            key = (turn.spec.tenant, turn.use.save_as or "")
+            if use.idempotency_key is not None and use.save_as is not None:
+                done = await self._backing.threads.read(
+                    lambda: end_before(self._backing, turn, self._loop.info.eos_ids)
+                )
+                if done is not None:
+                    self._tell_done(turn, *done)
+                    return
+            is_loaded = False
+            while not is_loaded:
+                while (moving := self._moving.get(key)) is not None:
+                    await asyncio.shield(moving)
+                self._backing.check_here(*key)
+                await self._backing.threads.read(lambda: load_origin(self._backing, turn))
+                is_loaded = key not in self._moving
             self._run(turn, ids)
         except WkvmError as error:
             self._fail(turn, error)
         except Exception:  # noqa: BLE001  (the task ends here)
             logger.exception("a state could not be loaded")
             self._fail(turn, StoreFailedError("load a state", "see the server's log"))
+
+    def _tell_done(self, turn: Turn, outputs: "array[int]", end: EndEvent) -> None:
+        """Tell a turn that was run and committed before this process began."""
+        turn.outputs = outputs
+        told = again(end.request_id, turn.use.received, outputs)
+        self._soon([*told, self._finish(turn, end)])
 
     def _run(self, turn: Turn, ids: tuple[int, ...]) -> None:
         spec, use = turn.spec, turn.use
@@ -176,6 +207,10 @@ class Requests(Books):
     def cancel(self, request_id: int) -> None:
         """End a request. Its EndEvent follows; nothing of it is kept, unless it has ended."""
         turn = self._turns.get(request_id)
+        if turn is not None:
+            turn.is_cancelled = True
+            if turn.phase is not Phase.ENDING:
+                self._forget_key(turn)
         if turn is None or turn.phase is Phase.RUNNING:
             self._loop.cancel(self._engine_id(request_id))
         elif turn.phase in (Phase.LOADING, Phase.PARKED):
@@ -194,11 +229,21 @@ class Requests(Books):
         turn = self._turns.get(request_id)
         if turn is None or not turn.use.saves or turn.phase is Phase.LOADING:
             self.cancel(request_id)
-        elif turn.phase is Phase.RUNNING:
+        elif turn.phase is not Phase.OVER and not turn.is_interrupted:
             turn.is_interrupted, turn.keep = True, keep
-            self._loop.interrupt(self._engine_id(request_id))
-        elif turn.phase is Phase.PARKED:
-            event = end_event(turn, request_id, Status.CANCELLED, self._backing.clock())
+            if turn.phase is Phase.RUNNING:
+                self._loop.interrupt(self._engine_id(request_id))
+            elif turn.phase is Phase.PARKED:
+                self._end_parked(turn, request_id)
+
+    def _end_parked(self, turn: Turn, request_id: int) -> None:
+        """End a turn where it is parked."""
+        event = end_event(turn, request_id, Status.CANCELLED, self._backing.clock())
+        try:
+            n_kept(turn, 0)
+        except InvalidParameterError as error:
+            self._over(turn, failure(turn, event, error))
+        else:
             self._over(turn, replace(event, state=parked_end(self._backing, turn)))
 
     def disconnected(self, request_id: int) -> None:
@@ -241,68 +286,6 @@ class Requests(Books):
             self._loop.hold(self._engine_id(request_id))
         else:
             self._loop.release(self._engine_id(request_id))
-
-    # --- within ---------------------------------------------------------------------------
-
-    async def run(self, spec: RequestSpec, use: StateUse) -> EndEvent:
-        """Run a turn that no client sees, and wait for its end. If cancelled, it is cancelled.
-
-        Raises:
-            WkvmError: it was refused or failed.
-        """
-        (request_id,) = self.submit(spec, use)
-        if request_id not in self._turns:
-            # It was run before under this key; only who submits it is told again.
-            return self._pasts[spec.tenant, use.idempotency_key or ""].end
-        try:
-            event = await self.end_of(request_id)
-        except asyncio.CancelledError:
-            self.cancel(request_id)
-            raise
-        if event.error is not None:
-            raise event.error
-        return event
-
-    def end_of(self, request_id: int) -> "asyncio.Future[EndEvent]":
-        """The end of a turn of one choice, once it is there. To be cancelled harms nothing."""
-        ended: asyncio.Future[EndEvent] = asyncio.get_running_loop().create_future()
-        self._turns[request_id].waiting.append(ended)
-        return ended
-
-    def saving_to(self, tenant: str, name: str) -> list[int]:
-        """The turns that will be committed to a handle."""
-        return [
-            request_id
-            for request_id, turn in self._turns.items()
-            if turn.spec.tenant == tenant and turn.use.save_as == name
-        ]
-
-    def names_on_device(self, tenant: str) -> set[str]:
-        """The handles to which turns that run will be committed."""
-        return {
-            turn.use.save_as
-            for turn in self._turns.values()
-            if turn.spec.tenant == tenant
-            and turn.use.save_as is not None
-            and turn.phase is Phase.RUNNING
-        }
-
-    async def snapshot(self, tenant: str, request_id: int) -> tuple[Turn, Saved]:
-        """A copy of the state of a turn that runs, which goes on.
-
-        Raises:
-            StateNotFoundError: it does not run, or ended before the copy was made.
-        """
-        turn = self._turns.get(request_id)
-        if turn is None or turn.phase is not Phase.RUNNING or turn.spec.tenant != tenant:
-            raise StateNotFoundError("of a request that does not run")
-        copied: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
-        turn.snapshots.append(copied)
-        if not self._loop.snapshot(self._engine_id(request_id)):
-            turn.snapshots.remove(copied)
-            raise StateNotFoundError("of a request that has ended")
-        saved = await copied
-        return turn, saved
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for the ends and their commits.

@@ -62,7 +62,7 @@ class Rollback(Making):
             CapacityError, ExecutionError: as for a request, if the state is made again.
         """
         backing = self._backing
-        backing.check_here(tenant, name)
+        self._requests.check_stays(tenant, name)
         if (version is None) == (position is None):
             raise InvalidParameterError("version", "either a version or a position")
         wanted = backing.durability(durability)

@@ -42,6 +42,7 @@ class StateService(Migration):
         super().__init__(backing, requests)
         self.deliver: Callable[[list[Event]], None] = _ignore
         requests.deliver = self._pass_on
+        backing.note_kept_elsewhere()
         self._loop = loop
         self._closed = closed
         self._sweeping: asyncio.Task[None] | None = None

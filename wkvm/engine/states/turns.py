@@ -71,6 +71,7 @@ class Turn:
         credit: what was granted since it came.
         held: whether it is held.
         is_detached: nobody listens; its events are dropped.
+        is_cancelled: nobody wants it any more, and nothing of it is to be kept.
         is_interrupted: it ends where it is, and is committed nevertheless.
         keep: how many of its ids stay, if that was said.
         expected: where the head of what it is committed to has to be, if not as its use says:
@@ -79,9 +80,10 @@ class Turn:
         outputs: its ids so far, where somebody may ask for them again.
         n_told: how many ids it had produced when it was parked last.
         parking: who waits until it is parked, or over.
+        is_committed: its end is a version.
         first_start, first_cached: of its first start, once it was parked.
-        checkpoints: states on the way.
-        snapshots: who waits for a copy of its state as it runs.
+        checkpoints: states on the way, each with what it went on from.
+        snapshots: who waits for a copy of its state as it runs, and of the turn as it was then.
         waiting: who waits for its end within the service.
     """
 
@@ -96,7 +98,9 @@ class Turn:
     credit: int = 0
     held: bool = False
     is_detached: bool = False
+    is_cancelled: bool = False
     is_interrupted: bool = False
+    is_committed: bool = False
     keep: int | None = None
     n_told: int = 0
     parking: "asyncio.Future[None] | None" = None
@@ -105,9 +109,12 @@ class Turn:
     expected: int | None = None
     commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     outputs: "array[int] | None" = None
-    checkpoints: list[Saved] = field(default_factory=list[Saved])
-    snapshots: list["asyncio.Future[Saved]"] = field(default_factory=list["asyncio.Future[Saved]"])
-
+    checkpoints: list[tuple[Origin | None, Saved]] = field(
+        default_factory=list[tuple[Origin | None, Saved]]
+    )
+    snapshots: list["asyncio.Future[tuple[Turn, Saved]]"] = field(
+        default_factory=list["asyncio.Future[tuple[Turn, Saved]]"]
+    )
     waiting: list["asyncio.Future[EndEvent]"] = field(
         default_factory=list["asyncio.Future[EndEvent]"]
     )
@@ -121,6 +128,11 @@ class Turn:
         if phase not in PHASES[self.phase]:
             raise ValueError(f"a turn goes from {self.phase} to {phase}")
         self.phase = phase
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody within the service waits for its end."""
+        return any(not one.done() for one in self.waiting)
 
     @property
     def start(self) -> Ref | None:
