@@ -284,3 +284,20 @@ def test_the_positions_of_random_numbers_count_from_the_first_token_of_all(make:
     assert memory is not None
     assert memory.position == 6
     assert memory.n_generated == 3
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("k", [1, 6])
+def test_the_record_of_a_real_model_has_the_bits_of_one_run(
+    bundled: Model, deterministic: bool, k: int
+) -> None:
+    config = EngineConfig(n_slots=2, poison_freed_slots=True, deterministic=deterministic)
+    driver = Driver(bundled, config)
+    prompt = tuple(range(100, 170))
+    whole = save(driver, prompt, greedy(12))
+    first = save(driver, prompt, greedy(k))
+    second = driver.run_spec(
+        RequestSpec(prompt=(), params=greedy(12 - k), start=start_of(first.last), save=True)
+    )
+    assert first.ids + second.ids == whole.ids
+    assert torch.equal(second.last.record, whole.last.record)
