@@ -171,6 +171,10 @@ async def test_no_state_is_never_a_prefill_of_the_rest(running: Running, path: s
     [
         ({}, "ids"),
         ({"ids": [1], "state": "a/b"}, "state"),
+        ({"ids": [1], "state": ""}, "state"),
+        ({"ids": [1], "state_bytes": ""}, "state_bytes"),
+        ({"ids": [1], "save_as": ""}, "save_as"),
+        ({"ids": [1], "idempotency_key": ""}, "idempotency_key"),
         ({"ids": [1], "state": "a@0"}, "state"),
         ({"ids": [1], "state_bytes": "?"}, "state_bytes"),
         ({"ids": [1], "state": "a", "state_bytes": "AAAA"}, "state_bytes"),

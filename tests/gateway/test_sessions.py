@@ -108,6 +108,7 @@ async def test_an_append_puts_in_without_taking_out(running: Running) -> None:
     ("path", "body", "param"),
     [
         ("", {}, "ids"),
+        ("", {"ids": [1], "state": ""}, "state"),
         ("/talk/append", {}, "ids"),
         ("/talk/append", {"ids": [1], "text": "a"}, "text"),
         ("/talk/generate", {"state": "x"}, "state"),
@@ -196,6 +197,30 @@ async def test_or_ends_if_it_says_so(running: Running, policy: str, version: int
                 break
             await asyncio.sleep(0.005)
     assert session["state"]["version"] == version
+
+
+async def test_a_drain_waits_for_turns_without_a_client(running: Running) -> None:
+    await begin(running)
+    body = {**GREEDY, "stream": True, "max_tokens": 300}
+    async with running.http.post("/v1/sessions/talk/generate", json=body) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    running.door.begin_drain()
+    await running.door.drained(TIMEOUT_S)
+    assert len(running.gateway.turns) == 0
+    client = await running.gateway.engines.own()
+    assert (await client.states.get("talk")).version == 2
+
+
+async def test_a_drain_does_not_wait_for_ever(running: Running) -> None:
+    await begin(running)
+    body = {**GREEDY, "stream": True, "max_tokens": 1_000_000}
+    async with running.http.post("/v1/sessions/talk/generate", json=body) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    running.door.begin_drain()
+    async with asyncio.timeout(TIMEOUT_S):
+        await running.door.drained(0.05)
 
 
 async def test_head_of_the_events_has_no_body(running: Running) -> None:

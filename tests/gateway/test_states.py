@@ -49,6 +49,8 @@ async def test_what_is_appended_comes_after_what_was_there(running: Running) -> 
         ({"name": "x"}, "ids"),
         ({"name": "x", "ids": []}, "ids"),
         ({"name": "x", "ids": [1], "text": "a"}, "text"),
+        ({"name": "x", "ids": [1], "state": ""}, "state"),
+        ({"name": "x", "ids": [1], "idempotency_key": ""}, "idempotency_key"),
         ({"name": "x", "ids": [256]}, "ids"),
         ({"name": "x", "ids": [-1]}, "ids"),
         ({"name": "x", "ids": [2**31]}, "ids"),

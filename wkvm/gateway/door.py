@@ -102,8 +102,18 @@ class Door:
             self._gateway.begin_drain()
 
     async def drained(self, timeout_s: float) -> None:
-        """Return when no request is open any more, or after a time."""
-        await self._until(lambda: self.n_requests == 0, timeout_s)
+        """Return when no request is open any more, nor one that goes on unwatched; or after a time.
+
+        Where stop strings are, only the gateway finds them.
+        """
+        gateway = self._gateway
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: self.n_requests == 0, timeout_s)
+                await gateway.turns.ended()
+                await gateway.unwatched.ended()
+        except TimeoutError:
+            return
 
     async def close(self) -> None:
         """Listen no more and end every connection, in 3 * CLOSE_TIMEOUT_S at most.

@@ -27,6 +27,11 @@ class Unwatched:
         """How much of it there is."""
         return len(self._tasks)
 
+    async def ended(self) -> None:
+        """Wait until there is none."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def add(self, work: Coroutine[None, None, None]) -> None:
         """Go on with it, to its end or that of the connection to the engine."""
         task = asyncio.create_task(work)

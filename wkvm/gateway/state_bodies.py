@@ -10,6 +10,7 @@ from wkvm_client.states import Durability, StateInfo, Tier
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.messages import Message, template_messages
+from wkvm.gateway.state_fields import EMPTY
 from wkvm.gateway.texts import Texts
 
 MAX_LIMIT = 256
@@ -175,8 +176,16 @@ class ReplayBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def given(body: msgspec.Struct, *without: str) -> dict[str, Any]:
-    """The fields that were given, as keywords of the client; without some."""
+    """The fields that were given, as keywords of the client; without some.
+
+    Raises:
+        HttpError: 400; a text is empty, which to the engine is none: what is meant to name
+            something must not pass for nothing.
+    """
     fields = msgspec.structs.asdict(body)
+    for name, value in fields.items():
+        if value == "":
+            raise invalid(name, EMPTY)
     return {
         name: value
         for name, value in fields.items()

@@ -62,6 +62,9 @@ class StateFields(msgspec.Struct, kw_only=True):
         Raises:
             HttpError: 400; a field contradicts another one, or is not base64.
         """
+        for name in ("state", "state_bytes", "save_as", "idempotency_key"):
+            if getattr(self, name) == "":
+                raise invalid(name, EMPTY)
         if self.saves and n != 1:
             field = "save_as" if self.save_as is not None else "return_state"
             raise invalid(field, f"needs one choice: {n} would each end in another state")
@@ -97,6 +100,7 @@ class StateFields(msgspec.Struct, kw_only=True):
             raise invalid("state_bytes", f"not base64: {error}") from error
 
 
+EMPTY = "it is empty: leave it out where nothing is meant"
 STATE_FIELDS = frozenset(StateFields.__struct_fields__)
 """Their names."""
 STATE_NAMES = {

@@ -150,7 +150,7 @@ async def mutate(call: Call) -> web.StreamResponse:
     info = await call.client.states.mutate(
         body.operation,
         [ref, *(body.others or ())],
-        save_as=body.save_as or ref.partition("@")[0],
+        save_as=ref.partition("@")[0] if body.save_as is None else body.save_as,
         parameters=body.parameters or {},
         **keywords,
     )

@@ -136,6 +136,11 @@ class Turns:
         """How many run."""
         return len(self._tasks)
 
+    async def ended(self) -> None:
+        """Wait until none runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def find(self, tenant: bytes, session: str) -> Turn | None:
         """The last turn of a session, if it is kept."""
         shelf = self._shelves.get(tenant)
