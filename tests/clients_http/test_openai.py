@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -40,6 +41,33 @@ async def aclient(openai: Any, door: Door, key: str) -> AsyncIterator[Any]:
 
 def streamed_text(chunks: list[Any]) -> str:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+# --- states -----------------------------------------------------------------------------------
+
+
+def test_a_chat_goes_on_from_a_state_by_its_new_message_alone(client: Any) -> None:
+    name = f"talk-{uuid.uuid4().hex}"
+    first = client.chat.completions.create(**CHAT, extra_body={"save_as": name})
+    assert first.state["version"] == 1
+    body = {"state": name, "save_as": name}
+    second = client.chat.completions.create(**CHAT, extra_body=body, max_tokens=4)
+    assert (second.state["name"], second.state["version"]) == (name, 2)
+    details = second.usage.prompt_tokens_details
+    assert details.cached_tokens == first.state["n_computed"]
+
+
+def test_a_stream_on_a_state_ends_with_where_it_is(client: Any) -> None:
+    name = f"talk-{uuid.uuid4().hex}"
+    chunks = list(client.chat.completions.create(**CHAT, stream=True, extra_body={"save_as": name}))
+    assert streamed_text(chunks) == ANSWER
+    assert chunks[-1].state["name"] == name
+
+
+def test_no_state_is_a_typed_error(openai: Any, client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(**CHAT, extra_body={"state": "nobody"})
+    assert caught.value.code == "state_not_found"
 
 
 # --- answers ----------------------------------------------------------------------------------

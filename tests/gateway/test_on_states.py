@@ -13,6 +13,7 @@ from wkvm_client import aio
 from tests.fakes import fake_continuation
 from tests.gateway.bridge import over_websocket
 from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running, until_stats
+from tests.gateway.raw import until
 from tests.gateway.scripted import script_engine
 from tests.gateway.stateful import ask, make, states_running
 
@@ -327,6 +328,22 @@ async def test_or_else_nothing_of_it_is_kept(
 ) -> None:
     await leave(running, path, **more, max_tokens=100_000)
     await until_stats(running, n_free_slots=8)
+    assert (await ask(running, "GET", "/v1/states/tale"))[0] == 404
+
+
+@pytest.mark.parametrize(("path", "more"), PATHS)
+async def test_a_request_whose_client_left_is_cancelled_by_its_name(
+    running: Running, path: str, more: dict[str, Any]
+) -> None:
+    body = {**LONG, "ignore_eos": True, "max_tokens": 1_000_000, "on_disconnect": "finish", **more}
+    headers = {"X-Request-Id": "mine"}
+    async with running.http.post(path, json=body, headers=headers) as response:
+        await response.content.readany()
+        response.close()
+    await until(lambda: len(running.gateway.unwatched) == 1)
+    _, answer = await ask(running, "POST", "/v1/cancel", {"id": "mine"})
+    assert answer["cancelled"] is True
+    await until(lambda: not running.gateway.unwatched)
     assert (await ask(running, "GET", "/v1/states/tale"))[0] == 404
 
 

@@ -105,7 +105,7 @@ async def test_a_turn_that_begins_is_not_forgotten_with_the_one_before() -> None
 
 async def test_the_last_reader_to_leave_is_the_one_that_counts() -> None:
     turn, left = Turn(), list[int]()
-    turn.on_leave = lambda: left.append(1)
+    turn.when_left(lambda: left.append(1))
     with turn:
         with turn:
             pass
@@ -113,9 +113,20 @@ async def test_the_last_reader_to_leave_is_the_one_that_counts() -> None:
     assert left == [1]
 
 
+async def test_who_leaves_before_a_turn_runs_has_left_too() -> None:
+    turn, left = Turn(), list[int]()
+    turn.when_left(lambda: left.append(1))
+    assert left == [], "nobody has come yet"
+    early = Turn()
+    with early:
+        pass
+    early.when_left(lambda: left.append(1))
+    assert left == [1]
+
+
 async def test_who_leaves_after_the_end_has_not_left() -> None:
     turn, left = Turn(), list[int]()
-    turn.on_leave = lambda: left.append(1)
+    turn.when_left(lambda: left.append(1))
     with turn:
         turn.end(b"{}")
     assert left == []

@@ -158,7 +158,9 @@ class Call:
             body: of the request.
             lanes: of which ``texts`` are the choices.
         """
-        keeper = Keeper(self.client, self.gateway.unwatched, body, lanes.streams, texts)
+        keeper = Keeper(
+            self.client, self.gateway.unwatched, self.cancellable, body, lanes.streams, texts
+        )
         if body.saves:
             lanes.on_leave = keeper.leave
         return keeper

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from wkvm_client.aio import Client, Stream
@@ -73,6 +74,7 @@ class Keeper:
     Args:
         client: of whoever asks.
         unwatched: where a request goes that is to finish without its client.
+        cancellable: lets streams be cancelled by name; see ``Call.cancellable``.
         fields: of the request.
         streams, texts: of its choices.
     """
@@ -81,12 +83,14 @@ class Keeper:
         self,
         client: Client,
         unwatched: Unwatched,
+        cancellable: Callable[[Stream], AbstractContextManager[None]],
         fields: StateFields,
         streams: Sequence[Stream],
         texts: Sequence[ChoiceText],
     ) -> None:
         self._client = client
         self._unwatched = unwatched
+        self._cancellable = cancellable
         self._fields = fields
         self._streams = streams
         self._texts = texts
@@ -98,7 +102,7 @@ class Keeper:
                 continue
             match self._fields.on_disconnect:
                 case "finish":
-                    self._unwatched.add(self._finish(text))
+                    self._unwatched.add(self._finish(stream, text))
                 case "hibernate":
                     stream.interrupt()
                 case _:
@@ -129,11 +133,12 @@ class Keeper:
             pending=tuple(info.tail[len(info.tail) - info.n_pending :]),
         )
 
-    async def _finish(self, text: ChoiceText) -> None:
+    async def _finish(self, stream: Stream, text: ChoiceText) -> None:
         """Read to the end what nobody waits for."""
         try:
-            while (piece := await text.read()).finish is None:
-                pass
+            with self._cancellable(stream):
+                while (piece := await text.read()).finish is None:
+                    pass
             await self.settle(piece.finish)
         except (ClientError, HttpError) as error:
             logger.warning("a request whose client had left was not finished: %s", error)

@@ -186,16 +186,21 @@ async def _whole(stream: aio.Stream) -> list[Completion]:
     return [choice.result for choice in stream.choices]
 
 
-def _leave(stream: aio.Stream, on_disconnect: str | None) -> None:
+def _leave(call: Call, stream: aio.Stream, on_disconnect: str | None) -> None:
     """The client has left a request whose state is kept."""
     match on_disconnect:
         case "finish":
-            for choice in stream.choices:
-                choice.call_when_over(lambda: None)  # which lets it run
+            call.gateway.unwatched.add(_finish(call, stream))
         case "hibernate":
             stream.interrupt()
         case _:
             stream.cancel()
+
+
+async def _finish(call: Call, stream: aio.Stream) -> None:
+    """Let a request run to its end that nobody waits for."""
+    with call.cancellable(stream), contextlib.suppress(ClientError):
+        await _whole(stream)
 
 
 async def _ask(call: Call, body: bodies.GenerateBody, lanes: Lanes | None = None) -> aio.Stream:
@@ -215,7 +220,7 @@ async def _ask(call: Call, body: bodies.GenerateBody, lanes: Lanes | None = None
     if lanes is not None:
         lanes.streams.append(stream)
         if body.saves:
-            lanes.on_leave = partial(_leave, stream, body.on_disconnect)
+            lanes.on_leave = partial(_leave, call, stream, body.on_disconnect)
     return stream
 
 

@@ -227,7 +227,7 @@ async def _generate(call: Call, body: bodies.TurnBody, ids: list[int], turn: Tur
             keeper = call.keeper(body, lanes, [text])
             lanes.on_leave = None  # whoever leaves, the turn has a task of its own
             if body.on_disconnect != "finish":
-                turn.on_leave = keeper.leave
+                turn.when_left(keeper.leave)
             with call.cancellable(stream):
                 piece, finish, reason = await _read(text, stream, writer)
                 end = await keeper.settle(finish)

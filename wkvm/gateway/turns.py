@@ -19,7 +19,7 @@ logger = logging.getLogger("wkvm.gateway")
 Work: TypeAlias = Callable[["Turn"], Awaitable[None]]
 """Makes a turn: adds its events; what it raises is the turn's last word."""
 
-MAX_TURN_BYTES = 4 * 1024 * 1024
+MAX_TURN_BYTES = 1024 * 1024
 """Of the events of one turn that are kept; of more, the first are forgotten."""
 
 
@@ -29,7 +29,6 @@ class Turn:
     Attributes:
         turn_id: a name for it.
         interrupt: ends it and keeps what there is, once it runs.
-        on_leave: called when the last who reads it leaves before its end.
         error: what went wrong, once something has.
         is_over: whether no more events come.
         whole: the turn as one JSON text, once it is over.
@@ -38,7 +37,7 @@ class Turn:
     def __init__(self) -> None:
         self.turn_id = uuid.uuid4().hex
         self.interrupt: Callable[[], None] | None = None
-        self.on_leave: Callable[[], None] | None = None
+        self._on_leave: Callable[[], None] | None = None
         self.error: HttpError | None = None
         self.is_over = False
         self.whole = b""
@@ -46,12 +45,18 @@ class Turn:
         self._events = list[bytes]()
         self._n_dropped = 0
         self._n_readers = 0
+        self._had_readers = False
         self._changed = asyncio.Event()
 
     @property
     def n_events(self) -> int:
         """How many events there have been."""
         return self._n_dropped + len(self._events)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody reads it any more, after somebody did."""
+        return self._had_readers and not self._n_readers
 
     def add(self, event: bytes) -> None:
         """Add an event: its JSON."""
@@ -93,12 +98,21 @@ class Turn:
     def __enter__(self) -> Self:
         """Begin to read."""
         self._n_readers += 1
+        self._had_readers = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._n_readers -= 1
-        if not self._n_readers and not self.is_over and self.on_leave is not None:
-            self.on_leave()
+        self._tell_if_left()
+
+    def when_left(self, on_leave: Callable[[], None]) -> None:
+        """Call back when the last who reads it leaves before its end; now, if that was before."""
+        self._on_leave = on_leave
+        self._tell_if_left()
+
+    def _tell_if_left(self) -> None:
+        if self.is_left and not self.is_over and self._on_leave is not None:
+            self._on_leave()
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
