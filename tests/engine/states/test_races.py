@@ -388,3 +388,12 @@ async def test_a_replay_does_not_go_by_the_clock(tmp_path: Path) -> None:
         replayed = await rig.service.replay(TENANT, Ref("chat"))
         assert replayed.n_operations == 2
         assert replayed.equal
+
+
+async def test_a_turn_that_absorbed_all_and_sampled_nothing_is_replayed(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat", max_tokens=0)
+        await rig.turn((9,), state="chat", save_as="chat", max_tokens=0)
+        replayed = await rig.service.replay(TENANT, Ref("chat"))
+        assert replayed.n_operations == 2
+        assert replayed.equal

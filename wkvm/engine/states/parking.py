@@ -102,6 +102,7 @@ class Parking(Within):
             parking.set_result(None)
         else:
             parking.set_exception(failure)
+            parking.exception()  # whoever waited may have been cancelled
 
     async def _commit_so_far(self, turn: Turn, saved: Saved, name: str) -> VersionRecord:
         backing = self._backing

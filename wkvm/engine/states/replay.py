@@ -101,7 +101,8 @@ class Replay(Exchange):
         pending = () if parent is None else parent.carried.pending
         path = path_of(ids, provenance.n_before, n_given_of(step.record), pending=pending)
         origin = None if parent is None else Origin(parent, None, path.pending)
-        if path.n_ids <= 1:
+        leaves_pending = bool(image.carried.pending)
+        if path.n_ids <= leaves_pending:
             given = (*path.pending, *path.prompt, *path.outputs)
             saved = untouched(self._backing, origin, given)
         else:
@@ -112,6 +113,7 @@ class Replay(Exchange):
                 path.outputs,
                 like=RequestSpec(prompt=(), tenant=tenant),
                 checkpoint_every=every if isinstance(every, int) else None,
+                leaves_pending=leaves_pending,
             )
             saved = await self._requests.runs.run(spec)
         again = image_of(self._backing, origin, saved)

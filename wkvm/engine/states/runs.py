@@ -65,10 +65,12 @@ def again_spec(
     *,
     like: RequestSpec,
     checkpoint_every: int | None = None,
+    leaves_pending: bool = True,
 ) -> RequestSpec:
     """A request that absorbs ids as a turn did, and ends with the last of them pending.
 
     Args:
+        leaves_pending: False for a turn of a prompt alone that has absorbed all of it.
         prompt: what comes after the pending ids of ``start``, as a prompt.
         outputs: what comes after that, id by id.
         like: whose tenant, priority and penalties it has.
@@ -92,7 +94,7 @@ def again_spec(
         forced=outputs,
         start=start,
         save=True,
-        hold_back_last=not outputs,
+        hold_back_last=leaves_pending and not outputs,
         checkpoint_every=checkpoint_every,
     )
 
