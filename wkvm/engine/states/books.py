@@ -10,6 +10,7 @@ from wkvm.core.errors import StateNotFoundError, StepFailedError, StoreFailedErr
 from wkvm.core.request import EndEvent, Event, SavedEvent, Status, TokensEvent
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.endings import Endings
+from wkvm.engine.states.gate import Gate
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.memories import Past, Pasts
 from wkvm.engine.states.runs import Runs
@@ -19,6 +20,9 @@ from wkvm.engine.states.turns import Phase, Turn
 T = TypeVar("T")
 
 logger = logging.getLogger("wkvm.states")
+
+EXTRA_STARTS = 32
+"""States that may wait in host memory for slots, for each tenant, beyond as many as slots."""
 
 MAX_CHECKPOINTS = 32
 """Of one turn; the newest are kept. Each holds a state in host memory until the turn ends."""
@@ -30,6 +34,7 @@ class Books:
     Attributes:
         deliver: takes the events of requests, as of the loop; ends of turns come later.
         runs: requests of the service itself.
+        max_starts: how many turns of a tenant may have loaded what they start from.
     """
 
     def __init__(self, loop: StepLoop, backing: Backing) -> None:
@@ -39,6 +44,8 @@ class Books:
         self._keyed = dict[tuple[str, str], Turn]()
         self._pasts = Pasts()
         self.runs = Runs(loop)
+        self.max_starts = loop.info.n_slots + EXTRA_STARTS
+        self._gate = Gate(self.max_starts)
         self._endings = Endings(backing, self.runs)
         self._due = list[tuple[Turn, int, int]]()
         self._tasks = set[asyncio.Task[Any]]()
@@ -204,6 +211,8 @@ class Books:
         if turn.ids:
             return event
         turn.move(Phase.OVER)
+        if turn.is_inside:
+            self._gate.leave(turn.spec.tenant)
         use = turn.use
         self._backing.touch(turn.spec.tenant, use.save_as, use.state and use.state.name)
         for copied in turn.snapshots:

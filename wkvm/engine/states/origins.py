@@ -30,9 +30,9 @@ def load_origin(backing: Backing, turn: Turn) -> None:
     """
     use, tenant = turn.use, turn.spec.tenant
     origin = None
-    for name in (use.save_as, use.state and use.state.name):
-        if name is not None:
-            backing.check_kept_here(tenant, name)
+    names = {use.save_as, None if use.state is None else use.state.name}
+    for name in names - {None}:
+        backing.check_kept_here(tenant, name or "")
     if use.state is not None:
         loaded = backing.store.load(tenant, use.state, identity=backing.identity)
         origin = _origin(loaded.image, loaded.record, use)

@@ -141,6 +141,7 @@ class Requests(Books):
                 if done is not None:
                     self._tell_done(turn, *done)
                     return
+            await self._enter(turn)
             is_loaded = False
             while not is_loaded:
                 while (moving := self._moving.get(key)) is not None:
@@ -149,11 +150,27 @@ class Requests(Books):
                 await self._backing.threads.read(lambda: load_origin(self._backing, turn))
                 is_loaded = key not in self._moving
             self._run(turn, ids)
+        except TimeoutError:
+            for request_id in sorted(turn.ids):
+                event = end_event(turn, request_id, Status.TIMED_OUT, self._backing.clock())
+                self._over(turn, event)
         except WkvmError as error:
             self._fail(turn, error)
         except Exception:  # noqa: BLE001  (the task ends here)
             logger.exception("a state could not be loaded")
             self._fail(turn, StoreFailedError("load a state", "see the server's log"))
+
+    async def _enter(self, turn: Turn) -> None:
+        """Wait until there may be one more state in host memory.
+
+        Raises:
+            TimeoutError: the turn's time was over before.
+        """
+        if turn.use.state is None and turn.use.inline is None:
+            return
+        async with asyncio.timeout(turn.spec.timeout_s):
+            await self._gate.enter(turn.spec.tenant)
+        turn.is_inside = True
 
     def _tell_done(self, turn: Turn, outputs: "array[int]", end: EndEvent) -> None:
         """Tell a turn that was run and committed before this process began."""

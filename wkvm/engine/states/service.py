@@ -50,6 +50,11 @@ class StateService(Migration):
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep(idle_s))
 
     @property
+    def max_starts(self) -> int:
+        """How many requests of a tenant may have loaded what they start from; others wait."""
+        return self._requests.max_starts
+
+    @property
     def info(self) -> EngineInfo:
         """What is served."""
         return self._loop.info

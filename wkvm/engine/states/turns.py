@@ -70,6 +70,7 @@ class Turn:
         task: what loads its start, or commits its end.
         credit: what was granted since it came.
         held: whether it is held.
+        is_inside: it has a place among those that may have loaded their starts.
         is_detached: nobody listens; its events are dropped.
         is_cancelled: nobody wants it any more, and nothing of it is to be kept.
         is_interrupted: it ends where it is, and is committed nevertheless.
@@ -97,6 +98,7 @@ class Turn:
     task: asyncio.Task[None] | None = None
     credit: int = 0
     held: bool = False
+    is_inside: bool = False
     is_detached: bool = False
     is_cancelled: bool = False
     is_interrupted: bool = False
