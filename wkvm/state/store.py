@@ -45,7 +45,7 @@ from wkvm.state.opening import (
     make_ballast,
     open_folders,
 )
-from wkvm.state.payloads import Payloads
+from wkvm.state.payloads import Payloads, reason
 from wkvm.state.shelf import Draft, Shelf
 from wkvm.state.writer import Writer
 
@@ -394,3 +394,8 @@ class Store(Handles):
             self._writer.edit(lambda edit: forget_memory(edit, after_crash=True), frees=True)
         self._shelf.payloads.sweep(lambda: reading.known_files(self._catalogue))
         make_ballast(self._io, self._folders.root)
+        try:
+            # SQLite's log has a name by now. SQLite syncs the folder too, but ignores what fails.
+            self._folders.root.sync()
+        except OSError as error:
+            raise StoreFailedError("open the catalogue", reason(error)) from error
