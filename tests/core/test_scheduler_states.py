@@ -541,6 +541,21 @@ def test_no_more_requests_hibernate_than_may() -> None:
     assert all(rig.told[one].ids == alone(PROMPT, 9) for one in paused)
 
 
+def test_a_request_that_got_credit_while_it_left_waits_without_the_clock_of_a_stall() -> None:
+    rig = Rig(depth=1, n_slots=1, max_hibernated=1)
+    paused = rig.submit(RequestSpec(prompt=PROMPT, params=length(9), credit=2))
+    rig.turn(5)
+    rig.submit(RequestSpec(prompt=(4, 4), params=length(20)))
+    rig.now = 1.0
+    rig.fill()
+    assert rig.in_flight[0].saves
+    rig.scheduler.grant(paused, 50, rig.now)
+    rig.land()
+    rig.now = 100.0
+    rig.finish()
+    assert rig.told[paused].ids == alone(PROMPT, 9)
+
+
 @pytest.mark.parametrize("how", ["cancel", "interrupt", "snapshot", "deadline"])
 @pytest.mark.parametrize("n_turns", range(6))
 def test_a_request_that_hibernates_can_be_ended_and_looked_at(how: str, n_turns: int) -> None:

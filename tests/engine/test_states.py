@@ -3,6 +3,7 @@
 On a CPU, and through the runner of a GPU, which has two steps in flight, over the fake model.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -51,12 +52,15 @@ def greedy(max_tokens: int, **others: object) -> SamplingParams:
 def start_of(saved: Saved, *before: Saved) -> Start:
     log = [token_id for one in (*before, saved) for token_id in one.absorbed]
     assert len(log) == saved.n_computed
+    return replace(start_of_any(saved), log=log)
+
+
+def start_of_any(saved: Saved) -> Start:
     return Start(
         record=saved.record,
         n_computed=saved.n_computed,
         pending=saved.pending,
         memory=saved.memory,
-        log=log,
     )
 
 
@@ -284,6 +288,69 @@ def test_the_positions_of_random_numbers_count_from_the_first_token_of_all(make:
     assert memory is not None
     assert memory.position == 6
     assert memory.n_generated == 3
+
+
+@both
+@pytest.mark.parametrize("seed", range(12))
+def test_sessions_side_by_side_that_are_interrupted_and_hibernate_keep_their_states(
+    make: Make, seed: int
+) -> None:
+    rng = random.Random(seed)
+    driver = make(n_slots=rng.randint(1, 3), max_hibernated=rng.randint(0, 2))
+    logs, lasts = [list[int]() for _ in range(4)], list[Saved | None]([None] * 4)
+    turns = dict[int, int]()
+
+    def settle(*, is_over: bool) -> None:
+        for request_id, session in list(turns.items()):
+            outcome = driver.outcomes[request_id]
+            if outcome.end is None:
+                assert not is_over
+                continue
+            log = logs[session]
+            for one in (*outcome.saved, outcome.last):
+                known = [*log, *one.absorbed]
+                assert (one.n_computed, hash_of(one)) == (len(known), state_of(known))
+            log += outcome.last.absorbed
+            known = [*log, *outcome.last.pending]
+            n = len(outcome.ids)
+            assert known[len(known) - n :] == outcome.ids
+            assert outcome.ids == fake_continuation(known[: len(known) - n], n)
+            lasts[session] = outcome.last
+            del turns[request_id]
+
+    for _ in range(60):
+        session, what = rng.randrange(4), rng.random()
+        last = lasts[session]
+        if what < 0.4 and session not in turns.values():
+            is_empty = last is not None and last.pending and rng.random() < 0.4
+            n = 0 if is_empty else rng.choice((1, 3, 70))
+            spec = RequestSpec(
+                prompt=tuple(rng.randrange(64) for _ in range(n)),
+                params=greedy(rng.randint(1, 9)),
+                start=None if last is None else replace(start_of_any(last), log=logs[session]),
+                save=True,
+                checkpoint_every=rng.choice((None, 1, 7)),
+                credit=rng.choice((None, 0, 2)),
+                priority=rng.randint(0, 1),
+            )
+            turns[driver.begin(spec)[0]] = session
+        elif what < 0.5 and turns:
+            driver.engine.interrupt(rng.choice(list(turns)), driver.now)
+        elif what < 0.6 and turns:
+            driver.engine.snapshot(rng.choice(list(turns)))
+        elif what < 0.7 and turns:
+            driver.engine.grant(rng.choice(list(turns)), 2, driver.now)
+        else:
+            driver.step()
+        driver.note(driver.engine.take_events())
+        settle(is_over=False)
+    for request_id in turns:
+        driver.engine.grant(request_id, 99, driver.now)
+    driver.finish()
+    settle(is_over=True)
+    if isinstance(driver, AheadDriver):
+        driver.land()
+    assert driver.engine.stats()["n_free_slots"] == driver.engine.stats()["n_slots"]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
