@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -201,21 +203,39 @@ async def test_a_session_is_over_websocket_what_it_is_over_a_socket(
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[int]:
+    """A server of one connection; its port."""
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                await answer(reader, writer)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        finally:
+            over.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(5):
+            await over.wait()
+
+
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
-    writer.close()
 
 
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.close()
 
 
 async def say_text(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(answer_to(await reader.readuntil(b"\r\n\r\n")) + sent(1, b"hello"))
     await reader.read()
-    writer.close()
 
 
 @both
@@ -226,8 +246,7 @@ async def say_text(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def test_a_server_that_does_not_do_as_it_should_is_no_server(
     make: Make, answer: Answer, error: type[Exception]
 ) -> None:
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with answering(answer) as port:
         driver = make()
         with pytest.raises(error):
             await driver.connect(f"ws://127.0.0.1:{port}", connect_timeout_s=5)
