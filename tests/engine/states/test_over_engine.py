@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from tests.engine.states.rig import TENANT, Rig, backing_of, use
 from tests.fakes import FakeModel, fake_continuation
 from wkvm.core.config import EngineConfig
-from wkvm.core.registry import Ref
+from wkvm.core.errors import StateMismatchError
+from wkvm.core.registry import Provenance, Ref
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -31,9 +33,11 @@ SAMPLED: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def serving(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
+async def serving(
+    folder: Path, *, eos_ids: tuple[int, ...] = (), **settings: Any
+) -> AsyncIterator[Rig]:
     config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
-    loop = EngineLoop(Engine(FakeModel(), config))
+    loop = EngineLoop(Engine(FakeModel(eos_ids=eos_ids), config))
     store = Store.open(str(folder), clock=time.time, engine="test")
     service = StateService(loop, backing_of(loop, store))
     rig = Rig(loop, store, service)
@@ -173,3 +177,77 @@ async def test_a_request_with_a_seed_of_its_own_draws_from_it(tmp_path: Path) ->
         four, _ = await sampled(rig, (8,), 8, state="chat")
     assert one == two
     assert three != four
+
+
+async def interrupted(rig: Rig, spec: RequestSpec, n: int, keep: int, name: str) -> EndEvent:
+    """A turn that has produced ``n`` ids and keeps some of them."""
+    (turn,) = rig.service.submit(spec, use(save_as=name))
+    while len(rig.ids.get(turn, ())) < n:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    rig.service.interrupt(turn, keep)
+    return await rig.end(turn)
+
+
+async def test_a_turn_that_was_cut_draws_on_as_the_whole_one_would_have(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        params = SamplingParams(max_tokens=30, **SAMPLED)
+        spec = RequestSpec(prompt=PROMPT, params=params, tenant=TENANT, credit=9)
+        await interrupted(rig, spec, 9, 9, "whole")
+        key = rig.store.load(TENANT, "whole").image.carried.sampler
+        (turn,) = rig.service.submit(spec, use(save_as="cut"))
+        while len(rig.ids.get(turn, ())) < 9:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await rig.service.snapshot_running(TENANT, turn, save_as="snapshot")
+        rig.service.interrupt(turn, 4)
+        await rig.end(turn)
+        seen = rig.store.load(TENANT, "snapshot").image.carried.sampler
+        cut = rig.store.load(TENANT, "cut").image.carried.sampler
+    assert key is not None
+    assert seen is not None
+    assert cut is not None
+    assert cut.key == seen.key != key.key
+
+
+async def test_an_end_id_among_the_ids_that_stay_does_not_end_the_turn_again(
+    tmp_path: Path,
+) -> None:
+    ids = fake_continuation(PROMPT, 6)
+    async with serving(tmp_path / "s", eos_ids=(ids[1],)) as rig:
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        spec = RequestSpec(prompt=PROMPT, params=params, tenant=TENANT, credit=6)
+        end = await interrupted(rig, spec, 6, 4, "cut")
+    assert end.state is not None
+    assert (end.state.n_computed, end.state.pending) == (6, (ids[3],))
+
+
+async def test_a_position_after_a_checkpoint_at_the_end_of_a_prompt_is_gone_back_to(
+    tmp_path: Path,
+) -> None:
+    prompt = [token % 60 for token in range(128)]
+    async with serving(tmp_path / "s") as rig:
+        ids, _ = await rig.turn(prompt, save_as="long", max_tokens=6, checkpoint_every=64)
+        assert 128 in rig.store.checkpoints(TENANT, "long")
+        for position in (132, 129):
+            await rig.service.rollback(TENANT, "long", position=position)
+            more, _ = await rig.turn((8,), state="long", max_tokens=2)
+            assert more == fake_continuation((*prompt, *ids[: position - 128], 8), 2)
+
+
+async def test_a_checkpoint_in_an_output_is_gone_back_to_without_a_step(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        ids, _ = await rig.turn(PROMPT, save_as="long", max_tokens=90, checkpoint_every=64)
+        info = await rig.service.rollback(TENANT, "long", position=64)
+        more, _ = await rig.turn((8,), state="long", max_tokens=2)
+    assert dict(info.version.provenance.parameters) == {"position": 64}
+    assert (info.version.n_computed, info.version.n_pending) == (64, 0)
+    assert more == fake_continuation((*PROMPT, *ids[:61], 8), 2)
+
+
+async def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        image = rig.store.load(TENANT, "chat").image
+        other = replace(image, identity=replace(image.identity, model_digest="cd" * 32))
+        rig.store.commit(TENANT, "other", other, provenance=Provenance(operation="import"))
+        _, end = await rig.turn((1,), state="other")
+    assert isinstance(end.error, StateMismatchError)
