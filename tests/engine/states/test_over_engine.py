@@ -251,3 +251,32 @@ async def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         rig.store.commit(TENANT, "other", other, provenance=Provenance(operation="import"))
         _, end = await rig.turn((1,), state="other")
     assert isinstance(end.error, StateMismatchError)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 61, 62, 63, 80])
+async def test_a_cut_turn_is_done_again_from_its_last_checkpoint(tmp_path: Path, keep: int) -> None:
+    prompt = [token % 60 for token in range(67)]
+    async with serving(tmp_path / "s") as rig:
+        params = SamplingParams(max_tokens=200, seed=3, **SAMPLED)
+        spec = RequestSpec(prompt=prompt, params=params, tenant=TENANT, credit=90)
+        (turn,) = rig.service.submit(spec, use(save_as="cut", checkpoint_every=64))
+        while len(rig.ids.get(turn, ())) < 90:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        n_before = rig.service.stats()["output_tokens_total"]
+        rig.service.interrupt(turn, keep)
+        end = await rig.end(turn)
+        n_again = rig.service.stats()["output_tokens_total"] - n_before
+        await sampled(rig, tuple(prompt), keep, seed=3, save_as="short")
+        ids = await rig.service.tokens(TENANT, Ref("cut"))
+        positions = rig.store.checkpoints(TENANT, "cut")
+        cut = rig.store.load(TENANT, "cut").image.carried
+        more, _ = await sampled(rig, (), 9, state="cut", save_as="cut")
+        if keep:
+            rest, _ = await sampled(rig, (), 9, state="short", save_as="short")
+            short = rig.store.load(TENANT, "short@1").image.carried
+            assert (more, cut) == (rest, short)
+    assert end.state is not None
+    assert end.state.n_computed + len(end.state.pending) == len(prompt) + keep
+    assert n_again <= 64
+    assert positions == sorted({64, 66 + keep} | ({128} if keep > 62 else set()))
+    assert len(ids.token_ids) // 4 == 66 + keep

@@ -1,15 +1,17 @@
 """What a turn ends in: its state, cut to what is kept of it, and committed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.registry import VersionRecord
 from wkvm.core.request import EndEvent
-from wkvm.core.start import Saved
+from wkvm.core.start import Saved, Start
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.commits import commit_turn, image_of
 from wkvm.engine.states.origins import start_of
-from wkvm.engine.states.runs import Runs, again_spec, kept_outputs, with_key_of
+from wkvm.engine.states.paths import path_of
+from wkvm.engine.states.runs import Runs, again_spec, with_key_of
 from wkvm.engine.states.tellings import start_end
 from wkvm.engine.states.turns import Turn
 from wkvm.state.image import StateImage, encode_image
@@ -73,19 +75,48 @@ class Endings:
         return record, image
 
     async def _cut(self, turn: Turn, saved: Saved, keep: int) -> Saved:
-        """The state of a turn after its first ``keep`` ids: the turn is done again so far."""
+        """The state of a turn after its first ``keep`` ids.
+
+        It is done again so far, from the last of its checkpoints before there, or its start.
+        """
         n_fed = len(turn.pending) + len(turn.spec.prompt)
-        spec = again_spec(
-            None if turn.origin is None else start_of(turn.origin),
-            turn.spec.prompt,
-            kept_outputs(n_fed, saved, keep),
-            like=turn.spec,
-        )
-        again = await self._runs.run(spec)
+        ids = [*saved.absorbed, *saved.pending][: n_fed + keep]
         turn.checkpoints = [
-            (origin, one) for origin, one in turn.checkpoints if one.n_computed < again.n_computed
+            (origin, one)
+            for origin, one in turn.checkpoints
+            if one.n_computed < turn.n_start + len(ids)
         ]
+        mine = [one for origin, one in turn.checkpoints if origin is turn.origin]
+        if mine:
+            again = await self._go_on(turn, mine[-1], ids, n_fed)
+        else:
+            spec = again_spec(
+                None if turn.origin is None else start_of(turn.origin),
+                turn.spec.prompt,
+                ids[n_fed:],
+                like=turn.spec,
+            )
+            again = await self._runs.run(spec)
         return with_key_of(again, saved)
+
+    async def _go_on(self, turn: Turn, checkpoint: Saved, ids: Sequence[int], n_fed: int) -> Saved:
+        """The state of a turn after ``ids``, of which ``n_fed`` were given, from a checkpoint."""
+        before = list(checkpoint.absorbed)
+        path = path_of(ids, len(before), n_fed)
+        if path.n_ids == 1:
+            return replace(checkpoint, pending=(*path.pending, *path.prompt))
+        start = Start(
+            record=checkpoint.record,
+            n_computed=checkpoint.n_computed,
+            pending=path.pending,
+            memory=checkpoint.memory,
+            log=[*([] if turn.origin is None else turn.origin.image.ids()), *before],
+        )
+        again = await self._runs.run(again_spec(start, path.prompt, path.outputs, like=turn.spec))
+        memory = again.memory
+        if memory is not None and len(ids) > n_fed:
+            memory = replace(memory, n_generated=len(ids) - n_fed)
+        return replace(again, absorbed=[*before, *again.absorbed], memory=memory)
 
 
 def n_kept(turn: Turn, n_output: int) -> int:

@@ -99,11 +99,6 @@ def again_spec(
     )
 
 
-def kept_outputs(n_fed: int, saved: Saved, keep: int) -> list[int]:
-    """The first ``keep`` ids that a turn produced after ``n_fed`` given ones."""
-    return [*saved.absorbed, *saved.pending][n_fed : n_fed + keep]
-
-
 def with_key_of(saved: Saved, original: Saved) -> Saved:
     """The same state, drawing from the random numbers that the original draws from."""
     if saved.memory is None or original.memory is None:
