@@ -255,3 +255,27 @@ def test_ctrl_c_cancels_the_request_and_ends_with_130(address: str) -> None:
             assert process.wait(timeout=20) == 130
         finally:
             process.kill()
+
+
+def test_a_completion_goes_on_from_a_state_and_is_kept(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    greedy = ("--temperature", "0", "--ignore-eos")
+    whole = complete_json(capsys, address, PROMPT, *greedy, "--max-tokens", "12")
+    assert whole["state"] is None
+    kept = ("--save-as", "complete-test")
+    first = complete_json(capsys, address, PROMPT, *greedy, *kept, "--max-tokens", "5")
+    start = first["state"]["state"]
+    rest = complete_json(capsys, address, "", *greedy, "--state", start, "--max-tokens", "7")
+    assert first["ids"] + rest["ids"] == whole["ids"]
+    assert rest["state"]["state"] is None
+    assert rest["state"]["cached_tokens"] == first["state"]["n_computed"]
+    assert main(["states", "delete", "complete-test", "--connect", address]) == 0
+
+
+def test_a_state_does_not_end_at_a_stop_string(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["complete", PROMPT, "--stop", "x", "--save-as", "s", "--connect", address]
+    assert main(line) == 2
+    assert "--stop" in capsys.readouterr().err

@@ -88,7 +88,8 @@ def test_offline() -> None:
 
 def test_agent_session(open_address: str) -> None:
     form = re.compile(
-        r"0:(.+)\n1:(.+)\n2:(.+)\nsaid:(.+)\nunsaid, and said again:(.+)\nagent@(\d+): .+ durable\n",
+        r"0:(.+)\n1:(.+)\n2:(.+)\nsaid:(.+)\nunsaid, and said again:(.+)\n"
+        r"agent@(\d+): .+ durable\n",
         re.DOTALL,
     )
     versions = list[int]()

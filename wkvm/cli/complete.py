@@ -8,6 +8,7 @@ from typing import Any
 
 from wkvm_client.errors import ClientError
 from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.states import StateEnd
 from wkvm_protocol.messages import EndReason
 
 from wkvm.assembly.backend import Answer
@@ -29,11 +30,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("logprobs", "log probabilities are printed with --json only")
     if not all(args.stop):
         raise ConfigError("stop", "must not be empty")
+    if args.stop and args.save_as:
+        raise ConfigError("save-as", "cannot be together with --stop: the state ends where ids do")
     text = sys.stdin.buffer.read().decode(errors="replace") if args.prompt == "-" else args.prompt
     with open_setting(args) as setting:
         prompt = setting.tokenizer.encode(text, special=args.special)
         options = sampling_options(args, SAMPLING_FLAGS + EXACT_FLAGS, setting.suggested)
-        answer = setting.backend.generate(prompt, **options)
+        answer = setting.backend.generate(prompt, **options, state=args.state, save_as=args.save_as)
         min_tokens = options.get("min_tokens", 0)
         stream = TextStream(setting.tokenizer, args.stop, min_tokens=min_tokens)
         shown = list[str]()
@@ -121,6 +124,17 @@ def _report(
         "queue_s": timings.queue_s,
         "first_token_s": timings.first_token_s,
         "total_s": timings.total_s,
+        "state": None if completion.state is None else _kept(completion.state),
+    }
+
+
+def _kept(state: StateEnd) -> dict[str, Any]:
+    return {
+        "state": state.ref or None,
+        "ack": state.ack or None,
+        "cached_tokens": state.cached_tokens,
+        "n_computed": state.n_computed,
+        "pending": list(state.pending),
     }
 
 

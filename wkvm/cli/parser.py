@@ -181,6 +181,18 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print one JSON object with text, ids, reason and log probabilities at the end",
     )
+    parser.add_argument(
+        "--state",
+        metavar="STATE",
+        default="",
+        help="go on from this state of the server, NAME or NAME@VERSION; PROMPT may then be empty",
+    )
+    parser.add_argument(
+        "--save-as",
+        metavar="NAME",
+        default="",
+        help="keep the state at the end under this name; not with --stop",
+    )
     _engine_or_server(parser)
     add_flags(parser, "sampling", SAMPLING_FLAGS + EXACT_FLAGS, SamplingParams)
 
