@@ -17,7 +17,7 @@ from wkvm.core.registry import (
 from wkvm.state.edits import Base, Edit, check_expected
 from wkvm.state.reading import Lineage
 from wkvm.state.shelf import Draft
-from wkvm.state.tables import HandleRow, PayloadRow
+from wkvm.state.tables import PayloadRow
 
 COMMIT = "commit"
 
@@ -129,6 +129,8 @@ class Fork:
         version, payload = edit.version(parent, self.source.version)
         edit.check_tier(payload)
         base = Base(parent.id, version.version, payload.n_computed)
+        ref = Ref(parent.name, version.version)
+        came_from = Parent(ref=str(ref), content_id=payload.content_id)
         records, made = list[VersionRecord](), list[list[int]]()
         for at, name in enumerate(self.names):
             if edit.live(tenant, name) is not None:
@@ -136,9 +138,7 @@ class Fork:
             handle = edit.create(tenant, name, self.tag_text, self.expires_at)
             key = version.random_key() if self.keys is None else self.keys[at]
             parameters = {"replay": self.keys is None}
-            provenance = _provenance(
-                "fork", parameters, parent, version.version, payload, key, self.engine
-            )
+            provenance = _provenance("fork", parameters, came_from, payload, key, self.engine)
             record = edit.add_version(handle, payload, provenance=provenance, key=key, base=base)
             records.append(record)
             made.append([handle.id, record.version])
@@ -179,14 +179,17 @@ class Rollback:
             row, payload = edit.version(handle, self.version)
             base = Base(handle.id, row.version, payload.n_computed)
             key, parameters = row.random_key(), {"version": row.version}
+            parent = Parent(ref=str(Ref(handle.name, row.version)), content_id=payload.content_id)
         else:
             base, payload, key = Lineage(edit.db, handle, handle.head).at(self.position)
             parameters = {"position": self.position}
+            # of another handle, where this one was forked; and its bytes may be a checkpoint's
+            owner = edit.by_id(base.handle)
+            _, whole = edit.version(owner, base.version)
+            parent = Parent(ref=str(Ref(owner.name, base.version)), content_id=whole.content_id)
         edit.check_tier(payload)
         key = key if self.key is None else self.key
-        provenance = _provenance(
-            "rollback", parameters, handle, base.version, payload, key, self.engine
-        )
+        provenance = _provenance("rollback", parameters, parent, payload, key, self.engine)
         record = edit.add_version(handle, payload, provenance=provenance, key=key, base=base)
         made = [[handle.id, record.version]]
         edit.note_applied(self.tenant, self.idempotency_key, operation, made)
@@ -216,8 +219,7 @@ def _base_of(edit: Edit, tenant: str, provenance: Provenance) -> Base | None:
 def _provenance(
     operation: str,
     parameters: Mapping[str, object],
-    parent: HandleRow,
-    version: int,
+    parent: Parent,
     payload: PayloadRow,
     key: RandomKey | None,
     engine: str,
@@ -225,7 +227,7 @@ def _provenance(
     provenance = Provenance(
         operation=operation,
         parameters=parameters,
-        parents=(Parent(ref=str(Ref(parent.name, version)), content_id=payload.content_id),),
+        parents=(parent,),
         n_before=payload.n_computed,
         n_after=payload.n_computed,
         seed=None if key is None else key.seed,

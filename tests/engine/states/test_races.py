@@ -397,3 +397,16 @@ async def test_a_turn_that_absorbed_all_and_sampled_nothing_is_replayed(tmp_path
         replayed = await rig.service.replay(TENANT, Ref("chat"))
         assert replayed.n_operations == 2
         assert replayed.equal
+
+
+async def test_a_rollback_to_a_checkpoint_of_what_it_was_forked_from_says_so(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat", max_tokens=100, checkpoint_every=64)
+        await rig.service.fork(TENANT, Ref("chat"), ["other"])
+        info = await rig.service.rollback(TENANT, "other", position=64)
+        (parent,) = info.version.provenance.parents
+        made = await rig.service.get(TENANT, Ref("chat", 1))
+        assert (parent.ref, parent.content_id) == ("chat@1", made.version.content_id)
+        assert (await rig.service.replay(TENANT, Ref("other"))).equal
