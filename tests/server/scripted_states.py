@@ -108,6 +108,7 @@ class ScriptedStates:
         waits: operations that wait until they are cancelled, by name.
         raises: what operations raise, by name.
         asked: what was asked for, in order: names and arguments.
+        end_s: how long one that is cancelled takes to end.
         cancelled: names of operations that were cancelled while they waited.
         n_sinks: imports that hold memory.
         kept: what was imported, by name.
@@ -123,6 +124,7 @@ class ScriptedStates:
         self.asked = list[tuple[Any, ...]]()
         self.cancelled = list[str]()
         self.n_waiting = 0
+        self.end_s = 0.0
         self.n_sinks = 0
         self.slow_sinks = False
         self.kept = dict[str, bytes]()
@@ -143,6 +145,7 @@ class ScriptedStates:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
+                await asyncio.sleep(self.end_s)
                 self.cancelled.append(name)
                 raise
             finally:

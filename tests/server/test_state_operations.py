@@ -390,6 +390,16 @@ async def test_cancel_ends_an_operation_with_one_answer(message: Any, call: str)
 
 
 @pytest.mark.parametrize(("message", "call"), EACH)
+async def test_cancel_in_the_same_read_is_answered_too(message: Any, call: str) -> None:
+    async with serving_states() as rig:
+        client = await rig.client()
+        client.send(numbered(message, 7), Cancel(7))
+        assert (await reply(client, 7)).code == ErrorCode.CANCELLED
+        assert call not in [one[0] for one in rig.states.asked]
+        await rig.assert_idle()
+
+
+@pytest.mark.parametrize(("message", "call"), EACH)
 async def test_a_connection_that_goes_takes_its_operations_along(message: Any, call: str) -> None:
     states = ScriptedStates()
     states.waits.add(call)
@@ -472,3 +482,16 @@ async def test_a_drain_waits_for_operations_and_then_ends_them() -> None:
         assert answer.code == ErrorCode.CANCELLED
         await draining
         assert rig.server.n_operations == 0
+
+
+async def test_the_end_of_a_server_waits_for_what_it_has_cancelled() -> None:
+    states = ScriptedStates()
+    states.waits.add("replay")
+    states.end_s = 0.1
+    async with serving_states(states) as rig:
+        client = await rig.client()
+        client.send(wire.StateReplay(7, "a"))
+        await until(lambda: states.n_waiting == 1)
+        await rig.server.close()
+        assert states.cancelled == ["replay"]
+        assert states.n_waiting == 0

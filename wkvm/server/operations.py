@@ -59,16 +59,37 @@ class StateClient(Protocol):
 
 
 class _Operation:
-    __slots__ = ("client", "download", "is_transfer", "request_id", "task", "tenant", "upload")
+    __slots__ = (
+        "client",
+        "download",
+        "has_begun",
+        "is_cancelled",
+        "is_transfer",
+        "request_id",
+        "task",
+        "tenant",
+        "upload",
+    )
 
     def __init__(self, client: StateClient, request_id: int, *, is_transfer: bool) -> None:
         self.client = client
         self.tenant = client.tenant
         self.request_id = request_id
         self.is_transfer = is_transfer
+        self.has_begun = False
+        self.is_cancelled = False
         self.upload: Upload | None = None
         self.download: Download | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """Cancel its task, once: a second time would cut off what it does at its end.
+
+        A task that has not begun would never be, and nothing would answer.
+        """
+        if not self.is_cancelled and self.has_begun and self.task is not None:
+            self.task.cancel()
+        self.is_cancelled = True
 
     @property
     def received(self) -> Upload:
@@ -162,8 +183,8 @@ class Operations:
     def cancel(self, client: StateClient, request_id: int) -> None:
         """End an operation, if it is one. Its answer follows."""
         operation = self._of_clients.get(client, {}).get(request_id)
-        if operation is not None and operation.task is not None:
-            operation.task.cancel()
+        if operation is not None:
+            operation.cancel()
 
     def lost(self, client: StateClient) -> None:
         """End all operations of a connection that is gone; what it was moving stays."""
@@ -176,8 +197,9 @@ class Operations:
         """Wait for the ends of all, cancel what is left after ``grace_s``, and wait for that."""
         if self._tasks and grace_s:
             await asyncio.wait(list(self._tasks), timeout=grace_s)
-        for task in list(self._tasks):
-            task.cancel()
+        for of_client in self._of_clients.values():
+            for operation in of_client.values():
+                operation.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -247,7 +269,10 @@ class Operations:
     ) -> None:
         """Where an operation ends, however it does: one answer, and its place is free."""
         answer: wire.ServerMessage | None
+        operation.has_begun = True
         try:
+            if operation.is_cancelled:
+                raise asyncio.CancelledError
             answer = await work
         except asyncio.CancelledError:
             answer = failure(operation.request_id, ErrorCode.CANCELLED, "it was cancelled")
