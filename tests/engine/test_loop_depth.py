@@ -76,7 +76,7 @@ class DeviceEngine:
         self, spec: RequestSpec, now: float, request_ids: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
         request_ids = request_ids or self.reserve(1)
-        self._scheduler.submit(request_ids, spec, seed=0, branches=(0,), now=now)
+        self._scheduler.submit(request_ids, spec, seed=0, branches=request_ids, now=now)
         return request_ids
 
     def cancel(self, request_id: int, now: float) -> None:
