@@ -41,8 +41,7 @@ class States:
     - ``tags``, ``expires_in_s``: of the handle; None leaves what it has.
 
     Args:
-        timeout_s: how long an answer may take; None for ever. While bytes are sent or fetched, how
-            long may pass without any.
+        timeout_s: for an answer, or for the next bytes while there are some; None for ever.
     """
 
     def __init__(self, connections: Connections, timeout_s: float | None) -> None:

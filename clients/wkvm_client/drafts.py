@@ -12,6 +12,10 @@ from typing import Literal, TypeAlias
 import msgspec
 from wkvm_protocol.errors import LocalProtocolError
 from wkvm_protocol.messages import (
+    FEATURES,
+    GRAMMAR_FEATURE,
+    SCORE_FEATURE,
+    STATES_FEATURE,
     Generate,
     GenerateConstrained,
     GenerateOn,
@@ -30,6 +34,7 @@ from wkvm_client.errors import (
     InvalidParameterError,
     RequestTooLargeError,
     TokenOutOfRangeError,
+    UnsupportedOperationError,
 )
 from wkvm_client.states import Keep
 
@@ -242,6 +247,26 @@ def score_draft(
         priority=priority,
     )
     return Draft(message, None, timeout_s)
+
+
+REFUSALS = {
+    GRAMMAR_FEATURE: ("the server takes no grammars", "grammar"),
+    SCORE_FEATURE: ("the server does not score texts", ""),
+    STATES_FEATURE: ("the server keeps no states", ""),
+}
+"""What is said of a server without a feature, and the field that asks for it."""
+
+
+def check_features(message: Sent, features: frozenset[str]) -> None:
+    """Check that a server takes such messages.
+
+    Raises:
+        UnsupportedOperationError: it does not.
+    """
+    feature = FEATURES.get(type(message))
+    if feature is not None and feature not in features:
+        why, field = REFUSALS[feature]
+        raise UnsupportedOperationError(why, field=field)
 
 
 def refusal(message: Sent, error: LocalProtocolError, *, max_frame_bytes: int) -> ClientError:

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-from wkvm_protocol.codec import token_entries
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
-    FEATURES,
     GRAMMAR_FEATURE,
     SCORE_FEATURE,
     STATES_FEATURE,
@@ -43,10 +41,9 @@ from wkvm_protocol.messages import (
     Stats,
     StatsReply,
     Tokens,
-    unpack_ids,
 )
 
-from wkvm_client.drafts import Draft, Sent, refusal
+from wkvm_client.drafts import Draft, Sent, check_features, refusal
 from wkvm_client.errors import (
     BadPeerError,
     ClientError,
@@ -56,23 +53,16 @@ from wkvm_client.errors import (
     InvalidParameterError,
     StateMovedError,
     TooManyLanesError,
-    UnsupportedOperationError,
     error_of,
 )
 from wkvm_client.lanes import Lane
+from wkvm_client.open_lanes import OpenLanes
 from wkvm_client.operations import Operations
 from wkvm_client.pings import MAX_MISSES, Pings
 from wkvm_client.replies import Reply
-from wkvm_client.tracks import Track
 
 CLIENT_NAME = "wkvm_client"
 OFFERED = (GRAMMAR_FEATURE, SCORE_FEATURE, STATES_FEATURE)
-REFUSALS = {
-    GRAMMAR_FEATURE: ("the server takes no grammars", "grammar"),
-    SCORE_FEATURE: ("the server does not score texts", ""),
-    STATES_FEATURE: ("the server keeps no states", ""),
-}
-"""What is said of a server without a feature, and the field that asks for it."""
 
 
 class LinkCore:
@@ -94,8 +84,7 @@ class LinkCore:
         self._send = send
         self._is_behind = is_behind
         self._wire = ClientConnection()
-        self._lanes: dict[int, Lane] = {}
-        self._first_tracks: dict[int, Track] = {}
+        self._lanes = OpenLanes()
         self.operations = Operations(self._wire, self._write)
         self._pings = Pings()
         self._is_receiving = False
@@ -145,8 +134,7 @@ class LinkCore:
         message = draft.numbered(self._new_request_id())
         frame = self._frame(message)
         lane = Lane(message.request_id, draft, self)
-        self._lanes[message.request_id] = lane
-        self._first_tracks[message.request_id] = lane.tracks[0]
+        self._lanes.add(lane)
         self._send(frame)
         return lane
 
@@ -173,8 +161,7 @@ class LinkCore:
         message = lane.next_leg(self._new_request_id())
         frame = self._frame(message)
         lane.move(self, message)
-        self._lanes[message.request_id] = lane
-        self._first_tracks[message.request_id] = lane.tracks[0]
+        self._lanes.add(lane)
         self._send(frame)
         if lane.cancelled:
             self._write(self._wire.send(Cancel(lane.request_id)))
@@ -185,12 +172,10 @@ class LinkCore:
             return
         self.cancel(lane)
         lane.fail(error)
-        if self._lanes.get(lane.request_id) is not lane:
+        if not self._lanes.holds(lane):
             return
         # the request id stays taken until the server has ended the lane
-        heir = lane.heir()
-        self._lanes[lane.request_id] = heir
-        self._first_tracks[lane.request_id] = heir.tracks[0]
+        self._lanes.add(lane.heir())
 
     def ask(self, message: Stats | StateOperation) -> Reply:
         """Send a question or an operation, whatever its number.
@@ -244,10 +229,7 @@ class LinkCore:
         Raises:
             ClientError: it cannot be sent.
         """
-        feature = FEATURES.get(type(message))
-        if feature is not None and feature not in self._wire.features:
-            why, field = REFUSALS[feature]
-            raise UnsupportedOperationError(why, field=field)
+        check_features(message, self._wire.features)
         try:
             return self._wire.send(message)
         except LocalProtocolError as error:
@@ -327,9 +309,9 @@ class LinkCore:
             return
         self.error = error
         self._wire.close()
-        lanes, pings = self._lanes, self._pings.replies
-        self._lanes, self._first_tracks, self._pings.replies = {}, {}, {}
-        for lane in lanes.values():
+        lanes, pings = self._lanes.clear(), self._pings.replies
+        self._pings.replies = {}
+        for lane in lanes:
             lane.lose(error)
         self.operations.fail(error)
         for reply in pings.values():
@@ -347,13 +329,13 @@ class LinkCore:
         match message:
             case Tokens():
                 self.was_of_use = True
-                self._tokens(message)
+                self._lanes.take(message)
             case End() | EndOn():
                 self.was_of_use = True
                 lane = self._lanes[message.request_id]
                 lane.end(message)
                 if message.request_id not in self._wire.lanes:
-                    self._drop(message.request_id)
+                    self._lanes.drop(message.request_id)
             case Failed():
                 self.was_of_use = True
                 self._failed(message)
@@ -388,31 +370,6 @@ class LinkCore:
             return
         self._send(self._wire.send(Pong(ping.nonce)))
 
-    def _tokens(self, message: Tokens) -> None:
-        """Append ids to their tracks: the hot path. The connection has checked lanes."""
-        if not message.choices and not message.counts:
-            lanes, ids = unpack_ids(message.lanes), unpack_ids(message.ids)
-            first_tracks = self._first_tracks
-            for request_id, token_id in zip(lanes, ids, strict=True):
-                track = first_tracks[request_id]
-                lane = track.lane
-                if lane.n_room <= 0:
-                    raise lane.overrun("Tokens")
-                lane.n_room -= 1
-                track.ids.append(token_id)
-                if track.hook is not None:
-                    track.hook()
-            return
-        for request_id, choice, entry in token_entries(message):
-            lane = self._lanes[request_id]
-            if lane.n_room < len(entry):
-                raise lane.overrun("Tokens")
-            lane.n_room -= len(entry)
-            track = lane.tracks[choice]
-            track.ids.extend(entry)
-            if entry and track.hook is not None:
-                track.hook()
-
     def _failed(self, message: Failed) -> None:
         error = error_of(
             message.code,
@@ -426,7 +383,7 @@ class LinkCore:
     def _refuse(self, request_id: int, error: ClientError) -> None:
         if not self.operations.settle(request_id, None, error):
             self._lanes[request_id].refuse(error)
-            self._drop(request_id)
+            self._lanes.drop(request_id)
 
     def _move_bytes(
         self, message: StateExportBegin | StateChunk | StateBytesEnd | StateCredit
@@ -442,7 +399,3 @@ class LinkCore:
             self.operations.upload(lane.request_id, data)
             if not lane.unsent:
                 self.operations.end_upload(lane.request_id)
-
-    def _drop(self, request_id: int) -> None:
-        del self._lanes[request_id]
-        del self._first_tracks[request_id]

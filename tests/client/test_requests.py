@@ -421,12 +421,12 @@ async def test_a_request_id_is_not_used_again_before_its_end(
     peer = await connected(driver, server)
     _, first = await opened(driver, peer)
     # as after 2^32 requests
-    session_of(driver)._wire._last_request_id = 2**32 - 1
+    core_of(driver)._wire._last_request_id = 2**32 - 1
     stream, second = await opened(driver, peer)
     assert second.request_id == first.request_id + 1
     peer.end(second.request_id)
     await driver.completion(stream)
-    session_of(driver)._wire._last_request_id = 2**32 - 1
+    core_of(driver)._wire._last_request_id = 2**32 - 1
     _, third = await opened(driver, peer)
     assert third.request_id == second.request_id
 
@@ -446,10 +446,10 @@ async def test_thousands_of_requests_leave_nothing_behind(
         stream = await driver.generate([1], timeout_s=60)
         assert (await driver.completion(stream)).ids == [5]
     await serving
-    session = session_of(driver)
-    assert not session._lanes
-    assert not session._first_tracks
-    assert len(session._wire.lanes) == 0
+    core = core_of(driver)
+    assert not core._lanes
+    assert not core._lanes._first_tracks
+    assert len(core._wire.lanes) == 0
 
 
 async def test_from_socket_speaks_over_one_end_of_a_pair(
@@ -467,5 +467,5 @@ async def test_from_socket_speaks_over_one_end_of_a_pair(
     peer.send(GoAway())
 
 
-def session_of(driver: Driver) -> Any:
+def core_of(driver: Driver) -> Any:
     return driver.client.connections.link.core
