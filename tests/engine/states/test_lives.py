@@ -200,7 +200,6 @@ async def test_a_state_that_is_worked_on_is_not_idle(tmp_path: Path) -> None:
         await rig.turn(PROMPT, save_as="chat")
         turn = rig.submit((1,), state="chat", save_as="chat", credit=0)
         assert await rig.service.sweep(0.0) == 0
-        assert (await rig.service.get(TENANT, Ref("chat"))).tier is Tier.HOST
         while rig.service.stats()["n_states_running"] < 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert (await rig.service.get(TENANT, Ref("chat"))).tier is Tier.DEVICE
@@ -234,3 +233,28 @@ async def test_checkpoints_of_one_turn_are_bounded(tmp_path: Path) -> None:
         await rig.service.create(TENANT, "long", prompt, checkpoint_every=64)
         positions = rig.store.checkpoints(TENANT, "long")
     assert positions == [*(64 * at for at in range(8, 40)), 64 * 40 - 1]
+
+
+async def test_a_drain_ends_what_waits_for_a_move(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        parked = await streaming(rig)
+        await rig.service.migrate_begin(TENANT, "chat")
+        waiting = rig.submit((1,), state="chat", save_as="chat")
+        async with asyncio.timeout(5):
+            await rig.service.drain(0.01)
+        end = await rig.end(parked)
+        assert (await rig.end(waiting)).status is Status.CANCELLED
+    assert end.state is not None
+    assert end.state.ref == Ref("chat", 1)
+
+
+async def test_names_that_were_never_there_take_no_memory_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wkvm.engine.states.backing.MAX_USED", 3)
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        for number in range(9):
+            await rig.turn((1,), state=f"none{number}")
+        await rig.turn((1,), state="chat")
+        assert await rig.service.sweep(0.0) == 1

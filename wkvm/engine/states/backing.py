@@ -22,6 +22,9 @@ from wkvm.state.store import Store
 MOVED_TAG = "wkvm.moved"
 """The tag of a handle that is elsewhere now: as what, and where."""
 
+MAX_USED = 100_000
+"""Handles of which it is remembered when they were last used."""
+
 MAX_MOVED = 10_000
 """Handles of which it is remembered that they are elsewhere."""
 
@@ -111,10 +114,13 @@ class Backing:
             raise StateMovedError(name, target, ref)
 
     def touch(self, tenant: str, *names: str | None) -> None:
-        """Note that handles are in use now."""
+        """Note that handles are in use now. The oldest of too many are forgotten."""
         for name in names:
             if name is not None:
+                self.used.pop((tenant, name), None)
                 self.used[tenant, name] = self.clock()
+        while len(self.used) > MAX_USED:
+            del self.used[next(iter(self.used))]
 
     def told(self, record: VersionRecord) -> VersionRecord:
         """A version as clients are told of it: without a disk nothing is durable."""

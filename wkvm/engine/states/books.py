@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -48,6 +49,8 @@ class Books:
         self._gate = Gate(self.max_starts)
         self._endings = Endings(backing, self.runs)
         self._due = list[tuple[Turn, int, int]]()
+        self._noted: Sequence[int] = ()
+        self._places: list[tuple[int, array[int]]] = []
         self._tasks = set[asyncio.Task[Any]]()
         self._engine_ids, self._aliases = dict[int, int](), dict[int, int]()
         self._n_failed = 0
@@ -125,10 +128,17 @@ class Books:
         """Keep the ids of turns that somebody may ask for again."""
         if not self._keyed:
             return
-        for request_id, token_id in zip(event.request_ids, event.token_ids, strict=True):
-            turn = self._turns.get(request_id)
-            if turn is not None and turn.outputs is not None:
-                turn.outputs.append(token_id)
+        if self._noted != event.request_ids:
+            # In most steps the same requests have their ids at the same places.
+            turns = ((at, self._turns.get(one)) for at, one in enumerate(event.request_ids))
+            self._places = [
+                (at, turn.outputs)
+                for at, turn in turns
+                if turn is not None and turn.outputs is not None
+            ]
+            self._noted = event.request_ids
+        for at, outputs in self._places:
+            outputs.append(event.token_ids[at])
 
     def _saved(self, event: SavedEvent) -> None:
         turn = self._turns.get(event.request_id)

@@ -326,6 +326,9 @@ class Requests(Books):
             await self._loop.drain(max(until - self._backing.clock(), 0.0) + INTERRUPT_S)
         finally:
             timer.cancel()
+        for request_id, turn in list(self._turns.items()):
+            if turn.phase in (Phase.LOADING, Phase.PARKED):
+                self.interrupt(request_id)  # what waits for a move, or is moved
         await self.settle()
 
     def _interrupt_all(self) -> None:
