@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,13 @@ class Rig:
         request_id = self.submit(prompt, **keywords)
         end = await self.end(request_id)
         return self.ids.get(request_id, []), end
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds that has no event."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not fact():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def use(**keywords: Any) -> StateUse:

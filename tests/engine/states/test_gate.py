@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, running
+from tests.engine.states.rig import TENANT, running, until
 from wkvm.core.registry import Ref
 from wkvm.core.request import Status
 from wkvm.engine.states.gate import Gate
@@ -69,8 +69,7 @@ async def test_turns_beyond_the_limit_load_when_others_are_over(tmp_path: Path) 
         late = rig.submit((1,), state="chat", max_tokens=2)
         timed = rig.submit((1,), state="chat", timeout_s=0.02)
         gone = rig.submit((1,), state="chat")
-        while rig.service.stats()["n_states_running"] < limit:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: rig.service.stats()["n_states_running"] >= limit)
         rig.service.cancel(gone)
         assert (await rig.end(timed)).status is Status.TIMED_OUT
         assert (await rig.end(gone)).status is Status.CANCELLED

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, running
+from tests.engine.states.rig import TENANT, Rig, running, until
 from tests.fakes import fake_continuation
 from wkvm.core.errors import (
     DrainingError,
@@ -27,8 +27,7 @@ async def streaming(rig: Rig, **keywords: object) -> int:
     """A turn that has produced 3 of its 12 ids, for want of credit."""
     terms = {"save_as": "chat", "max_tokens": 12, "credit": N, **keywords}
     turn = rig.submit(PROMPT, **terms)
-    while len(rig.ids.get(turn, ())) < N:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(rig.ids.get(turn, ())) >= N)
     return turn
 
 
@@ -121,14 +120,12 @@ async def test_credit_and_holds_count_while_the_state_is_loaded(tmp_path: Path) 
         turn = rig.submit((1,), state="chat", max_tokens=9, credit=1)
         rig.service.grant(turn, 2)
         rig.service.hold(turn)
-        while rig.service.stats()["n_states_running"] < 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: rig.service.stats()["n_states_running"] >= 1)
         for _ in range(5):
             await asyncio.sleep(0)
         assert turn not in rig.ids
         rig.service.release(turn)
-        while len(rig.ids.get(turn, ())) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 3)
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(rig.ids[turn]) == 3
@@ -200,8 +197,7 @@ async def test_a_state_that_is_worked_on_is_not_idle(tmp_path: Path) -> None:
         await rig.turn(PROMPT, save_as="chat")
         turn = rig.submit((1,), state="chat", save_as="chat", credit=0)
         assert await rig.service.sweep(0.0) == 0
-        while rig.service.stats()["n_states_running"] < 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: rig.service.stats()["n_states_running"] >= 1)
         assert (await rig.service.get(TENANT, Ref("chat"))).tier is Tier.DEVICE
         rig.service.cancel(turn)
 
@@ -210,8 +206,7 @@ async def test_hibernating_a_state_stops_and_keeps_the_request_on_it(tmp_path: P
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")
         turn = rig.submit((1,), state="chat", save_as="chat", max_tokens=9, credit=2)
-        while len(rig.ids.get(turn, ())) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 2)
         info = await rig.service.hibernate(TENANT, Ref("chat"))
         end = await rig.end(turn)
         assert (await rig.service.resume(TENANT, Ref("chat"))).tier is Tier.HOST

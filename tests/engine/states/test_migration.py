@@ -1,11 +1,10 @@
 """States that go to another engine, and streams that wait for it."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, running
+from tests.engine.states.rig import TENANT, Rig, running, until
 from tests.fakes import fake_continuation
 from wkvm.core.errors import StateExistsError, StateMovedError, StateNotFoundError
 from wkvm.core.registry import Ref
@@ -19,8 +18,7 @@ THERE = Moved(target="tcp://there:1", ref=Ref("chat", 7))
 async def streaming(rig: Rig, n: int = 3, **keywords: object) -> int:
     """A turn that has produced ``n`` of its 40 ids."""
     turn = rig.submit(PROMPT, save_as="chat", **{"max_tokens": 40, "credit": n, **keywords})
-    while len(rig.ids.get(turn, ())) < n:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(rig.ids.get(turn, ())) >= n)
     return turn
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, running
+from tests.engine.states.rig import TENANT, Rig, running, until
 from tests.fakes import fake_continuation
 from wkvm.core.errors import (
     InvalidParameterError,
@@ -79,8 +79,7 @@ async def test_forks_go_on_apart(tmp_path: Path) -> None:
 async def test_a_snapshot_of_a_turn_is_a_version_and_the_turn_goes_on(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         turn = rig.submit(PROMPT, save_as="chat", max_tokens=6, credit=3)
-        while len(rig.ids.get(turn, ())) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 3)
         own = await rig.service.snapshot_running(TENANT, turn)
         other = await rig.service.snapshot_running(TENANT, turn, save_as="other")
         rig.service.grant(turn, 9)

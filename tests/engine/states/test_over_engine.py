@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, backing_of, use
+from tests.engine.states.rig import TENANT, Rig, backing_of, until, use
 from tests.fakes import FakeModel, fake_continuation
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import StateMismatchError
@@ -99,8 +99,7 @@ async def test_ids_of_an_interrupted_turn_are_taken_back_to_the_bit(tmp_path: Pa
     async with serving(tmp_path / "s") as rig:
         _, wanted = await rig.turn(PROMPT, save_as="short", max_tokens=2)
         turn = rig.submit(PROMPT, save_as="chat", max_tokens=100, credit=5)
-        while len(rig.ids.get(turn, ())) < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 5)
         rig.service.interrupt(turn, 2)
         end = await rig.end(turn)
         assert end.status is Status.CANCELLED
@@ -158,8 +157,7 @@ async def test_a_stream_goes_on_after_a_move_that_was_given_up_id_for_id(tmp_pat
         params = SamplingParams(max_tokens=30, seed=3, **SAMPLED)
         spec = RequestSpec(prompt=PROMPT, params=params, tenant=TENANT, credit=9)
         (turn,) = rig.service.submit(spec, use(save_as="chat"))
-        while len(rig.ids.get(turn, ())) < 9:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 9)
         await rig.service.migrate_begin(TENANT, "chat")
         await rig.service.migrate_end(TENANT, "chat", moved=None)
         rig.service.grant(turn, 100)
@@ -182,8 +180,7 @@ async def test_a_request_with_a_seed_of_its_own_draws_from_it(tmp_path: Path) ->
 async def interrupted(rig: Rig, spec: RequestSpec, n: int, keep: int, name: str) -> EndEvent:
     """A turn that has produced ``n`` ids and keeps some of them."""
     (turn,) = rig.service.submit(spec, use(save_as=name))
-    while len(rig.ids.get(turn, ())) < n:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(rig.ids.get(turn, ())) >= n)
     rig.service.interrupt(turn, keep)
     return await rig.end(turn)
 
@@ -195,8 +192,7 @@ async def test_a_turn_that_was_cut_draws_on_as_the_whole_one_would_have(tmp_path
         await interrupted(rig, spec, 9, 9, "whole")
         key = rig.store.load(TENANT, "whole").image.carried.sampler
         (turn,) = rig.service.submit(spec, use(save_as="cut"))
-        while len(rig.ids.get(turn, ())) < 9:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 9)
         await rig.service.snapshot_running(TENANT, turn, save_as="snapshot")
         rig.service.interrupt(turn, 4)
         await rig.end(turn)
@@ -260,8 +256,7 @@ async def test_a_cut_turn_is_done_again_from_its_last_checkpoint(tmp_path: Path,
         params = SamplingParams(max_tokens=200, seed=3, **SAMPLED)
         spec = RequestSpec(prompt=prompt, params=params, tenant=TENANT, credit=90)
         (turn,) = rig.service.submit(spec, use(save_as="cut", checkpoint_every=64))
-        while len(rig.ids.get(turn, ())) < 90:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 90)
         n_before = rig.service.stats()["output_tokens_total"]
         rig.service.interrupt(turn, keep)
         end = await rig.end(turn)

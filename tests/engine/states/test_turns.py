@@ -1,11 +1,10 @@
 """Requests that start from states and end in them."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, running
+from tests.engine.states.rig import TENANT, running, until
 from tests.fakes import fake_continuation
 from wkvm.core.errors import (
     EmptyPromptError,
@@ -108,8 +107,7 @@ async def test_a_cancelled_turn_leaves_no_version(tmp_path: Path) -> None:
 async def test_an_interrupted_turn_is_committed_with_what_it_has(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         turn = rig.submit(PROMPT, save_as="chat", max_tokens=100, credit=3)
-        while len(rig.ids.get(turn, ())) < 3:
-            await _turn_loop()
+        await until(lambda: len(rig.ids.get(turn, ())) >= 3)
         rig.service.interrupt(turn)
         end = await rig.end(turn)
         more, _ = await rig.turn((), state="chat", max_tokens=2)
@@ -123,8 +121,7 @@ async def test_an_interrupted_turn_is_committed_with_what_it_has(tmp_path: Path)
 async def test_an_interruption_can_keep_some_of_the_ids(tmp_path: Path, keep: int) -> None:
     async with running(tmp_path / "s") as rig:
         turn = rig.submit(PROMPT, save_as="chat", max_tokens=100, credit=3)
-        while len(rig.ids.get(turn, ())) < 3:
-            await _turn_loop()
+        await until(lambda: len(rig.ids.get(turn, ())) >= 3)
         rig.service.interrupt(turn, keep)
         end = await rig.end(turn)
         more, _ = await rig.turn((), state="chat", max_tokens=2)
@@ -163,7 +160,3 @@ async def test_another_tenants_state_is_not_found(tmp_path: Path) -> None:
         _, absent = await rig.turn((1,), state="chap", tenant="eve")
     assert type(foreign.error) is type(absent.error) is StateNotFoundError
     assert str(foreign.error) == str(absent.error).replace("chap", "chat")
-
-
-async def _turn_loop() -> None:
-    await asyncio.sleep(0)
