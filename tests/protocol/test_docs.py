@@ -1,5 +1,6 @@
 """docs/protocol.md says what the code does: its tables are read and compared."""
 
+import asyncio
 import math
 import re
 import types
@@ -35,6 +36,7 @@ from wkvm_protocol.messages import (
     pack_ids,
 )
 
+from tests.engine.states.rig import running
 from tests.protocol.vectors import sender_of
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.errors import InvalidParameterError
@@ -282,14 +284,18 @@ def bounds_of(text: str) -> list[int]:
     return bounds
 
 
-def test_the_counters_are_documented() -> None:
+def test_the_counters_are_documented(tmp_path: Path) -> None:
+    async def of_states() -> set[str]:
+        async with running(tmp_path) as states:
+            return set(states.service.stats())
+
     scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
     of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
     names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):
         ends = [f"le_{bound}" for bound in bounds_of(row["bounds"])]
         names |= {f"{row['name']}_{end}" for end in (*ends, "count", "sum")}
-    assert names == set(scheduler.stats()) | of_loop | of_server
+    assert names == set(scheduler.stats()) | of_loop | of_server | asyncio.run(of_states())
     assert len(names) < 1024
 
 
