@@ -226,6 +226,42 @@ async def test_whoever_comes_back_has_every_id_once(tmp_path: Path) -> None:
         assert got.end.version == 1
 
 
+async def test_a_key_that_nobody_knows_is_not_begun_again_for_who_has_had_ids(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as (rig, loop):
+        client = await rig.client("blue-key")
+        message = generate_on(save_as="a", idempotency_key="k", received=3)
+        assert (await refusal(client, message)).code == ErrorCode.STATE_NOT_FOUND
+        failed = await refusal(client, generate_on(save_as="a", received=3))
+        assert (failed.code, failed.field) == (ErrorCode.INVALID_PARAMETER, "received")
+        assert loop.n_fed == 0
+        await rig.assert_idle()
+
+
+@pytest.mark.parametrize("by", ["name", "lane"])
+@pytest.mark.parametrize("save_as", ["", "copy"])
+async def test_a_snapshot_is_of_what_a_request_has_come_to(
+    tmp_path: Path, by: str, save_as: str
+) -> None:
+    async with service(tmp_path) as (rig, loop):
+        client = await rig.client("blue-key")
+        await turn(client, generate_on(save_as="a"))
+        going_on = generate_on((), max_tokens=FOR_EVER, state="a", save_as="a")
+        client.send(numbered(going_on, 70))
+        await client.next_of(wire.Tokens)
+        asked = {"state": "a"} if by == "name" else {"lane": 70}
+        made = await ask(client, wire.StateSnapshot(0, save_as=save_as, **asked))
+        (info,) = made.states
+        assert info.name == (save_as or "a")
+        assert info.n_computed > 7
+        assert loop.n_live == 1
+        client.send(wire.Interrupt(70))
+        end = (await rest_of(client, 70)).end
+        assert end.version == (2 if save_as else 3)
+        assert end.n_computed > info.n_computed
+
+
 # --- tenants ------------------------------------------------------------------------------
 
 MESSAGES = [

@@ -203,12 +203,25 @@ class Making(Operations):
     ) -> StateInfo:
         """A new version that equals one, random numbers included.
 
+        Of a handle that a request will be committed to, and without a version, it is what that
+        request has come to by now: see ``snapshot_running``.
+
         Args:
             save_as: of this handle; without it, of the same one.
             expected_version: of its head; 0 for a handle that must be new.
         """
         backing, name = self._backing, save_as or ref.name
         backing.check_here(tenant, ref.name)
+        running = self._requests.running(tenant, ref.name) if ref.version is None else None
+        if running is not None:
+            return await self.snapshot_running(
+                tenant,
+                running,
+                save_as=save_as,
+                expected_version=expected_version,
+                durability=durability,
+                idempotency_key=idempotency_key,
+            )
         self._requests.check_stays(tenant, name)
         wanted = backing.durability(durability)
 

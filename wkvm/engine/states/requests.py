@@ -15,6 +15,7 @@ from wkvm.core.errors import (
     InvalidParameterError,
     KeyReusedError,
     QueueFullError,
+    StateNotFoundError,
     StoreFailedError,
     WkvmError,
 )
@@ -72,6 +73,8 @@ class Requests(Books):
             check_key(use.idempotency_key)
             if spec.params.n != 1:
                 raise InvalidParameterError("n", "of one choice alone, with an idempotency key")
+        elif use.received:
+            raise InvalidParameterError("received", "of a request with an idempotency key")
         if use.absorbs_only and spec.params.max_tokens:
             raise InvalidParameterError("max_tokens", "0 where nothing is to be sampled")
         if not spec.prompt and use.state is None and use.inline is None:
@@ -141,6 +144,9 @@ class Requests(Books):
                 if done is not None:
                     self._tell_done(turn, *done)
                     return
+            if use.received:
+                # from its beginning it would tell again what has been received
+                raise StateNotFoundError("of a request with this idempotency key")
             await self._enter(turn)
             is_loaded = False
             while not is_loaded:

@@ -75,6 +75,13 @@ class Within(Requests):
             if self._turns[request_id].phase is not Phase.LOADING
         ]
 
+    def running(self, tenant: str, name: str) -> int | None:
+        """The turn that the engine has and that will be committed to a handle; one, if several."""
+        for request_id in self.saving_to(tenant, name):
+            if self._turns[request_id].phase is Phase.RUNNING:
+                return request_id
+        return None
+
     def names_on_device(self, tenant: str) -> set[str]:
         """The handles to which turns that run will be committed."""
         return {
