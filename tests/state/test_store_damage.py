@@ -352,7 +352,7 @@ def test_a_catalogue_that_rots_while_it_is_open_gives_errors_and_no_answers(
         store._catalogue._reader.close()
         store._catalogue._reader = sqlite3.connect(path, check_same_thread=False)
         with pytest.raises(StoreFailedError):
-            store.get("t", "a")
+            store.get("t", "a@1")
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 from wkvm.core.errors import BadStoreError, StoreFailedError, StoreFullError
+from wkvm.state.index import FIND, Entry, Index, Key, Row
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Row: TypeAlias = tuple[Any, ...]
 
 SCHEMA_VERSION = 1
 """Stores of an earlier one are brought up to date, those of a later one are refused."""
@@ -93,12 +93,14 @@ class Catalogue:
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._is_failed = False
         self._synchronous = ""
+        self.index = Index()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         try:
             self._writer = _connect(path)
             if not _prepare(self._writer, path, store_id):
                 raise BadStoreError(path, "the database is not one of wkvm")
+            self.index.watch(self._writer)
             self._reader = _connect(path)
             self._reader.execute("PRAGMA query_only=1")
             ((self.store_id,),) = self._reader.execute(
@@ -123,6 +125,21 @@ class Catalogue:
             StoreFailedError: the database cannot be read.
         """
         return self.view(lambda reader: reader.execute(query, parameters).fetchall())
+
+    def find(self, key: Key) -> Entry | None:
+        """The row of a version with its handle and payload; None if there is none.
+
+        About 0.2 us for what was looked up or written before, without a call of the system.
+
+        Raises:
+            StoreFailedError: the database cannot be read.
+        """
+        entry = self.index.find(key)
+        if entry is not None and self._reader is not None:
+            return entry
+        epoch = self.index.epoch
+        found = self.read(FIND, key)
+        return self.index.fill(key, found[0], epoch) if found else None
 
     def view(self, look: Callable[[sqlite3.Connection], T]) -> T:
         """Run queries, each of which sees what was committed before it.
@@ -180,9 +197,10 @@ class Catalogue:
             raise StoreFailedError("write the catalogue", why)
         try:
             self._choose_synchronous(writer, "FULL" if durable else "NORMAL")
+            self.index.begin()
             writer.execute("BEGIN IMMEDIATE")
             result = change(writer)
-            writer.execute("COMMIT")
+            self._commit(writer)
         except BaseException as error:
             self._undo(writer)
             if not isinstance(error, sqlite3.Error):
@@ -197,6 +215,15 @@ class Catalogue:
                 raise  # a bug
             raise StoreFailedError("write the catalogue", str(error)) from error
         return result
+
+    def _commit(self, writer: sqlite3.Connection) -> None:
+        was_committed = False
+        self.index.before_commit()
+        try:
+            writer.execute("COMMIT")
+            was_committed = True
+        finally:
+            self.index.after_commit(writer, was_committed=was_committed)
 
     def _undo(self, writer: sqlite3.Connection) -> None:
         if not writer.in_transaction:

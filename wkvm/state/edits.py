@@ -15,12 +15,9 @@ from wkvm.core.registry import (
     Ref,
     VersionRecord,
 )
+from wkvm.state.columns import HANDLE_COLUMNS, PAYLOAD_COLUMNS, VERSION_COLUMNS, VERSION_WIDTH
 from wkvm.state.ledger import Ledger
 from wkvm.state.tables import (
-    HANDLE_COLUMNS,
-    PAYLOAD_COLUMNS,
-    VERSION_COLUMNS,
-    VERSION_WIDTH,
     HandleRow,
     PayloadRow,
     VersionRow,

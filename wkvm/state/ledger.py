@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from wkvm.core.errors import KeyReusedError, QuotaError, StateDamagedError
 from wkvm.core.registry import StoreLimits, check_key
-from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, rows
+from wkvm.state.columns import PAYLOAD_COLUMNS
+from wkvm.state.tables import PayloadRow, find_payload, rows
 
 
 @dataclass(frozen=True, slots=True)

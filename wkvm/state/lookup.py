@@ -46,7 +46,7 @@ class Lookup:
         self._clock = clock
 
     def get(self, tenant: str, ref: Ref | str) -> VersionRecord:
-        """What is known of a version, of the head by default. About 30 us.
+        """What is known of a version, of the head by default. About 5 us.
 
         Raises:
             StateNotFoundError: the tenant has none such; the same for what never was.

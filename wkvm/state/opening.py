@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from wkvm.core.errors import BadStoreError, StoreLockedError
 from wkvm.core.registry import StoreLimits
+from wkvm.state.columns import HANDLE_COLUMNS
 from wkvm.state.edits import Edit
 from wkvm.state.io import IO, Entry, Folder, Kind
 from wkvm.state.payloads import reason
-from wkvm.state.tables import HANDLE_COLUMNS, HandleRow, rows
+from wkvm.state.tables import HandleRow, rows
 
 logger = logging.getLogger(__name__)
 

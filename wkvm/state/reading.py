@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from wkvm.core.errors import StateDamagedError, StateNotFoundError
 from wkvm.core.registry import HandleRecord, RandomKey, Ref, VersionRecord
-from wkvm.state.catalogue import Catalogue, Row
-from wkvm.state.edits import Base
-from wkvm.state.tables import (
+from wkvm.state.catalogue import Catalogue
+from wkvm.state.columns import (
     HANDLE_COLUMNS,
     HANDLE_WIDTH,
     PAYLOAD_COLUMNS,
     VERSION_COLUMNS,
     VERSION_WIDTH,
+)
+from wkvm.state.edits import Base
+from wkvm.state.index import ALL, Row
+from wkvm.state.tables import (
     HandleRow,
     PayloadRow,
     VersionRow,
@@ -23,11 +26,6 @@ from wkvm.state.tables import (
     version_record,
 )
 
-_ALL = (
-    f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS} FROM handles h "
-    "JOIN versions v ON v.handle = h.id JOIN payloads p ON p.id = v.payload "
-)
-_FIND = f"{_ALL} WHERE h.tenant = ? AND h.name = ? AND v.version = coalesce(?, h.head)"
 _LIST = (
     f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS}, "
     "(SELECT count(*) FROM versions o WHERE o.handle = h.id) FROM handles h "
@@ -50,14 +48,17 @@ def find_version(
         StateNotFoundError: the tenant has none such.
         StateDamagedError: a row is not what was written.
     """
-    found = catalogue.read(_FIND, (tenant, ref.name, ref.version))
-    handle, version, payload = _split(found[0]) if found else (None, None, None)
-    if handle is None or version is None or payload is None:
+    entry = catalogue.find((tenant, ref.name, ref.version))
+    if entry is None:
         raise StateNotFoundError(str(ref))
-    handle.check()
-    if _is_over(handle, now):
+    if entry.built is None:
+        handle, version, payload = _split(entry.row)
+        handle.check()
+        entry.built = handle, version_record(handle, version, payload), payload
+    built: tuple[HandleRow, VersionRecord, PayloadRow] = entry.built
+    if _is_over(built[0], now):
         raise StateNotFoundError(str(ref))
-    return handle, version_record(handle, version, payload), payload
+    return built
 
 
 def get_handle(catalogue: Catalogue, tenant: str, name: str, now: float) -> HandleRecord:
@@ -124,7 +125,7 @@ def list_versions(
         StateDamagedError: a row is not what was written.
     """
     found = catalogue.read(
-        f"{_ALL} WHERE h.id = ? AND v.version <= ? ORDER BY v.version DESC LIMIT ?",
+        f"{ALL} WHERE h.id = ? AND v.version <= ? ORDER BY v.version DESC LIMIT ?",
         (handle.id, newest, limit),
     )
     return [version_record(*_split(row)) for row in found]
@@ -214,7 +215,7 @@ def record_of(catalogue: Catalogue, handle: int, version: int) -> VersionRecord:
         StateNotFoundError: it is gone.
         StateDamagedError: a row is not what was written.
     """
-    found = catalogue.read(f"{_ALL} WHERE h.id = ? AND v.version = ?", (handle, version))
+    found = catalogue.read(f"{ALL} WHERE h.id = ? AND v.version = ?", (handle, version))
     if not found:
         raise StateNotFoundError("that it came from: it was deleted")
     return version_record(*_split(found[0]))

@@ -21,13 +21,14 @@ from wkvm.core.errors import (
 from wkvm.core.registry import TAIL_IDS, canonical_json
 from wkvm.core.states import Tier
 from wkvm.state.catalogue import Catalogue
+from wkvm.state.columns import PAYLOAD_COLUMNS
 from wkvm.state.format import TOKEN_BYTES
 from wkvm.state.host import HostTier
 from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_image, unpack_ids
 from wkvm.state.ledger import Content
 from wkvm.state.objects import ObjectTier
 from wkvm.state.payloads import Payloads
-from wkvm.state.tables import PAYLOAD_COLUMNS, PayloadRow, find_payload, identity_of
+from wkvm.state.tables import PayloadRow, find_payload, identity_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,22 +12,18 @@ from wkvm.core.errors import (
 from wkvm.core.registry import Ref
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
-from wkvm.state.edits import Edit
-from wkvm.state.image import decode_image
-from wkvm.state.opening import Folders
-from wkvm.state.shelf import Shelf
-from wkvm.state.tables import (
+from wkvm.state.columns import (
     HANDLE_COLUMNS,
     HANDLE_WIDTH,
     PAYLOAD_COLUMNS,
     VERSION_COLUMNS,
     VERSION_WIDTH,
-    HandleRow,
-    PayloadRow,
-    VersionRow,
-    checkpoint_seal,
-    rows,
 )
+from wkvm.state.edits import Edit
+from wkvm.state.image import decode_image
+from wkvm.state.opening import Folders
+from wkvm.state.shelf import Shelf
+from wkvm.state.tables import HandleRow, PayloadRow, VersionRow, checkpoint_seal, rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
