@@ -124,12 +124,11 @@ async def connect_websocket(above: asyncio.BufferedProtocol, address: WebSocketA
     """
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if address.is_encrypted else None
-    _, below = await loop.create_connection(
+    transport, below = await loop.create_connection(
         lambda: _Below(above, address), address.host, address.port, ssl=context
     )
     try:
         await below.opened
     except BaseException:
-        assert below._transport is not None
-        below._transport.abort()
+        transport.abort()
         raise

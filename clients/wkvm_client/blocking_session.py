@@ -173,21 +173,9 @@ class Session:
         if n_turns < 1:
             raise ValueError(f"n_turns is {n_turns}: at least 1")
         self._head()
-        for _ in range(n_turns):
-            version = self._turns.start_of_last()
-            if version is None:
-                version = self._start_before(self._turns.head or 0)
-            key = new_key()
-            info = self._do(
-                lambda version=version, key=key: self._client.states.rollback(  # type: ignore[misc]
-                    self.name,
-                    version=version,
-                    expected_version=self._turns.head,
-                    idempotency_key=key,
-                )
-            )
-            self._turns.rolled_back(info.version)
-        return info
+        for _ in range(n_turns - 1):
+            self._roll_back_one()
+        return self._roll_back_one()
 
     def save(self) -> StateInfo:
         """Keep the conversation as it is so that no crash of the server loses it: a new version."""
@@ -292,6 +280,22 @@ class Session:
         self._client = self._client.at(error.target)
         self.name = name
         self._turns.moved(int(version))
+
+    def _roll_back_one(self) -> StateInfo:
+        version = self._turns.start_of_last()
+        if version is None:
+            version = self._start_before(self._turns.head or 0)
+        key = new_key()
+        info = self._do(
+            lambda: self._client.states.rollback(
+                self.name,
+                version=version,
+                expected_version=self._turns.head,
+                idempotency_key=key,
+            )
+        )
+        self._turns.rolled_back(info.version)
+        return info
 
     def _start_before(self, version: int) -> int:
         """The version that the turn which made this one began with.

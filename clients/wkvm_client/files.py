@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -72,7 +73,10 @@ class NewFile:
             raise
 
 
-def length_of(source: object, n_bytes: int | None) -> int:
+def length_of(
+    source: str | os.PathLike[str] | bytes | Iterable[bytes] | AsyncIterable[bytes],
+    n_bytes: int | None,
+) -> int:
     """How many bytes will come of a path, of bytes, or of an iterator.
 
     Raises:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import wkvm_client
 from wkvm_client.blocking_states import States
 from wkvm_client.errors import StateExistsError
@@ -191,11 +192,10 @@ def _delete(args: argparse.Namespace, client: wkvm_client.Client, states: States
 
 def _mutate(args: argparse.Namespace, client: wkvm_client.Client, states: States) -> int:
     try:
-        parameters = json.loads(args.parameters)
-    except (ValueError, RecursionError):
-        parameters = None
-    if not isinstance(parameters, dict):
-        raise ConfigError("parameters", "a JSON object, such as '{\"factor\": 0.5}'")
+        parameters = msgspec.json.decode(args.parameters, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        why = "a JSON object, such as '{\"factor\": 0.5}'"
+        raise ConfigError("parameters", why) from None
     info = states.mutate(
         args.operation,
         args.states,
