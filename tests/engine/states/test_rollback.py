@@ -93,3 +93,13 @@ async def test_a_position_that_is_not_there_is_not_found(tmp_path: Path, positio
         await two_turns(rig)
         with pytest.raises(StateNotFoundError):
             await rig.service.rollback(TENANT, "chat", position=position)
+
+
+async def test_ids_take_the_path_again_that_they_took(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        ids = await two_turns(rig)
+        await rig.service.rollback(TENANT, "chat", position=12)
+        spec = rig.loop.specs[max(rig.loop.specs)]
+    assert spec.start.pending == (ids[8],)
+    assert list(spec.prompt) == [9]
+    assert list(spec.forced) == ids[10:12]
