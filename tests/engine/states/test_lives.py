@@ -253,3 +253,13 @@ async def test_names_that_were_never_there_take_no_memory_for_ever(
             await rig.turn((1,), state=f"none{number}")
         await rig.turn((1,), state="chat")
         assert await rig.service.sweep(0.0) == 1
+
+
+async def test_what_is_in_memory_alone_outlives_a_service_that_is_closed(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        first, end = await rig.turn(PROMPT, save_as="chat", durability=Durability.MEMORY)
+        assert end.state is not None
+        assert end.state.ack is AckClass.VISIBLE
+    async with running(tmp_path / "s") as rig:
+        more, _ = await rig.turn((), state="chat", max_tokens=2)
+    assert more == fake_continuation((*PROMPT, *first), 2)

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
+from wkvm.core.errors import WkvmError
 from wkvm.core.request import Event, RequestSpec
 from wkvm.core.states import StateUse
 from wkvm.engine.interface import EngineInfo
 from wkvm.engine.states.backing import Backing
+from wkvm.engine.states.books import logger
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.migration import Migration
 from wkvm.engine.states.parking import Parking
@@ -116,7 +118,10 @@ class StateService(Migration):
         await self._requests.drain(grace_s)
 
     async def close(self) -> None:
-        """Wait for what is being committed, and close the store. The loop has ended before."""
+        """Wait for what is being committed, and close the store. The loop has ended before.
+
+        What is in memory alone goes to the disk, where there is one.
+        """
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
@@ -124,6 +129,11 @@ class StateService(Migration):
         # On this thread: nothing else is left to do, and at the end of an interpreter there are
         # no threads to be had any more.
         self._backing.threads.close()
+        if self._backing.has_disk:
+            try:
+                self._backing.store.flush()
+            except WkvmError as error:
+                logger.warning("states that were in memory alone are lost: %s", error)
         self._backing.store.close()
         self._closed()
 
