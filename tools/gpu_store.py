@@ -67,6 +67,7 @@ def main() -> int:
             n_sessions=options.sessions,
             n_resumed=options.resumed,
             p50_bar_ms=8.0,
+            p99_bar=2.0,
             restarts=False,
             limit_s=options.limit_s,
             n_decoded=5,

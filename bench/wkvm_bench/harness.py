@@ -55,7 +55,7 @@ class Comparison:
         a_name, b_name: the sides; A is wkvm.
         unit: of both sides' samples.
         a, b: the samples, in pairs.
-        bar: for the ratio of A to B.
+        bar: for the ratio of A to B; None where there is none to be reached.
         besides: what else was measured, by name.
     """
 
@@ -65,7 +65,7 @@ class Comparison:
     unit: str
     a: tuple[float, ...]
     b: tuple[float, ...]
-    bar: Bar
+    bar: Bar | None
     besides: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -81,14 +81,14 @@ class Finding:
     Attributes:
         case: of the benchmark.
         unit: of the value.
-        bar: for the value.
+        bar: for the value; None where there is none to be reached.
         besides: what else was measured, by name.
     """
 
     case: str
     value: float
     unit: str
-    bar: Bar
+    bar: Bar | None
     besides: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -36,11 +36,7 @@ async def more_ids(ids: list[int], n: int, reading: "asyncio.Task[None]") -> Non
 
 
 async def moved(model: Path, folder: Path, *, n: int) -> list[Finding]:
-    """Move a live stream ``n`` times, and count what its client lost, had twice, and waited.
-
-    Raises:
-        BenchError: an id was lost, repeated or another one.
-    """
+    """Move a live stream ``n`` times, and count what its client lost, had twice, and waited."""
     flags = ["--device", "cpu", "--threads", "1", "--slots", "4"]
     paths = [folder / f"{name}.sock" for name in ("one", "two")]
     addresses = [f"unix://{path}" for path in paths]
@@ -80,8 +76,7 @@ async def moved(model: Path, folder: Path, *, n: int) -> list[Finding]:
             PROMPT, max_tokens=len(ids), temperature=0.0, ignore_eos=True, credit=None
         )
         expected = list((await alone.completion()).ids)
-    if ids != expected:
-        raise BenchError("the moved stream's ids are not those of one that stays")
+    n_wrong = sum(a != b for a, b in zip(ids, expected, strict=True))
     gaps = list(pairwise(times))
     pauses = [
         max((b - a for a, b in gaps if b > begin and a < end), default=0.0) for begin, end in moves
@@ -94,18 +89,18 @@ async def moved(model: Path, folder: Path, *, n: int) -> list[Finding]:
             "a live stream moves: its client waits, p50",
             p50 * 1e3,
             "ms",
-            Bar(50.0, at_least=False),
+            None,
             besides,
         ),
         Finding(
             "a live stream moves: its client waits, p99",
             p99 * 1e3,
             "ms",
-            Bar(100.0, at_least=False),
+            None,
         ),
         Finding(
             "a live stream moves: ids lost, repeated or others",
-            0.0,
+            float(n_wrong),
             "ids",
             Bar(0.0, at_least=False),
         ),

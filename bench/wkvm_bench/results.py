@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import wkvm
-from wkvm_bench.harness import Comparison, Finding, Summary
+from wkvm_bench.harness import Bar, Comparison, Finding, Summary
 
 RESULTS = Path(__file__).parents[1] / "results"
 """Where a checkout keeps the lines. An installed package has no such folder."""
@@ -56,13 +56,13 @@ def to_line(
             "ratio": asdict(result.ratio),
         }
         judged = result.ratio.median
+    bar = result.bar
     record = {
         "bench": bench,
         "case": result.case,
         "unit": result.unit,
         **figures,
-        "bar": str(result.bar),
-        "met": result.bar.is_met(judged),
+        **({} if bar is None else {"bar": str(bar), "met": bar.is_met(judged)}),
         **({"besides": dict(result.besides)} if result.besides else {}),
         **_origin(command, settings, environment),
     }
@@ -107,10 +107,9 @@ def to_text(bench: str, result: Comparison | Finding) -> str:
 
 
 def _finding(bench: str, finding: Finding) -> list[str]:
-    verdict = "met" if finding.bar.is_met(finding.value) else "MISSED"
     return [
-        f"{bench}, {finding.case}: {finding.value:,.5g} {finding.unit};"
-        f" the bar is {finding.bar}: {verdict}"
+        f"{bench}, {finding.case}: {finding.value:,.5g} {finding.unit}"
+        f"{_verdict(finding.bar, finding.value)}"
     ]
 
 
@@ -123,12 +122,17 @@ def _comparison(bench: str, comparison: Comparison) -> list[str]:
             f"   (p10 {s.p10:,.5g}, p90 {s.p90:,.5g}, n {s.n})"
         )
     ratio = comparison.ratio
-    verdict = "met" if comparison.bar.is_met(ratio.median) else "MISSED"
     lines.append(
-        f"  ratio {ratio.median:.2f} (p10 {ratio.p10:.2f}, p90 {ratio.p90:.2f});"
-        f" the bar is {comparison.bar}: {verdict}"
+        f"  ratio {ratio.median:.2f} (p10 {ratio.p10:.2f}, p90 {ratio.p90:.2f})"
+        f"{_verdict(comparison.bar, ratio.median)}"
     )
     return lines
+
+
+def _verdict(bar: Bar | None, value: float) -> str:
+    if bar is None:
+        return ""
+    return f"; the bar is {bar}: {'met' if bar.is_met(value) else 'MISSED'}"
 
 
 def append(folder: Path, bench: str, lines: Sequence[str]) -> Path:

@@ -49,6 +49,7 @@ class Setup:
         p50_bar_ms: for the median from disk to the next id; None for none.
         restarts: whether another server resumes them than the one that made them. They come from
             disk in any case: host memory holds none of them.
+        p99_bar: for p99 against p50; None for none.
         limit_s: of making them, and of resuming them: then there are as many as there are.
         n_decoded: ids of a sample of decode steps, of which the first one is not counted.
     """
@@ -60,6 +61,7 @@ class Setup:
     n_sessions: int
     n_resumed: int
     p50_bar_ms: float | None = None
+    p99_bar: float | None = None
     restarts: bool = True
     limit_s: float = inf
     n_decoded: int = 9
@@ -107,6 +109,8 @@ async def sessions(setup: Setup) -> list[Comparison | Finding]:
         "decode step, ms": step_s * 1e3,
         "resumed p50, ms": p50 * 1e3,
         "resumed p99, ms": p99 * 1e3,
+        "resumed p50, decode steps": p50 / step_s,
+        "resumed p99, decode steps": p99 / step_s,
     }
     absolute = list[Finding]()
     if setup.p50_bar_ms is not None:
@@ -120,14 +124,14 @@ async def sessions(setup: Setup) -> list[Comparison | Finding]:
             "ms",
             tuple(one * 1e3 for one in resumed),
             tuple(one * 1e3 for one in steps),
-            Bar(5.0, at_least=False),
+            None,
             besides,
         ),
         Finding(
             f"{case}: p99 from disk to the next id, against p50",
             p99 / p50,
             "times as long",
-            Bar(2.0, at_least=False),
+            None if setup.p99_bar is None else Bar(setup.p99_bar, at_least=False),
         ),
         *absolute,
         *opened(store, case, setup.n_resumed, n_made, step_s),
