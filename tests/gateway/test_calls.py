@@ -6,7 +6,7 @@ import pytest
 from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat_bodies import ChatBody
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.native_bodies import GenerateBody
+from wkvm.gateway.native_bodies import ScoreBody
 
 
 def refusal(data: bytes, kind: type[msgspec.Struct]) -> HttpError:
@@ -37,7 +37,7 @@ def test_a_value_that_does_not_fit_is_found_by_its_place(
     [(b'{"idz":[1]}', "idz: there is no such field"), (b"{}", "ids: is required")],
 )
 def test_fields_that_are_unknown_or_missing_are_named(data: bytes, message: str) -> None:
-    error = refusal(data, GenerateBody)
+    error = refusal(data, ScoreBody)
     assert (error.param, error.message) == (message.partition(":")[0], message)
 
 
