@@ -61,6 +61,7 @@ class Making(Operations):
         Raises:
             StateExistsError: the name is taken.
             StaleVersionError: the head is elsewhere.
+            StateNotFoundError: it has expired by the time that it is told.
             RequestError, CapacityError, ExecutionError: as for a request.
         """
         is_append = state is not None and state.name == name
