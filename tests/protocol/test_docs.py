@@ -48,7 +48,7 @@ from wkvm.server.operations import (
     OPERATIONS_PER_TENANT,
     TRANSFERS_PER_TENANT,
 )
-from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WINDOW_BYTES
+from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WHOLE_TRANSFER_S, WINDOW_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
@@ -257,6 +257,7 @@ def test_the_limits_are_the_defaults() -> None:
         "transfers of states of one tenant": TRANSFERS_PER_TENANT,
         "bytes of a state that are granted ahead of their use": WINDOW_BYTES,
         "silence of a client in a transfer": TRANSFER_TIMEOUT_S,
+        "a whole transfer in which the server waits for the client": WHOLE_TRANSFER_S,
     }
     rows = table_after("## Limits\n")
     for row in rows:

@@ -43,11 +43,11 @@ from wkvm.server.state_bytes import WINDOW_BYTES
 DATA = bytes(range(250)) * (FILE_BYTES // 250)
 
 
-def hurry(rig: StateRig, timeout_s: float = 0.05) -> None:
+def hurry(rig: StateRig, timeout_s: float = 0.05, whole_s: float = 600.0) -> None:
     """Let the server have little patience."""
     operations = rig.server._dispatcher._operations
     assert operations is not None
-    operations._timeout_s = timeout_s
+    operations._timeout_s, operations._whole_s = timeout_s, whole_s
 
 
 def stop_reading(client: RawClient) -> None:
@@ -157,6 +157,25 @@ async def test_silence_ends_an_upload_and_keeps_nothing(n_sent: int) -> None:
         failed = await answer_of(client, 7)
         assert failed.code == ErrorCode.BAD_STATE_FILE
         assert f"{FILE_BYTES - n_sent:,} bytes are missing" in failed.message
+        assert rig.states.n_sinks == 0
+        await rig.assert_idle()
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_a_trickle_of_bytes_or_of_credit_ends(way: str) -> None:
+    async with serving_states() as rig:
+        hurry(rig, 10.0, whole_s=0.1)
+        client = await rig.client()
+        is_up = way == "up"
+        client.send(StateImport(7, "a", FILE_BYTES) if is_up else StateExport(7, "a", credit=1))
+        first = await reply(client, 7)
+        assert not isinstance(first, Failed)
+        reading = asyncio.create_task(rest_of(client, 7))
+        while not reading.done():
+            client.send(StateChunk(7, b"x") if is_up else StateCredit(7, 1))
+            await asyncio.sleep(0.005)
+        code = (await reading).end.code
+        assert code == (ErrorCode.BAD_STATE_FILE if is_up else ErrorCode.STALLED)
         assert rig.states.n_sinks == 0
         await rig.assert_idle()
 

@@ -36,6 +36,7 @@ from wkvm.server.auth import ConnectionCounts, Keyring
 from wkvm.server.dispatch import Dispatcher
 from wkvm.server.errors import INTERNAL_MESSAGE
 from wkvm.server.lanes import Lane, Outbox
+from wkvm.server.pacing import room_behind
 
 logger = logging.getLogger("wkvm.server")
 
@@ -45,10 +46,6 @@ MESSAGES_PER_TURN = 64
 One that concerns several choices counts as so many: it is as much work."""
 LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
-
-
-SMALLEST_CHUNK_BYTES = 16 * 1024
-"""Bytes of states are sent in fewer than these only where no more may wait to be sent."""
 
 
 def _set_event() -> asyncio.Event:
@@ -251,27 +248,24 @@ class Connection(asyncio.Protocol):
     async def output_room(self) -> int:
         """How many bytes of states may be written now, once that is one at least.
 
-        Half of what may wait before lanes pause is left to ids, so that bytes of states neither
-        pause them nor get far ahead of them. A peer that takes nothing for as long as
-        it may keep a connection waiting is cut off.
+        A peer that takes nothing for as long as it may keep a connection waiting is cut off.
         """
-        most = max(self._config.max_output_bytes // 8, 1)
-        enough = min(SMALLEST_CHUNK_BYTES, most)
-        due = self._loop.time() + self._config.write_timeout_s
-        n_waiting, pause_s = math.inf, 0.0
-        while True:
-            # what the loop has to do otherwise comes first, and the transport has its turn
-            await asyncio.sleep(pause_s)
-            n_written = 0 if self._transport is None else self._transport.get_write_buffer_size()
-            if most - n_written >= enough and not self._is_output_full:
-                return most - n_written
-            now = self._loop.time()
-            if n_written < n_waiting:
-                n_waiting, due = n_written, now + self._config.write_timeout_s
-            elif now >= due:
-                logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
-                self.abort()
-            pause_s = min(max(2 * pause_s, 0.0005), 0.01)
+        room = await room_behind(
+            self._n_unsent,
+            most=self._config.max_output_bytes // 8,
+            timeout_s=self._config.write_timeout_s,
+        )
+        if room is None:
+            logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
+            self.abort()
+            raise asyncio.CancelledError
+        return room
+
+    def _n_unsent(self) -> int | None:
+        """How many bytes wait to be sent; None where nothing more is to be added to them."""
+        if self._is_output_full:
+            return None
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # --- messages -------------------------------------------------------------------------
 

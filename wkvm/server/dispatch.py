@@ -13,7 +13,8 @@ from wkvm.server.ends import end_of, logprobs_of, reason_of
 from wkvm.server.errors import failed, refusal
 from wkvm.server.interface import Loop, States
 from wkvm.server.lanes import Choice, CreditPool, Lane, Outbox
-from wkvm.server.operations import Operations, StateClient
+from wkvm.server.operation import StateClient
+from wkvm.server.operations import Operations
 from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
 from wkvm.server.specs import spec_of

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from wkvm_protocol import messages as wire
 from wkvm_protocol.connection import failure
@@ -19,8 +19,13 @@ from wkvm.core.errors import (
 from wkvm.core.registry import parse_ref
 from wkvm.server.errors import refusal
 from wkvm.server.interface import States
-from wkvm.server.lanes import Lane
-from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, Download, Upload
+from wkvm.server.operation import Operation, StateClient
+from wkvm.server.state_bytes import (
+    TRANSFER_TIMEOUT_S,
+    WHOLE_TRANSFER_S,
+    Download,
+    Upload,
+)
 from wkvm.server.state_calls import carry_out
 from wkvm.server.state_fields import durability_of, expiry_of, form_of, info_message
 
@@ -34,78 +39,6 @@ TRANSFERS_PER_TENANT = 32
 TRANSFERS = (wire.StateExport, wire.StateImport, wire.GenerateOn)
 
 
-class StateClient(Protocol):
-    """A connection that is open, as operations see it."""
-
-    tenant: str
-    lanes: dict[int, Lane]
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Longest message that it takes."""
-        ...
-
-    def send(self, messages: Sequence[wire.ServerMessage]) -> None:
-        """Send messages with one write; nothing happens once it closes."""
-        ...
-
-    def room(self, request_id: int) -> int:
-        """How many bytes of a state may be sent on a lane, as the client granted them."""
-        ...
-
-    async def output_room(self) -> int:
-        """How many bytes may wait to be sent behind what is urgent, once it is one at least."""
-        ...
-
-
-class _Operation:
-    __slots__ = (
-        "client",
-        "download",
-        "has_begun",
-        "is_cancelled",
-        "is_transfer",
-        "request_id",
-        "task",
-        "tenant",
-        "upload",
-    )
-
-    def __init__(self, client: StateClient, request_id: int, *, is_transfer: bool) -> None:
-        self.client = client
-        self.tenant = client.tenant
-        self.request_id = request_id
-        self.is_transfer = is_transfer
-        self.has_begun = False
-        self.is_cancelled = False
-        self.upload: Upload | None = None
-        self.download: Download | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        """Cancel its task, once: a second time would cut off what it does at its end.
-
-        A task that has not begun would never be, and nothing would answer.
-        """
-        if not self.is_cancelled and self.has_begun and self.task is not None:
-            self.task.cancel()
-        self.is_cancelled = True
-
-    @property
-    def received(self) -> Upload:
-        """What comes, of one that takes bytes."""
-        if self.upload is None:
-            raise RuntimeError("it takes no bytes")
-        return self.upload
-
-    @property
-    def sent(self) -> Download:
-        """What goes, of one that sends bytes."""
-        if self.download is None:
-            raise RuntimeError("it sends no bytes")
-        return self.download
-
-
 class Operations:
     """The operations of all connections. All methods belong to the loop's thread.
 
@@ -113,15 +46,22 @@ class Operations:
         states: carries them out.
         clock: seconds since 1970.
         timeout_s: how long a client may keep bytes waiting.
+        whole_s: how long all bytes of a state may take.
     """
 
     def __init__(
-        self, states: States, clock: Callable[[], float], timeout_s: float = TRANSFER_TIMEOUT_S
+        self,
+        states: States,
+        clock: Callable[[], float],
+        *,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
+        whole_s: float = WHOLE_TRANSFER_S,
     ) -> None:
         self._states = states
         self._clock = clock
         self._timeout_s = timeout_s
-        self._of_clients = dict[StateClient, dict[int, _Operation]]()
+        self._whole_s = whole_s
+        self._of_clients = dict[StateClient, dict[int, Operation]]()
         self._n_of_tenants = Counter[str]()
         self._n_transfers = Counter[str]()
         self._tasks = set[asyncio.Task[None]]()
@@ -148,7 +88,7 @@ class Operations:
     ) -> None:
         """Take the state that a request starts from, and then go on."""
 
-        async def receive(operation: _Operation) -> None:
+        async def receive(operation: Operation) -> None:
             inline = await self._inline(operation, message)
             self._forget(operation)
             then(inline)
@@ -158,13 +98,13 @@ class Operations:
     def send_inline(self, client: StateClient, inline: bytes, end: wire.EndOn) -> None:
         """Send the state at the end of a request, and then the end, which closes the lane."""
 
-        async def send(operation: _Operation) -> wire.EndOn:
+        async def send(operation: Operation) -> wire.EndOn:
             done = await operation.sent.send(len(inline), None, [memoryview(inline)])
             client.send([done])
             return end
 
-        operation = _Operation(client, end.request_id, is_transfer=False)
-        operation.download = Download(client, end.request_id, self._timeout_s)
+        operation = Operation(client, end.request_id, is_transfer=False)
+        operation.download = self._download(client, end.request_id)
         self._start(operation, send(operation))
 
     def receive(
@@ -227,7 +167,7 @@ class Operations:
         self,
         client: StateClient,
         message: wire.StateOperation | wire.GenerateOn,
-        work: Callable[[_Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
+        work: Callable[[Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
     ) -> None:
         is_transfer = isinstance(message, TRANSFERS)
         try:
@@ -240,19 +180,21 @@ class Operations:
         except QueueFullError as error:
             client.send([refusal(message.request_id, error)])
             return
-        operation = _Operation(client, message.request_id, is_transfer=is_transfer)
+        operation = Operation(client, message.request_id, is_transfer=is_transfer)
         # at once: what follows may be in the same read
         match message:
             case wire.StateImport(n_bytes=n_bytes) | wire.GenerateOn(inline_bytes=n_bytes):
-                operation.upload = Upload(client, message.request_id, n_bytes, self._timeout_s)
+                operation.upload = Upload(
+                    client, message.request_id, n_bytes, self._timeout_s, self._whole_s
+                )
             case wire.StateExport():
-                operation.download = Download(client, message.request_id, self._timeout_s)
+                operation.download = self._download(client, message.request_id)
             case _:
                 pass
         self._start(operation, work(operation))
 
     def _start(
-        self, operation: _Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
+        self, operation: Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
     ) -> None:
         self._n_of_tenants[operation.tenant] += 1
         self._of_clients.setdefault(operation.client, {})[operation.request_id] = operation
@@ -265,7 +207,7 @@ class Operations:
         return task
 
     async def _run(
-        self, operation: _Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
+        self, operation: Operation, work: Coroutine[Any, Any, wire.ServerMessage | None]
     ) -> None:
         """Where an operation ends, however it does: one answer, and its place is free."""
         answer: wire.ServerMessage | None
@@ -284,7 +226,7 @@ class Operations:
         if answer is not None:
             operation.client.send([answer])
 
-    def _forget(self, operation: _Operation) -> None:
+    def _forget(self, operation: Operation) -> None:
         of_client = self._of_clients.get(operation.client, {})
         if of_client.get(operation.request_id) is not operation:
             return
@@ -299,7 +241,7 @@ class Operations:
 
     # --- migrations -----------------------------------------------------------------------
 
-    def _note_moving(self, operation: _Operation, message: wire.StateOperation) -> None:
+    def _note_moving(self, operation: Operation, message: wire.StateOperation) -> None:
         """Remember who moves what: if that connection goes, the state stays here."""
         if isinstance(message, wire.MigrateBegin):
             self._moving.setdefault(operation.client, set()).add(message.state)
@@ -321,7 +263,7 @@ class Operations:
     # --- what they do ---------------------------------------------------------------------
 
     async def _reply(
-        self, operation: _Operation, message: wire.StateOperation
+        self, operation: Operation, message: wire.StateOperation
     ) -> wire.ServerMessage:
         match message:
             case wire.StateExport():
@@ -346,13 +288,13 @@ class Operations:
                 self._note_moving(operation, message)
                 return reply
 
-    async def _export(self, operation: _Operation, message: wire.StateExport) -> wire.StateBytesEnd:
+    async def _export(self, operation: Operation, message: wire.StateExport) -> wire.StateBytesEnd:
         source = await self._states.export(
             operation.tenant, parse_ref(message.state), form_of(message.format)
         )
         return await operation.sent.send(source.n_bytes, source.info, source.chunks())
 
-    async def _import(self, operation: _Operation, message: wire.StateImport) -> wire.StateVersions:
+    async def _import(self, operation: Operation, message: wire.StateImport) -> wire.StateVersions:
         sink = await self._states.importing(
             operation.tenant,
             message.name,
@@ -372,7 +314,7 @@ class Operations:
             sink.abort()
         return wire.StateVersions(message.request_id, (info_message(info),))
 
-    async def _inline(self, operation: _Operation, message: wire.GenerateOn) -> bytes:
+    async def _inline(self, operation: Operation, message: wire.GenerateOn) -> bytes:
         most = self._states.max_file_bytes
         if message.inline_bytes > most:
             raise BadStateFileError(
@@ -383,8 +325,11 @@ class Operations:
             inline += chunk
         return bytes(inline)
 
+    def _download(self, client: StateClient, request_id: int) -> Download:
+        return Download(client, request_id, self._timeout_s, self._whole_s)
+
     async def _snapshot(
-        self, operation: _Operation, message: wire.StateSnapshot
+        self, operation: Operation, message: wire.StateSnapshot
     ) -> wire.StateVersions:
         if bool(message.state) == (message.lane is not None):
             raise InvalidParameterError("state", "exactly one of state and lane")

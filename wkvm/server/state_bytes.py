@@ -16,6 +16,8 @@ WINDOW_BYTES = 4 * wire.MAX_CHUNK_BYTES
 """Bytes of one upload that may be on their way or wait to be used."""
 TRANSFER_TIMEOUT_S = 30.0
 """How long the other side may keep bytes waiting, or the credit for them."""
+WHOLE_TRANSFER_S = 600.0
+"""How long all bytes of a state may take, so that a trickle of them holds nothing for ever."""
 
 
 class Peer(Protocol):
@@ -34,6 +36,30 @@ class Peer(Protocol):
         ...
 
 
+class _Patience:
+    """How long somebody may keep us waiting: each time, and in all."""
+
+    def __init__(self, timeout_s: float, whole_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._whole_s = whole_s
+        self._due = self._loop.time() + whole_s
+
+    async def until(self, event: asyncio.Event) -> None:
+        """Wait for an event.
+
+        Raises:
+            TimeoutError: it took too long; the message says what.
+        """
+        if self._loop.time() >= self._due:
+            raise TimeoutError(f"{self._whole_s:g} s in all")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await event.wait()
+        except TimeoutError:
+            raise TimeoutError(f"nothing for {self._timeout_s:g} s") from None
+
+
 class Upload:
     """Bytes from a client, as many as were announced. Used by one task.
 
@@ -41,12 +67,16 @@ class Upload:
         peer: who sends them.
         request_id: on which lane.
         n_bytes: how many there will be, at least 1.
+        timeout_s: how long it may send nothing.
+        whole_s: how long it may take, from now on.
     """
 
-    def __init__(self, peer: Peer, request_id: int, n_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self, peer: Peer, request_id: int, n_bytes: int, timeout_s: float, whole_s: float
+    ) -> None:
         self._peer = peer
         self._request_id = request_id
-        self._timeout_s = timeout_s
+        self._wait = _Patience(timeout_s, whole_s)
         self._n_to_grant = n_bytes
         self._n_to_come = n_bytes
         self._n_open = 0
@@ -77,11 +107,10 @@ class Upload:
                 return None
             self._arrived.clear()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._arrived.wait()
-            except TimeoutError:
+                await self._wait.until(self._arrived)
+            except TimeoutError as error:
                 raise BadStateFileError(
-                    f"nothing came for {self._timeout_s:g} s, {self._n_to_come:,} bytes are missing"
+                    f"it takes too long ({error}), {self._n_to_come:,} bytes are missing"
                 ) from None
         chunk = self._chunks.popleft()
         self._n_open -= len(chunk)
@@ -107,10 +136,11 @@ class Upload:
 class Download:
     """Bytes to a client, which grants them as it likes. Used by one task."""
 
-    def __init__(self, peer: Peer, request_id: int, timeout_s: float) -> None:
+    def __init__(self, peer: Peer, request_id: int, timeout_s: float, whole_s: float) -> None:
         self._peer = peer
         self._request_id = request_id
         self._timeout_s = timeout_s
+        self._wait = _Patience(timeout_s, whole_s)
         self._granted = asyncio.Event()
 
     def grant(self) -> None:
@@ -142,8 +172,7 @@ class Download:
         while not self._peer.room(self._request_id):
             self._granted.clear()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._granted.wait()
+                await self._wait.until(self._granted)
             except TimeoutError:
                 raise StalledError(self._timeout_s) from None
         n_bytes = await self._peer.output_room()
