@@ -111,6 +111,7 @@ class Client:
             self,
             name,
             head=None,
+            n_tokens=None,
             on_disconnect=on_disconnect,
             durability=durability,
             checkpoint_every=checkpoint_every,

@@ -4,6 +4,7 @@ import asyncio
 from typing import Protocol
 
 from wkvm_client.aio_connections import Connections
+from wkvm_client.aio_states import States
 from wkvm_client.errors import ClientClosedError, ClientError
 from wkvm_client.lanes import Lane
 
@@ -19,6 +20,11 @@ class Place(Protocol):
     @property
     def followers(self) -> "Followers":
         """Of streams on it."""
+        ...
+
+    @property
+    def states(self) -> States:
+        """That it keeps."""
         ...
 
     def at(self, address: str) -> "Place":
@@ -50,6 +56,8 @@ class Followers:
         try:
             assert lane.cut is not None
             place = self._place.at(lane.cut.target) if lane.cut.target else self._place
+            if lane.cut.n_tokens is not None:
+                lane.cut = lane.cut.arrived(await place.states.get(lane.cut.name))
             link = await place.connections.ready()
             if not lane.is_over:
                 lane.on_cut = place.followers.follow

@@ -189,6 +189,7 @@ class Client:
             self,
             name,
             head=None,
+            n_tokens=None,
             on_disconnect=on_disconnect,
             durability=durability,
             checkpoint_every=checkpoint_every,
@@ -333,6 +334,8 @@ class Client:
         """
         assert lane.cut is not None
         client = self.at(lane.cut.target) if lane.cut.target else self
+        if lane.cut.n_tokens is not None:
+            lane.cut = lane.cut.arrived(client.states.get(lane.cut.name))
         link = client.connections.ready(deadline_s)
         link.core.reopen(lane)
         if not link.flush(deadline_s):

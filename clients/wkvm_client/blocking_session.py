@@ -5,7 +5,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from wkvm_client.blocking_streams import Stream
-from wkvm_client.errors import ClientError, ConnectionLostError, StateMovedError, StateNotFoundError
+from wkvm_client.errors import (
+    ClientError,
+    ConnectionLostError,
+    StaleVersionError,
+    StateMovedError,
+    StateNotFoundError,
+)
 from wkvm_client.states import Durability, OnDisconnect, StateInfo
 from wkvm_client.turns import PASSED_OVER, TurnOptions, Turns, new_key, parent_of
 
@@ -38,6 +44,7 @@ class Session:
         name: str,
         *,
         head: int | None,
+        n_tokens: int | None,
         on_disconnect: OnDisconnect,
         durability: Durability | None,
         checkpoint_every: int,
@@ -47,7 +54,7 @@ class Session:
         self._on_disconnect: OnDisconnect = on_disconnect
         self._durability: Durability | None = durability
         self._checkpoint_every = checkpoint_every
-        self._turns = Turns(head)
+        self._turns = Turns(head, n_tokens)
         self._stream: Stream | None = None
 
     @property
@@ -64,13 +71,15 @@ class Session:
         Raises:
             ClientError: nobody knows.
         """
+        self._turns.at(None, None)
         self._settle()
+        self._turns.at(None, None)
         try:
             info = self._do(lambda: self._client.states.get(self.name))
         except StateNotFoundError:
-            self._turns.moved(0)
+            self._turns.moved(0, None)
             return None
-        self._turns.moved(info.version)
+        self._turns.moved(info.version, info.n_tokens)
         return info
 
     def append(self, ids: Iterable[int]) -> StateInfo:
@@ -93,7 +102,7 @@ class Session:
                 idempotency_key=key,
             )
         )
-        self._turns.add(info.version)
+        self._turns.add(info.version, info.n_tokens)
         return info
 
     def generate(
@@ -133,6 +142,8 @@ class Session:
             idempotency_key=idempotency_key or new_key(),
             received=received,
         )
+        if began_at is None and head:
+            self._stream.starts_after(self._turns.n_tokens)
         return self._stream
 
     def fork(self, name: str, *, keep_randomness: bool = False) -> "Session":
@@ -157,6 +168,7 @@ class Session:
             self._client,
             name,
             head=made[0].version,
+            n_tokens=made[0].n_tokens,
             on_disconnect=self._on_disconnect,
             durability=self._durability,
             checkpoint_every=self._checkpoint_every,
@@ -189,7 +201,7 @@ class Session:
                 idempotency_key=key,
             )
         )
-        self._turns.head = info.version
+        self._turns.at(info.version, info.n_tokens)
         return info
 
     def hibernate(self) -> StateInfo:
@@ -211,7 +223,7 @@ class Session:
                 self._turns.ended(stream.completion())
             except ClientError:
                 # who reads the stream is told
-                self._turns.head = None
+                self._turns.at(None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -240,13 +252,13 @@ class Session:
             self._move(error)
         except ClientError:
             # its reader was told; whether it has been is for the server to say
-            self._turns.head = None
+            self._turns.at(None, None)
         else:
             if stream.moved_to:
                 self._client = self._client.at(stream.moved_to)
                 assert completion.state is not None
                 self.name = completion.state.name or self.name
-                self._turns.moved(completion.state.version)
+                self._turns.moved(completion.state.version, completion.state.n_tokens)
             else:
                 self._turns.ended(completion)
 
@@ -273,13 +285,24 @@ class Session:
         raise AssertionError("the last attempt returns or raises")
 
     def _move(self, error: StateMovedError) -> None:
-        """Go where the state is now."""
-        name, _, version = error.state.partition("@")
-        if not error.target or not version.isdecimal():
+        """Go where the state is now.
+
+        Raises:
+            StaleVersionError: it is not what it was when this session used it last.
+        """
+        name, _, _ = error.state.partition("@")
+        if not error.target or not name:
             raise error
-        self._client = self._client.at(error.target)
-        self.name = name
-        self._turns.moved(int(version))
+        client = self._client.at(error.target)
+        info = client.states.get(name)
+        expected = self._turns.n_tokens
+        if expected is not None and info.n_tokens != expected:
+            raise StaleVersionError(
+                f"{info.ref} at {error.target} has {info.n_tokens} tokens, where {expected} were "
+                "expected: somebody else has moved it on"
+            )
+        self._client, self.name = client, name
+        self._turns.moved(info.version, info.n_tokens)
 
     def _roll_back_one(self) -> StateInfo:
         version = self._turns.start_of_last()
@@ -294,7 +317,7 @@ class Session:
                 idempotency_key=key,
             )
         )
-        self._turns.rolled_back(info.version)
+        self._turns.rolled_back(info.version, info.n_tokens)
         return info
 
     def _start_before(self, version: int) -> int:

@@ -58,6 +58,7 @@ class Lane:
         on_cut: called when it was cut off; who sets it moves the lane, or fails it. Without it a
             lane fails.
         moved_to: the address of the server that it moved to; empty where it began.
+        n_tokens: how many tokens the state has that it starts from, if that is known.
         unsent: the rest of a state to start from.
     """
 
@@ -78,6 +79,7 @@ class Lane:
         "n_consumed",
         "n_open",
         "n_room",
+        "n_tokens",
         "on_cut",
         "on_over",
         "prompt_logprobs",
@@ -109,6 +111,7 @@ class Lane:
         self.cut: Cut | None = None
         self.on_cut: Callable[[Lane], None] | None = None
         self.moved_to = ""
+        self.n_tokens: int | None = None
         self.unsent = memoryview(draft.data)
         self._data: bytearray | None = None
 
@@ -266,10 +269,10 @@ class Lane:
             isinstance(error, StateMovedError)
             and error.target
             and self.leg is not None
-            and can_be_sent_elsewhere(self.leg)
+            and can_be_sent_elsewhere(self.leg, self.n_tokens)
         ):
             name = error.state.partition("@")[0]
-            self._cut_off(Cut(error, target=error.target, name=name))
+            self._cut_off(Cut(error, error.target, name=name, n_tokens=self.n_tokens))
         else:
             self.fail(error)
 

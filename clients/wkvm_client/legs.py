@@ -6,12 +6,13 @@ sends what is missing. Where a stream has moved to another server, or was put as
 was there, the next leg goes on from the state that was kept.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from wkvm_protocol.messages import MAX_SHORT_TEXT, EndOn, GenerateOn
 
-from wkvm_client.errors import ClientError
+from wkvm_client.errors import ClientError, StaleVersionError
+from wkvm_client.states import StateInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,29 @@ class Cut:
         target: the address where it goes on; empty for the same server.
         left_at: what was kept, and the next leg starts from; None to send the same leg again.
         name: what the state of the same leg is called there; empty for what it is called here.
+        n_tokens: how many tokens the state must have there; None where that does not matter.
+        version: the version there that has as many, once it was looked up.
     """
 
     error: ClientError
     target: str = ""
     left_at: EndOn | None = None
     name: str = ""
+    n_tokens: int | None = None
+    version: int | None = None
+
+    def arrived(self, state: StateInfo) -> "Cut":
+        """The same, once it is known what the state is there.
+
+        Raises:
+            StaleVersionError: it has moved on, here or there.
+        """
+        if state.n_tokens != self.n_tokens:
+            raise StaleVersionError(
+                f"{state.ref} at {self.target} has {state.n_tokens} tokens, where "
+                f"{self.n_tokens} were expected: somebody else has moved it on"
+            )
+        return replace(self, version=state.version)
 
 
 def can_go_on(message: GenerateOn) -> bool:
@@ -50,16 +68,19 @@ def can_be_repeated(message: GenerateOn) -> bool:
     )
 
 
-def can_be_sent_elsewhere(message: GenerateOn) -> bool:
+def can_be_sent_elsewhere(message: GenerateOn, n_tokens: int | None) -> bool:
     """Whether a request means the same at the server that its state has moved to.
 
     There versions have other numbers, and other handles need not be.
+
+    Args:
+        n_tokens: how many tokens the state has that the request names, where that is known: then
+            it can be found there.
     """
-    return (
-        "@" not in message.state
-        and message.expected_version is None
-        and message.save_as in ("", message.state)
-    )
+    name, at, _ = message.state.partition("@")
+    if message.save_as not in ("", name):
+        return False
+    return n_tokens is not None or (not at and message.expected_version is None)
 
 
 def next_leg(
@@ -79,8 +100,9 @@ def next_leg(
             request_id=request_id,
             received=n_received,
             credit=credit,
-            state=cut.name or leg.state,
+            state=_there(leg.state, cut),
             save_as=(leg.save_as and cut.name) or leg.save_as,
+            expected_version=leg.expected_version if cut.version is None else cut.version,
         )
     end, sampling = cut.left_at, leg.sampling
     left = end.prompt_left * 4
@@ -104,6 +126,13 @@ def next_leg(
         idempotency_key=_next_key(leg.idempotency_key, n_legs),
         received=0,
     )
+
+
+def _there(state: str, cut: Cut) -> str:
+    """What a state is called where a leg is sent again."""
+    if not cut.name:
+        return state
+    return cut.name if cut.version is None else f"{cut.name}@{cut.version}"
 
 
 def _next_key(key: str, n_legs: int) -> str:

@@ -113,6 +113,11 @@ class StateEnd:
     data: bytes | None = None
 
     @property
+    def n_tokens(self) -> int:
+        """All tokens that belong to the state at the end, absorbed or not."""
+        return self.n_computed + len(self.pending)
+
+    @property
     def ref(self) -> str:
         """``NAME@VERSION`` of what was saved; empty where nothing was."""
         return f"{self.name}@{self.version}" if self.name else ""

@@ -46,38 +46,44 @@ class Turns:
     Attributes:
         head: the newest version of its state; 0 where there is none yet, None where that has to
             be asked.
+        n_tokens: how many tokens that has; None where that is not known.
     """
 
-    def __init__(self, head: int | None) -> None:
+    def __init__(self, head: int | None, n_tokens: int | None) -> None:
         self.head = head
+        self.n_tokens = n_tokens
         self._starts: list[int] = []
 
-    def add(self, version: int) -> None:
+    def add(self, version: int, n_tokens: int) -> None:
         """Note a turn, or what was appended."""
         if self.head:
             self._starts.append(self.head)
-        self.head = version
+        self.at(version, n_tokens)
+
+    def at(self, version: int | None, n_tokens: int | None) -> None:
+        """Note what the newest version is, by whatever was no turn."""
+        self.head, self.n_tokens = version, n_tokens
 
     def ended(self, completion: Completion) -> None:
         """Note how a turn ended. One that kept nothing has not been."""
         state = completion.state
         if state is not None and state.name and completion.reason != EndReason.MOVED:
-            self.add(state.version)
+            self.add(state.version, state.n_tokens)
 
-    def moved(self, version: int) -> None:
+    def moved(self, version: int, n_tokens: int | None) -> None:
         """Note that the state is elsewhere, where its versions have other numbers."""
         self._starts.clear()
-        self.head = version
+        self.at(version, n_tokens)
 
     def start_of_last(self) -> int | None:
         """The version that the last turn began with; None if that has to be asked."""
         return self._starts[-1] if self._starts else None
 
-    def rolled_back(self, version: int) -> None:
+    def rolled_back(self, version: int, n_tokens: int) -> None:
         """Note that the last turn has not been."""
         if self._starts:
             self._starts.pop()
-        self.head = version
+        self.at(version, n_tokens)
 
 
 def parent_of(name: str, entry: LogEntry) -> int | None:

@@ -80,6 +80,13 @@ class LaneView(Generic[ChoiceT]):
         """The address of the server that it has moved to; empty where it has not."""
         return self._lane.moved_to
 
+    def starts_after(self, n_tokens: int | None) -> None:
+        """Say how many tokens the state has that it starts from, right after it was sent.
+
+        Then it can be followed to where the state is, if it has moved meanwhile.
+        """
+        self._lane.n_tokens = n_tokens
+
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Log probabilities of the prompt's ids but the first, as far as they have come."""

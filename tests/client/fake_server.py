@@ -225,7 +225,7 @@ async def answer(peer: Peer, ids: Sequence[int]) -> Generate:
     return request
 
 
-def told(name: str, version: int = 1) -> StateInfo:
+def told(name: str, version: int = 1, n_computed: int = 5) -> StateInfo:
     """What a server tells of a state."""
     return StateInfo(
         name=name,
@@ -236,7 +236,7 @@ def told(name: str, version: int = 1) -> StateInfo:
         tier="host",
         content_id="ab" * 32,
         n_bytes=1234,
-        n_computed=5,
+        n_computed=n_computed,
         n_pending=1,
         tail=pack_ids([1, 2, 3, 4, 5, 6]),
         operation="create",

@@ -300,6 +300,16 @@ async def test_a_session_goes_where_its_stream_went(
     assert (await peer.next(GenerateOn)).state == "t@2"
 
 
+async def looked_up(other: FakeServer, n_computed: int) -> Peer:
+    """Answer, at the server that a state has moved to, what it is there."""
+    peer = await other.peer()
+    await peer.hello(features=["states"])
+    request = await peer.next(StateGet)
+    assert request.state == "t"
+    peer.send(StateVersions(request.request_id, (told("t", 3, n_computed),)))
+    return peer
+
+
 async def test_a_session_goes_where_its_state_went(
     driver: Driver, server: FakeServer, other: FakeServer
 ) -> None:
@@ -308,11 +318,52 @@ async def test_a_session_goes_where_its_state_went(
     hibernating = asyncio.create_task(driver.do(session, "hibernate"))
     request = await peer.next(StateHibernate)
     peer.send(StateMoved(request.request_id, "it has moved", other.address, "t@3"))
-    peer = await other.peer()
-    await peer.hello(features=["states"])
+    peer = await looked_up(other, 3)
     request = await peer.next(StateHibernate)
     assert request.state == "t"
-    peer.send(StateVersions(request.request_id, (told("t", 3),)))
+    peer.send(StateVersions(request.request_id, (told("t", 3, 3),)))
     await hibernating
     await driver.do(session, "generate", [2])
     assert (await peer.next(GenerateOn)).state == "t@3"
+
+
+async def test_a_turn_goes_where_its_state_went(
+    driver: Driver, server: FakeServer, other: FakeServer
+) -> None:
+    peer, session = await begun(driver, server)
+    await first_turn(driver, peer, session, 0)
+    stream = await driver.do(session, "generate", [2])
+    request = await peer.next(GenerateOn)
+    completing = asyncio.create_task(driver.completion(stream))
+    peer.send(StateMoved(request.request_id, "it has moved", other.address, "t@1"))
+    peer = await looked_up(other, 3)
+    there = await peer.next(GenerateOn)
+    assert (there.state, there.save_as, there.expected_version) == ("t@3", "t", 3)
+    assert there.prompt == request.prompt
+    peer.end_on(there.request_id, name="t", version=4)
+    await completing
+    await driver.do(session, "generate", [2])
+    assert (await peer.next(GenerateOn)).state == "t@4"
+
+
+async def test_a_state_that_somebody_moved_on_elsewhere_is_stale(
+    driver: Driver, server: FakeServer, other: FakeServer
+) -> None:
+    peer, session = await begun(driver, server)
+    await first_turn(driver, peer, session, 0)
+    stream = await driver.do(session, "generate", [2])
+    request = await peer.next(GenerateOn)
+    completing = asyncio.create_task(driver.completion(stream))
+    peer.send(StateMoved(request.request_id, "it has moved", other.address, "t@1"))
+    there = await looked_up(other, 4)
+    with pytest.raises(StaleVersionError):
+        await completing
+    refreshing = asyncio.create_task(driver.do(session, "refresh"))
+    get = await peer.next(StateGet)
+    peer.send(StateMoved(get.request_id, "it has moved", other.address, "t@1"))
+    for _ in range(2):
+        get = await there.next(StateGet)
+        there.send(StateVersions(get.request_id, (told("t", 3, 4),)))
+    assert (await refreshing).ref == "t@3"
+    await driver.do(session, "generate", [2])
+    assert (await there.next(GenerateOn)).state == "t@3"

@@ -274,6 +274,23 @@ async def test_a_session_moves_there_and_back(make: Make, tmp_path: Path) -> Non
 
 
 @both
+async def test_a_turn_of_a_session_is_taken_where_its_state_is(make: Make, tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as address, running(tmp_path / "b") as target:
+        driver, operator, there = [await dialled(make, at) for at in (address, address, target)]
+        whole = await said(driver, [1, 2], 8, temperature=0)
+        session = driver.client.session("s")
+        options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 4}
+        first = await driver.completion(await driver.do(session, "generate", [1, 2], **options))
+        await migrated(operator, there, "s", target, name="t")
+        stream = await driver.do(session, "generate", [], **options)
+        rest = await driver.completion(stream)
+        assert first.ids + rest.ids == whole.ids
+        assert (stream.moved_to, kept(rest).ref) == (target, "t@2")
+        for one in (driver, operator, there):
+            await one.close()
+
+
+@both
 async def test_a_refusal_of_the_target_leaves_the_source_as_it_was(
     make: Make, tmp_path: Path
 ) -> None:
