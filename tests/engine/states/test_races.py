@@ -410,3 +410,28 @@ async def test_a_rollback_to_a_checkpoint_of_what_it_was_forked_from_says_so(
         made = await rig.service.get(TENANT, Ref("chat", 1))
         assert (parent.ref, parent.content_id) == ("chat@1", made.version.content_id)
         assert (await rig.service.replay(TENANT, Ref("other"))).equal
+
+
+async def test_a_stream_goes_on_if_who_begins_to_move_it_is_gone_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        turn = await streaming(rig)
+        gate = Gate(rig, "commit")
+        begin = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
+        await gate.reached()
+        begin.cancel()
+        await asyncio.wait([begin])
+        again = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
+        await asyncio.sleep(0.01)
+        gate.open()
+        assert (await again).version.ref == Ref("chat", 2)
+        await rig.service.migrate_end(TENANT, "chat", moved=None)
+        rig.service.grant(turn, 100)
+        assert (await rig.end(turn)).error is None
+        assert rig.ids[turn] == fake_continuation(PROMPT, 40)
+
+
+async def test_who_has_ids_of_a_turn_that_is_not_known_gets_no_others(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        ids, end = await rig.turn(PROMPT, save_as="chat", idempotency_key="k", received=2)
+        assert isinstance(end.error, StateNotFoundError)
+        assert not ids

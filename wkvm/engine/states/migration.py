@@ -74,8 +74,8 @@ class Migration(Replay):
         parked = list[int]()
         try:
             for request_id in self._parking.begun(tenant, name):
-                if await self._parking.park(request_id):
-                    parked.append(request_id)
+                parked.append(request_id)
+                await self._parking.park(request_id)
             info = await self._settled(tenant, name)
         except BaseException:
             self._stay(key, parked)

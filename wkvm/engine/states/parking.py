@@ -14,7 +14,7 @@ from wkvm.core.start import Saved
 from wkvm.core.states import Moved
 from wkvm.engine.states.books import logger
 from wkvm.engine.states.commits import commit_on_the_way, expected_of, image_of
-from wkvm.engine.states.tellings import end_event, parked_end
+from wkvm.engine.states.tellings import end_event, failure, parked_end
 from wkvm.engine.states.turns import Origin, Phase, Turn
 from wkvm.engine.states.within import Within
 from wkvm.state.image import StateImage
@@ -33,12 +33,15 @@ class Parking(Within):
             WkvmError: it could not be committed, and goes on.
         """
         turn = self._turns.get(request_id)
+        while turn is not None and turn.parking is not None:
+            await asyncio.wait([turn.parking])  # for somebody who has given up
+            turn = self._turns.get(request_id)
         if turn is not None and turn.phase is Phase.ENDING:
             await self.end_of(request_id)
             return False
-        if turn is None or turn.phase is not Phase.RUNNING or turn.parking is not None:
+        if turn is None or turn.phase is not Phase.RUNNING:
             return False
-        turn.parking = asyncio.get_running_loop().create_future()
+        turn.parking, turn.goes_on = asyncio.get_running_loop().create_future(), False
         self._loop.interrupt(self._engine_id(request_id))
         await asyncio.shield(turn.parking)
         return self._is_parked(request_id)
@@ -48,9 +51,11 @@ class Parking(Within):
         return turn is not None and turn.phase is Phase.PARKED
 
     def unpark(self, request_id: int) -> None:
-        """Let a turn go on from where it was parked. One that is not parked is left alone."""
+        """Let a turn go on from where it is parked, or once it is. Others are left alone."""
         turn = self._turns.get(request_id)
         if turn is None or turn.phase is not Phase.PARKED:
+            if turn is not None:
+                turn.goes_on = True
             return
         (engine_id,) = self._loop.reserve(1)
         self._alias(request_id, engine_id)
@@ -78,30 +83,33 @@ class Parking(Within):
         saved, name = event.saved, turn.use.save_as
         if saved is None or name is None:
             raise ValueError("a turn without a state is to be parked")
-        parking, turn.parking = turn.parking, None
-        record, image, failure = None, image_of(self._backing, turn.origin, saved), None
+        record, error = None, None
+        image = image_of(self._backing, turn.origin, saved)
         try:
             record = await self._commit_so_far(turn, saved, name)
-        except WkvmError as error:
-            failure = error
+        except WkvmError as refused:
+            error = refused
         except Exception:  # noqa: BLE001  (whoever waits is told)
             logger.exception("a turn could not be parked")
-            failure = StoreFailedError("commit", "see the server's log")
+            error = StoreFailedError("commit", "see the server's log")
         _shorten(turn, saved, event.n_output, record, image)
         turn.move(Phase.PARKED)
         if turn.is_cancelled:
             self.cancel(event.request_id)
-        elif turn.is_interrupted and failure is None:
+        elif turn.is_interrupted and error is not None:
+            self._over(turn, failure(turn, event, error))
+        elif turn.is_interrupted:
             self._end_parked(turn, event.request_id)
-        elif failure is not None:
+        elif error is not None or turn.goes_on:
             # As if it had not been tried: it goes on from what it has.
             self.unpark(event.request_id)
+        parking, turn.parking = turn.parking, None
         if parking is None or parking.done():
             return
-        if failure is None:
+        if error is None:
             parking.set_result(None)
         else:
-            parking.set_exception(failure)
+            parking.set_exception(error)
             parking.exception()  # whoever waited may have been cancelled
 
     async def _commit_so_far(self, turn: Turn, saved: Saved, name: str) -> VersionRecord:

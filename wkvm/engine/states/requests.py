@@ -148,6 +148,8 @@ class Requests(Books):
                 # from its beginning it would tell again what has been received
                 raise StateNotFoundError("of a request with this idempotency key")
             await self._enter(turn)
+            if use.received:
+                raise StateNotFoundError("of a request under this key: run it anew")
             is_loaded = False
             while not is_loaded:
                 while (moving := self._moving.get(key)) is not None:

@@ -81,6 +81,7 @@ class Turn:
         outputs: its ids so far, where somebody may ask for them again.
         n_told: how many ids it had produced when it was parked last.
         parking: who waits until it is parked, or over.
+        goes_on: who had it parked has given that up.
         is_committed: its end is a version.
         first_start, first_cached: of its first start, once it was parked.
         checkpoints: states on the way, each with what it went on from.
@@ -103,6 +104,7 @@ class Turn:
     is_cancelled: bool = False
     is_interrupted: bool = False
     is_committed: bool = False
+    goes_on: bool = False
     keep: int | None = None
     n_told: int = 0
     parking: "asyncio.Future[None] | None" = None
