@@ -51,7 +51,7 @@ def damage(store: Store) -> None:
 
 
 def look_up_all(store: Store) -> None:
-    for name in ("a", "b", "e", "m", "n", "z", "f", "g"):
+    for name in ("a", "b", "s", "e", "m", "n", "z", "f", "g"):
         for version in (None, 1, 2, 3):
             try:
                 store.get("t", Ref(name, version))
@@ -77,6 +77,7 @@ def prepare(store: Store) -> None:
     put(store, "a", 1)
     put(store, "a", 2)
     put(store, "b", 3)
+    put(store, "s", 1)  # shares its bytes with a@1
     put(store, "e", 4, expires_at=1001.0)
     put(store, "m", 6, durability=MEMORY)
 
@@ -180,10 +181,12 @@ def test_readers_see_what_was_acknowledged_and_never_go_back(tmp_path: Path) -> 
         acknowledged, is_over = [1], threading.Event()
 
         def write() -> None:
-            for seed in range(1, 60):
-                record = put(store, "a", seed % 5, durability=MEMORY, keep=3)
-                acknowledged[0] = record.version
-            is_over.set()
+            try:
+                for seed in range(1, 60):
+                    record = put(store, "a", seed % 5, durability=MEMORY, keep=3)
+                    acknowledged[0] = record.version
+            finally:
+                is_over.set()
 
         def read() -> None:
             last = 0

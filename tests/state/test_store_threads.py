@@ -57,9 +57,11 @@ def test_collections_between_commits_remove_nothing_that_is_needed(tmp_path: Pat
         is_over = threading.Event()
 
         def commit(first: int) -> None:
-            for at in range(first, first + 40):
-                put(store, f"n{at}", at)
-            is_over.set()
+            try:
+                for at in range(first, first + 40):
+                    put(store, f"n{at}", at)
+            finally:
+                is_over.set()
 
         def collect() -> None:
             while not is_over.is_set():
@@ -89,10 +91,12 @@ def test_states_are_read_whole_or_not_found_while_others_delete_them(tmp_path: P
         is_over = threading.Event()
 
         def change() -> None:
-            for at in range(60):
-                put(store, "a", at % 3)
-                store.delete("t", "a")
-            is_over.set()
+            try:
+                for at in range(60):
+                    put(store, "a", at % 3)
+                    store.delete("t", "a")
+            finally:
+                is_over.set()
 
         def read() -> None:
             while not is_over.is_set():
