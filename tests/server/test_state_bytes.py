@@ -413,6 +413,22 @@ async def test_the_state_at_the_end_of_a_request_comes_before_its_end() -> None:
         await rig.assert_idle()
 
 
+async def test_a_state_that_is_not_read_keeps_its_place_among_the_transfers() -> None:
+    states = ScriptedStates()
+    states.end = StateEnd(inline=bytes(20_000_000))
+    async with serving_states(states) as rig:
+        client = await rig.client()
+        stop_reading(client)
+        client.send(numbered(generate_on(want_inline=True), 7))
+        await until(lambda: rig.server.n_requests == 0 and rig.server.n_operations == 1)
+        operations = rig.server._dispatcher._operations
+        assert operations is not None
+        assert operations.n_transfers == 1
+        client.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert isinstance((await rest_of(client, 7)).end, wire.EndOn)
+        await rig.assert_idle()
+
+
 async def test_an_inline_state_longer_than_any_is_refused_before_a_byte_is_granted() -> None:
     async with serving_states() as rig:
         client = await rig.client()

@@ -310,6 +310,7 @@ class Dispatcher:
         end = end_of(choice, event, reason)
         inline = None if event.state is None else event.state.inline
         if inline is not None and isinstance(end, wire.EndOn) and self._operations is not None:
+            lane.has_place = False  # it goes on with the bytes
             self._operations.send_inline(client, inline, end)
         else:
             choice.box.ends.append(end)

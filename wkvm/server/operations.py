@@ -96,14 +96,17 @@ class Operations:
         self._begin(client, message, receive)
 
     def send_inline(self, client: StateClient, inline: bytes, end: wire.EndOn) -> None:
-        """Send the state at the end of a request, and then the end, which closes the lane."""
+        """Send the state at the end of a request, and then the end, which closes the lane.
+
+        The place among the transfers that was taken for the request is free when that is done.
+        """
 
         async def send(operation: Operation) -> wire.EndOn:
             done = await operation.sent.send(len(inline), None, [memoryview(inline)])
             client.send([done])
             return end
 
-        operation = Operation(client, end.request_id, is_transfer=False)
+        operation = Operation(client, end.request_id, is_transfer=True)
         operation.download = self._download(client, end.request_id)
         self._start(operation, send(operation))
 
