@@ -79,7 +79,7 @@ class GenerateOn(Message, frozen=True, tag=0x15):
     want_inline: bool = False
     """Send the state at the end, in StateChunks before the EndOn."""
     checkpoint_every: Count = 0
-    """Keep a checkpoint at each multiple of so many tokens; 0 for none."""
+    """Keep a checkpoint wherever so many tokens more were absorbed; 0 for none."""
     replay: bool = False
     """Draw the random numbers of the state's own key, not fresh ones."""
     idempotency_key: ShortText = ""

@@ -167,7 +167,7 @@ class StateRollback(Message, frozen=True, tag=0x27):
     state: ShortText
     version: Count | None = None
     position: Count | None = None
-    """A count of tokens at which there is a checkpoint."""
+    """So many of its first tokens, absorbed and pending together."""
     expected_version: Count | None = None
     idempotency_key: ShortText = ""
 
