@@ -138,6 +138,22 @@ class Lookup:
             check_same(identity, record.identity)
         return Loaded(record, self._bytes(tenant, record, payload, record.key, into))
 
+    def at_hand(self, tenant: str, ref: Ref | str, *, identity: Identity) -> Loaded | None:
+        """A version that is in memory, rows and bytes: about 10 us, and no system call.
+
+        Returns:
+            None for what is not; ``load`` says why.
+        """
+        try:
+            found = reading.known_version(self._catalogue, tenant, as_ref(ref), self._clock())
+        except (StateNotFoundError, StateDamagedError):
+            return None
+        if found is None or found[1].identity != identity:
+            return None
+        _, record, payload = found
+        image = self._shelf.host.get(payload.uid)
+        return None if image is None else Loaded(record, _with_key(image, record.key))
+
     def load_at(
         self, tenant: str, ref: Ref | str, position: int, *, identity: Identity | None = None
     ) -> Loaded:

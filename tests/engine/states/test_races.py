@@ -218,6 +218,7 @@ async def test_a_turn_that_is_being_committed_moves_with_its_handle(tmp_path: Pa
 async def test_a_turn_that_is_being_loaded_moves_with_its_handle(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")
+        rig.store.cool(TENANT, "chat")
         gate = Gate(rig, "load")
         turn = rig.submit((9,), state="chat", save_as="chat", max_tokens=40, credit=3)
         await gate.reached()

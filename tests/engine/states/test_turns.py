@@ -14,6 +14,7 @@ from wkvm.core.errors import (
 )
 from wkvm.core.registry import AckClass, Ref
 from wkvm.core.request import Status
+from wkvm.engine.states.threads import Threads
 
 PROMPT = (5, 6, 7)
 
@@ -160,3 +161,25 @@ async def test_another_tenants_state_is_not_found(tmp_path: Path) -> None:
         _, absent = await rig.turn((1,), state="chap", tenant="eve")
     assert type(foreign.error) is type(absent.error) is StateNotFoundError
     assert str(foreign.error) == str(absent.error).replace("chap", "chat")
+
+
+async def test_what_is_in_host_memory_goes_on_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        first, _ = await rig.turn(PROMPT, save_as="chat", max_tokens=3)
+
+        async def read(self: Threads, call: object) -> None:
+            raise AssertionError("a thread was asked")
+
+        with monkeypatch.context() as without:
+            without.setattr(Threads, "read", read)
+            second, end = await rig.turn((), state="chat", save_as="chat", max_tokens=3)
+        assert end.state is not None
+        assert end.state.ref == Ref("chat", 2)
+        await rig.service.hibernate(TENANT, Ref("chat"))
+        third, _ = await rig.turn((), state="chat", max_tokens=3)
+        assert (await rig.turn((), state="chat@1", max_tokens=3))[0] == second
+        _, stale = await rig.turn((), state="chat", save_as="chat", expected_version=1)
+    assert first + second + third == fake_continuation(PROMPT, 9)
+    assert isinstance(stale.error, StaleVersionError)

@@ -28,7 +28,7 @@ from wkvm.engine.states.before import end_before
 from wkvm.engine.states.books import Books, logger
 from wkvm.engine.states.endings import n_kept
 from wkvm.engine.states.interface import StepLoop
-from wkvm.engine.states.origins import is_fork, load_origin, start_of, untouched
+from wkvm.engine.states.origins import is_at_hand, is_fork, load_origin, start_of, untouched
 from wkvm.engine.states.tellings import again, end_event, failure, is_same, parked_end
 from wkvm.engine.states.turns import Phase, Turn
 
@@ -155,7 +155,8 @@ class Requests(Books):
                 while (moving := self._moving.get(key)) is not None:
                     await asyncio.shield(moving)
                 self._backing.check_here(*key)
-                await self._backing.threads.read(lambda: load_origin(self._backing, turn))
+                if not is_at_hand(self._backing, turn):
+                    await self._backing.threads.read(lambda: load_origin(self._backing, turn))
                 is_loaded = key not in self._moving
             self._run(turn, ids)
         except TimeoutError:
