@@ -118,3 +118,17 @@ async def test_a_stream_that_waits_can_be_ended(tmp_path: Path, how: str) -> Non
     assert (end.n_output, end.n_prompt) == (3, 3)
     assert end.state is not None
     assert end.state.ref == (Ref("chat", 1) if how == "interrupt" else None)
+
+
+async def test_a_handle_whose_move_was_forgotten_is_told_by_its_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("backing", "origins"):
+        monkeypatch.setattr(f"wkvm.engine.states.{module}.MAX_MOVED", 1)
+    async with running(tmp_path / "s") as rig:
+        for name in ("chat", "other"):
+            await rig.turn(PROMPT, save_as=name)
+            await rig.service.migrate_begin(TENANT, name)
+            await rig.service.migrate_end(TENANT, name, moved=THERE)
+        _, end = await rig.turn((1,), state="chat")
+    assert isinstance(end.error, StateMovedError)
