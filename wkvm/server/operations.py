@@ -31,8 +31,8 @@ from wkvm.server.state_fields import durability_of, expiry_of, form_of, info_mes
 
 logger = logging.getLogger("wkvm.server")
 
-OPERATIONS_PER_CONNECTION = 64
-OPERATIONS_PER_TENANT = 256
+OPERATIONS_PER_CONNECTION = 256
+OPERATIONS_PER_TENANT = 1024
 TRANSFERS_PER_TENANT = 32
 """Operations that move bytes of states; each may have one state in memory."""
 
