@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.state.programs import STEPS, Bench, check_clean, content_of, power_choices
-from tests.state.simulated import Disk, Plan, PowerCut
+from tests.state.simulated import Disk, Plan, PowerCut, SimIO
 from tests.state.stores import crash
 from wkvm.core.errors import (
     StateDamagedError,
@@ -251,3 +251,16 @@ def test_a_damaged_file_is_kept_wherever_power_goes(bench: Bench) -> None:
         if not was_cut:
             return
     raise AssertionError("the load did not end")
+
+
+def test_the_folder_is_synced_when_the_catalogue_has_its_files(bench: Bench) -> None:
+    disk = bench.disk()
+    store = bench.open(disk)
+    io = store._io
+    assert isinstance(io, SimIO)
+    assert io.log[-1] == "sync_folder"
+    crash(store)
+    disk.locks.clear()
+    plan = Plan(at=len(io.log) - 1, fault=errno.EIO)
+    with pytest.raises(StoreFailedError):
+        bench.open(disk, plan)
