@@ -197,12 +197,19 @@ MUTANTS = (
     ),
     Mutant(
         "handles are found whoever asks",
-        "wkvm/state/reading.py",
-        "{_ALL} WHERE h.tenant = ? AND h.name = ? AND",
-        "{_ALL} WHERE coalesce(h.tenant, ?) IS NOT NULL AND h.name = ? AND",
+        "wkvm/state/index.py",
+        "{ALL} WHERE h.tenant = ? AND h.name = ? AND",
+        "{ALL} WHERE coalesce(h.tenant, ?) IS NOT NULL AND h.name = ? AND",
         (
             "tests/states/test_refusals.py::test_another_tenants_state_is_answered_as_one_that_never_was",
         ),
+    ),
+    Mutant(
+        "what was looked up before is told after a write",
+        "wkvm/state/index.py",
+        "            for one in self._touched:\n",
+        "            for one in ():\n",
+        ("tests/state/test_store_index.py",),
     ),
     Mutant(
         "the digest of an imported file is not verified",

@@ -152,6 +152,7 @@ def test_what_is_saved_does_not_change_when_its_slot_goes_to_others(make: Make) 
     before = saved.record.clone()
     save(driver, (9, 9), greedy(20))
     assert torch.equal(saved.record, before)
+    assert hash_of(saved) == state_of(saved.absorbed)  # and was not the slot's rubbish before
 
 
 @both
