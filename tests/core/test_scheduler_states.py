@@ -306,6 +306,32 @@ def test_checkpoints_are_at_multiples_in_output_and_at_cuts_in_prompts(
     assert len(places) >= len(expected) - 3
 
 
+def test_checkpoints_that_are_due_all_the_time_keep_no_end_waiting() -> None:
+    rig = Rig(depth=1, n_slots=40)
+    for at in range(39):
+        rig.submit(RequestSpec(prompt=(at + 1,), params=length(60), checkpoint_every=1))
+    rig.turn(20)
+    last = rig.submit(RequestSpec(prompt=PROMPT, params=length(3), save=True))
+    rig.turn(4)
+    assert rig.told[last].end is not None
+    rig.finish()
+    n_checkpoints = [len(one.saved) for one in rig.told.values()][:39]
+    assert min(n_checkpoints) >= max(n_checkpoints) - 2 > 0
+    for one in rig.told.values():
+        for event in one.saved:
+            assert event.saved is not None
+            check(event.saved)
+
+
+def test_snapshots_that_are_asked_for_at_once_are_one() -> None:
+    rig = Rig(depth=2)
+    request_id = rig.submit(RequestSpec(prompt=PROMPT, params=length(9), save=True))
+    rig.turn(2)
+    assert all(rig.scheduler.snapshot(request_id) for _ in range(50))
+    rig.finish()
+    assert len(rig.told[request_id].saved) == 1
+
+
 def test_checkpoints_count_from_the_first_token_of_all() -> None:
     rig = Rig()
     saved = rig.run(RequestSpec(prompt=PROMPT, params=length(4), save=True)).last

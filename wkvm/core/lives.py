@@ -14,9 +14,9 @@ from wkvm.core.grammar import Constraint, Unbound
 from wkvm.core.outcome import held_back
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, SavedEvent, Status
-from wkvm.core.saving import Purpose, Savings, Wanted, checkpoint_after, saved_of
+from wkvm.core.saving import Purpose, Savings, Wanted, saved_of
 from wkvm.core.slots import TenantSlots
-from wkvm.core.start import Entry, Save, Saved, SavedRecord
+from wkvm.core.start import Entry, Saved, SavedRecord
 from wkvm.core.table import Ending, Request, RequestTable
 from wkvm.core.waiting import WaitingLine
 
@@ -97,8 +97,8 @@ class Lives:
         """Have the state of a request told as it is after the steps in flight.
 
         Returns:
-            Whether a SavedEvent will come, unless the request ends before; else it is unknown, has
-            ended or is about to.
+            Whether a SavedEvent will come, unless the request ends before; one for all that asked
+            meanwhile. Else it is unknown, has ended or is about to.
 
         Raises:
             InvalidParameterError: its output is not kept: it neither saves nor had a start.
@@ -172,20 +172,6 @@ class Lives:
         return events
 
     # --- states that are copied ----------------------------------------------------------
-
-    def _saves(self) -> tuple[Save, ...]:
-        """What is to be copied before the rows of a plan; slots that are left with it are free."""
-        for request in self._checkpointed.values():
-            if request.n_computed == request.next_checkpoint:
-                request.next_checkpoint = checkpoint_after(request)
-                self._savings.want(request, Purpose.CHECKPOINT)
-        saves = list[Save]()
-        for save, wanted in self._savings.take():
-            saves.append(save)
-            if wanted.purpose is Purpose.LAST:
-                wanted.request.slot = None
-                self._slots.free(save.slot, wanted.request.tenant)
-        return tuple(saves)
 
     def _take_saved(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Tell the copies of a plan, which were made before its rows ran."""

@@ -74,7 +74,8 @@ class RequestSpec:
         hold_back_last: absorb all but the last id of the prompt, which is pending at the end: so
             the next request has something to go on from. With ``max_tokens`` 0.
         checkpoint_every: tell the state whenever it has absorbed a multiple of so many tokens; in
-            a prompt, where it may be cut next. None for never.
+            a prompt, where it may be cut next; later, where more copies are due than a step can
+            make. None for never.
     """
 
     prompt: Sequence[int]

@@ -6,7 +6,6 @@ What that is the host knows when it has their results, and these come before the
 """
 
 from array import array
-from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -52,10 +51,15 @@ class Wanted:
 
 
 class Savings:
-    """Copies that are wanted and those on their way."""
+    """Copies that are wanted and those on their way.
+
+    Checkpoints come last, so that however many are due nobody waits for the end of a request
+    because of them; and one that has not been made when the next is due is that one.
+    """
 
     def __init__(self) -> None:
-        self._wanted = deque[Wanted]()
+        self._wanted = dict[tuple[Purpose, int], Wanted]()
+        self._checkpoints = dict[int, Wanted]()
         self._planned = dict[int, Wanted]()
         self._n_tickets = 0
 
@@ -63,25 +67,39 @@ class Savings:
     def n_leaving(self) -> int:
         """How many slots become free with copies that are wanted and not planned yet."""
         return sum(
-            one.purpose is Purpose.LAST and one.request.slot is not None for one in self._wanted
+            one.purpose is Purpose.LAST and one.request.slot is not None
+            for one in self._wanted.values()
         )
 
     def want(self, request: Request, purpose: Purpose) -> None:
-        """Have the state of a running request copied with the next plan that has room for it."""
-        self._wanted.append(Wanted(request, purpose))
+        """Have the state of a running request copied with the next plan that has room for it.
+
+        Once, if it is wanted for that purpose already.
+        """
+        if purpose is Purpose.CHECKPOINT:
+            self._checkpoints.setdefault(request.request_id, Wanted(request, purpose))
+        else:
+            self._wanted.setdefault((purpose, request.request_id), Wanted(request, purpose))
 
     def take(self) -> list[tuple[Save, Wanted]]:
         """The copies of the next plan. Those whose slots were lost meanwhile are dropped."""
         taken = list[tuple[Save, Wanted]]()
-        while self._wanted and len(taken) < MAX_SAVES:
-            wanted = self._wanted.popleft()
+        while (self._wanted or self._checkpoints) and len(taken) < MAX_SAVES:
+            wanted = self._next()
             if wanted.request.slot is None or not wanted.counts:
                 continue
             wanted.n_computed = wanted.request.n_computed
             self._n_tickets += 1
             self._planned[self._n_tickets] = wanted
             taken.append((Save(slot_of(wanted.request), self._n_tickets), wanted))
+            if wanted.purpose is Purpose.LAST:
+                wanted.request.slot = None
         return taken
+
+    def _next(self) -> Wanted:
+        if self._wanted:
+            return self._wanted.pop(next(iter(self._wanted)))
+        return self._checkpoints.pop(next(iter(self._checkpoints)))
 
     def landed(self, save: Save) -> Wanted | None:
         """What a copy that was planned is for; None if nobody wants it any more."""

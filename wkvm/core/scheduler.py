@@ -30,7 +30,8 @@ from wkvm.core.request import (
     RequestSpec,
     Status,
 )
-from wkvm.core.saving import checkpoint_after
+from wkvm.core.saving import Purpose, checkpoint_after
+from wkvm.core.start import Save
 from wkvm.core.table import Request, choices_of
 
 MAX_ENTRIES = 4
@@ -189,6 +190,19 @@ class Scheduler(Lives):
         plan = StepPlan(tuple(rows), self._slots.take_freed(), saves)
         self._in_flight.append(plan)
         return plan
+
+    def _saves(self) -> tuple[Save, ...]:
+        """What is to be copied before the rows of a plan; slots that are left with it are free."""
+        for request in self._checkpointed.values():
+            if request.n_computed == request.next_checkpoint:
+                request.next_checkpoint = checkpoint_after(request)
+                self._savings.want(request, Purpose.CHECKPOINT)
+        saves = list[Save]()
+        for save, wanted in self._savings.take():
+            saves.append(save)
+            if wanted.purpose is Purpose.LAST:
+                self._slots.free(save.slot, wanted.request.tenant)
+        return tuple(saves)
 
     def _admit(self, now: float) -> bool:
         """Give out slots. Returns whether somebody was passed over for want of room for records."""

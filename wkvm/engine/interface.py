@@ -119,8 +119,8 @@ class EngineLike(Protocol):
         """Have the state of a request told as it is after the steps in flight.
 
         Returns:
-            Whether a SavedEvent will come, unless the request ends before; else it is unknown, has
-            ended or is about to.
+            Whether a SavedEvent will come, unless the request ends before; one for all that asked
+            meanwhile. Else it is unknown, has ended or is about to.
 
         Raises:
             InvalidParameterError: what the request produces is not kept: it neither saves its
