@@ -8,7 +8,13 @@ import contextlib
 import time
 
 from wkvm_client.aio_states import States
-from wkvm_client.errors import BadPeerError, ClientError, StateNotFoundError
+from wkvm_client.errors import (
+    BadPeerError,
+    ClientError,
+    ConnectionLostError,
+    DeadlineError,
+    LinkError,
+)
 from wkvm_client.states import Migrated, StateInfo
 
 MOVED_TAG = "wkvm.moved"
@@ -60,8 +66,10 @@ async def migrate(
             )
         finally:
             export.close()
-    except BaseException:
+    except BaseException as error:
         await _stay(source, began.name)
+        if isinstance(error, LinkError | DeadlineError):
+            error.add_note(f"{name} may be at {address} all the same: if it is, delete it there")
         raise
     try:
         _check(began, there)
@@ -72,15 +80,15 @@ async def migrate(
             target_name=there.name,
             target_version=there.version,
         )
-    except (BadPeerError, StateNotFoundError):
-        # the source goes on, or will: what is at the target would be a second one
-        await target.delete(there.ref)
-        await _stay(source, began.name)
-        raise
-    except ClientError as error:
+    except (ConnectionLostError, DeadlineError) as error:
         error.add_note(
             f"{there.ref} is committed at {address}; whether {began.ref} moved is not known"
         )
+        raise
+    except ClientError:
+        # the source goes on: what is at the target would be a second one
+        await target.delete(there.ref)
+        await _stay(source, began.name)
         raise
     return Migrated(
         source=began.ref,

@@ -116,6 +116,8 @@ def send_state(
     reply = link.core.ask(call.message)
     n_sent = 0
     try:
+        # what is to be sent may come from another connection: this one must not wait for it
+        link.push()
         for data in _parts(source):
             n_sent += len(data)
             check_length(n_sent, n_bytes)
