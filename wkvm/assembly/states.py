@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
 import wkvm
@@ -90,17 +89,9 @@ class OpenStates:
         )
         return StateService(loop, backing, idle_s=self._config.idle_s, closed=self._cleanup)
 
-    def close(self) -> None:
-        """Close the store of states that were never served."""
-        self._store.close()
-        self._cleanup()
-
     def _cleanup(self) -> None:
         if self._temporary is not None:
             self._temporary.cleanup()
-
-
-MakeStates = Callable[[StepLoop], StateService]
 
 
 def _fold(engine: Engine) -> Fold | None:

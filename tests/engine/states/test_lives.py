@@ -1,11 +1,12 @@
 """What becomes of turns whose clients go, come back, or ask twice; and of a service that ends."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, running, until
+from tests.engine.states.rig import TENANT, TIMEOUT_S, Rig, running, until
 from tests.fakes import fake_continuation
 from wkvm.core.errors import (
     DrainingError,
@@ -263,3 +264,24 @@ async def test_what_is_in_memory_alone_outlives_a_service_that_is_closed(tmp_pat
     async with running(tmp_path / "s") as rig:
         more, _ = await rig.turn((), state="chat", max_tokens=2)
     assert more == fake_continuation((*PROMPT, *first), 2)
+
+
+async def test_a_disk_that_does_not_answer_holds_up_its_own_turn_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        answers, commit = threading.Event(), rig.store.commit
+
+        def wait(*arguments: object, **keywords: object) -> object:
+            answers.wait(TIMEOUT_S)
+            return commit(*arguments, **keywords)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(rig.store, "commit", wait)
+        slow = rig.submit((1,), state="chat", save_as="chat")
+        await until(lambda: rig.service.stats()["n_states_committing"] == 1)
+        others = [await rig.turn((number,), state="chat") for number in range(8)]
+        assert slow not in rig.ends
+        answers.set()
+        assert (await rig.end(slow)).error is None
+    assert all(end.error is None for _, end in others)
