@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -132,7 +133,8 @@ class Batch:
             logprobs=job.params.logprobs is not None,
         )
         reader = choice_text(stream, self._texts, options, fields)
-        keeper = Keeper(client, Unwatched(), fields, (stream,), (reader,))
+        # Nobody cancels these by a name.
+        keeper = Keeper(client, Unwatched(), lambda _: nullcontext(), fields, (stream,), (reader,))
         text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
         finish: Finish | None = None
         try:
