@@ -68,6 +68,30 @@ async def pin_state(client: Client, fields: StateFields) -> Sequence[int]:
     return info.tail
 
 
+async def settled(client: Client, finish: Finish) -> StateEnd | None:
+    """The state at the end of the text; waits, if a stop string came too late to end there.
+
+    Raises:
+        ClientError: it could not be taken back to there.
+        HttpError: likewise.
+    """
+    end = finish.state
+    if end is None or not finish.n_excess:
+        return end
+    if not end.name:
+        why = "the answer was over before its stop string was found, and so is its state"
+        raise HttpError(500, f"{why}; ask again with a greater max_tokens", SERVER)
+    n_tokens = end.n_computed + len(end.pending) - finish.n_excess
+    info = await client.states.rollback(end.name, position=n_tokens, expected_version=end.version)
+    return replace(
+        end,
+        version=info.version,
+        ack=info.ack,
+        n_computed=info.n_computed,
+        pending=tuple(info.tail[len(info.tail) - info.n_pending :]),
+    )
+
+
 class Keeper:
     """Sees to it that the state of a request ends where its text does.
 
@@ -109,29 +133,8 @@ class Keeper:
                     stream.cancel()
 
     async def settle(self, finish: Finish) -> StateEnd | None:
-        """The state at the end of the text; waits, if a stop string came too late to end there.
-
-        Raises:
-            ClientError: it could not be taken back to there.
-            HttpError: likewise.
-        """
-        end = finish.state
-        if end is None or not finish.n_excess:
-            return end
-        if not end.name:
-            why = "the answer was over before its stop string was found, and so is its state"
-            raise HttpError(500, f"{why}; ask again with a greater max_tokens", SERVER)
-        n_tokens = end.n_computed + len(end.pending) - finish.n_excess
-        info = await self._client.states.rollback(
-            end.name, position=n_tokens, expected_version=end.version
-        )
-        return replace(
-            end,
-            version=info.version,
-            ack=info.ack,
-            n_computed=info.n_computed,
-            pending=tuple(info.tail[len(info.tail) - info.n_pending :]),
-        )
+        """See ``settled``."""
+        return await settled(self._client, finish)
 
     async def _finish(self, stream: Stream, text: ChoiceText) -> None:
         """Read to the end what nobody waits for."""

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from wkvm_client.results import TokenLogprobs
 
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.keeping import Keeper, Unwatched, choice_text
+from wkvm.gateway.keeping import choice_text, settled
 from wkvm.gateway.pieces import Finish, TextOptions
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.texts import Texts
@@ -133,8 +132,6 @@ class Batch:
             logprobs=job.params.logprobs is not None,
         )
         reader = choice_text(stream, self._texts, options, fields)
-        # Nobody cancels these by a name.
-        keeper = Keeper(client, Unwatched(), lambda _: nullcontext(), fields, (stream,), (reader,))
         text, ids, logprobs = list[str](), list[int](), list[TokenLogprobs]()
         finish: Finish | None = None
         try:
@@ -148,7 +145,7 @@ class Batch:
                 finish = piece.finish
         except HttpError:  # how the reader says that the server has ended the choice early
             pass
-        state = await keeper.settle(finish) if finish is not None and job.save_as else None
+        state = await settled(client, finish) if finish is not None and job.save_as else None
         whole = "".join(text)
         stop_reason = finish.stop_reason if finish else None
         if stop_reason not in (*job.params.stops, *job.params.stop_ids):
