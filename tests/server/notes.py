@@ -118,6 +118,7 @@ class Bench:
         self.clock = Clock()
         self.connection = Connection(self.server._shared)
         self.connection._loop = cast("asyncio.AbstractEventLoop", self.clock)
+        self.connection._clocks._loop = self.connection._loop
         self.client = ClientConnection()
         self.connection.connection_made(self.transport)
         if greets:

@@ -5,38 +5,25 @@ Here are the deadlines and the flow control. What a message means is in ``dispat
 
 import asyncio
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
-from wkvm_protocol.connection import Ignored, Refused, ServerConnection
+from wkvm_protocol.connection import Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
 from wkvm_protocol.messages import (
-    GRAMMAR_FEATURE,
-    SCORE_FEATURE,
-    STATES_FEATURE,
-    Cancel,
-    ClientMessage,
-    Credit,
-    Generate,
-    GenerateConstrained,
-    GenerateOn,
     GoAway,
     Hello,
-    Interrupt,
     Ping,
     Pong,
     ServerMessage,
 )
 
-from wkvm.core.config import LOCAL_TENANT, ServerConfig
-from wkvm.engine.interface import EngineInfo
-from wkvm.server.auth import ConnectionCounts, Keyring
-from wkvm.server.dispatch import Dispatcher
+from wkvm.core.config import LOCAL_TENANT
+from wkvm.server.clocks import Clocks, Overdue
 from wkvm.server.errors import INTERNAL_MESSAGE
-from wkvm.server.lanes import Lane, Outbox
+from wkvm.server.lanes import Lane, Outbox, n_more
 from wkvm.server.pacing import room_behind
+from wkvm.server.shared import Shared
 
 logger = logging.getLogger("wkvm.server")
 
@@ -46,27 +33,6 @@ MESSAGES_PER_TURN = 64
 One that concerns several choices counts as so many: it is as much work."""
 LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
-
-
-def _set_event() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Shared:
-    """What all connections of a server have in common."""
-
-    config: ServerConfig
-    info: EngineInfo
-    server: str
-    dispatcher: Dispatcher
-    keyring: Keyring
-    counts: ConnectionCounts
-    connections: "set[Connection]" = field(default_factory=set["Connection"])
-    none_left: asyncio.Event = field(default_factory=_set_event)
-    is_draining: bool = False
 
 
 class Connection(asyncio.Protocol):
@@ -95,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._wire = ServerConnection(
             max_frame_bytes=config.max_frame_bytes,
             max_lanes=config.max_lanes,
-            features=_features(shared),
+            features=shared.features(),
         )
         self._transport: asyncio.Transport | None = None
         self._is_counted = False
@@ -104,15 +70,7 @@ class Connection(asyncio.Protocol):
         self._is_closing = False
         self._is_output_full = False
         self._corked: list[bytes] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_for = math.inf
-        self._auth_due = math.inf
-        self._frame_due = math.inf
-        self._write_due = math.inf
-        self._close_due = math.inf
-        self._heard_at = 0.0
-        self._pinged_at = 0.0
-        self._n_missed_pings = 0
+        self._clocks = Clocks(config, self._tick)
 
     # --- the transport's side -------------------------------------------------------------
 
@@ -122,9 +80,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self._config.max_output_bytes // 4)
         self._shared.connections.add(self)
         self._shared.none_left.clear()
-        self._heard_at = self._loop.time()
-        self._auth_due = self._heard_at + self._config.auth_timeout_s
-        self._arm(self._auth_due)
+        self._clocks.starts()
         if self._is_trusted:
             return
         self._is_counted = self._shared.counts.open()
@@ -137,8 +93,7 @@ class Connection(asyncio.Protocol):
         """Take bytes, and carry out the messages that they complete."""
         if self._is_closing:
             return
-        self._heard_at = self._loop.time()
-        self._n_missed_pings = 0
+        self._clocks.hears()
         self._wire.feed(data)
         self._turn()
 
@@ -152,9 +107,7 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._wire.close()
         self._let_go()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._clocks.stop()
         self._shared.connections.discard(self)
         if not self._shared.connections:
             self._shared.none_left.set()
@@ -168,9 +121,7 @@ class Connection(asyncio.Protocol):
         self._is_output_full = True
         if self._is_closing:
             return
-        self._write_due = self._loop.time() + self._config.write_timeout_s
-        self._frame_due = math.inf
-        self._arm(self._write_due)
+        self._clocks.is_blocked()
         if self._is_open:
             self._shared.dispatcher.hold(self)
         self._live_transport().pause_reading()
@@ -178,10 +129,10 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self._is_output_full = False
-        self._write_due = math.inf
+        self._clocks.is_free()
         if self._is_closing:
             return
-        self._heard_at = self._loop.time()
+        self._clocks.may_speak()
         if self._is_open:
             self._shared.dispatcher.release(self)
         self._loop.call_soon(self._go_on)
@@ -215,11 +166,10 @@ class Connection(asyncio.Protocol):
         self._wire.close()
         self._uncork()
         transport = self._transport
-        if transport is not None and self._close_due == math.inf:
+        if transport is not None and not self._clocks.is_ending:
             transport.close()
             # what is left to send is not waited for without end
-            self._close_due = self._loop.time() + self._config.write_timeout_s
-            self._arm(self._close_due)
+            self._clocks.ends(self._config.write_timeout_s)
         self._let_go()
 
     def abort(self) -> None:
@@ -256,8 +206,7 @@ class Connection(asyncio.Protocol):
             timeout_s=self._config.write_timeout_s,
         )
         if room is None:
-            logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
-            self.abort()
+            self._cut_off()
             raise asyncio.CancelledError
         return room
 
@@ -302,9 +251,10 @@ class Connection(asyncio.Protocol):
             n_left -= 1
             message = next_message()
             if message is None:
-                self._note_frame()
+                if self._wire.mid_frame:
+                    self._clocks.begins_frame()
                 return True
-            self._frame_due = math.inf
+            self._clocks.ends_frame()
             match message:
                 case Ping(nonce=nonce):
                     self._write(self._wire.send(Pong(nonce)))
@@ -316,28 +266,11 @@ class Connection(asyncio.Protocol):
                     if self._wire.is_drained:
                         self.close()
                 case _:
-                    n_left -= self._n_more(message)
+                    n_left -= n_more(self.lanes, message)
                     self._shared.dispatcher.handle(self, message)
             if self._is_closing or not self._wire.mid_frame:
                 return True
         return False
-
-    def _n_more(self, message: ClientMessage | Ignored) -> int:
-        """As how many more messages this one counts: one for each choice but the first."""
-        match message:
-            case Generate() | GenerateConstrained() | GenerateOn():
-                return max(message.sampling.n - 1, 0)
-            case Cancel() | Credit() | Interrupt():
-                lane = self.lanes.get(message.request_id)
-                return 0 if lane is None else max(len(lane.choices) - 1, 0)
-            case _:
-                return 0
-
-    def _note_frame(self) -> None:
-        """Start the clock of a frame that has begun."""
-        if self._wire.mid_frame and self._frame_due == math.inf:
-            self._frame_due = self._heard_at + self._config.frame_timeout_s
-            self._arm(self._frame_due)
 
     def _hello(self, hello: Hello) -> None:
         shared, info = self._shared, self._shared.info
@@ -369,10 +302,9 @@ class Connection(asyncio.Protocol):
                 max_model_len=info.max_model_len or 0,
             )
         )
-        self._auth_due = math.inf
         self._is_open = True
         shared.dispatcher.opened(self)
-        self._arm(self._next_due())
+        self._clocks.opens()
 
     # --- bytes out ------------------------------------------------------------------------
 
@@ -406,8 +338,7 @@ class Connection(asyncio.Protocol):
             if transport.can_write_eof():
                 transport.write_eof()
             transport.resume_reading()
-            self._close_due = self._loop.time() + LINGER_S
-            self._arm(self._close_due)
+            self._clocks.ends(LINGER_S)
         self._let_go()
 
     def _refuse(self, code: ErrorCode, why: str) -> None:
@@ -428,72 +359,35 @@ class Connection(asyncio.Protocol):
 
     # --- clocks ---------------------------------------------------------------------------
 
-    def _next_due(self) -> float:
-        """When the next deadline is due."""
-        if self._is_closing:
-            return self._close_due
-        due = min(self._auth_due, self._frame_due, self._write_due)
-        if self._is_open and not self._is_output_full:
-            due = min(due, self._heard_at + self._config.idle_timeout_s)
-            if self._config.ping_interval_s:
-                due = min(due, self._ping_due())
-        return due
-
-    def _ping_due(self) -> float:
-        since = self._pinged_at if self._n_missed_pings else self._heard_at
-        return since + self._config.ping_interval_s
-
-    def _arm(self, due: float) -> None:
-        """See to it that the timer goes off at ``due`` or before.
-
-        There is one timer, and it is only ever put forward: a deadline that moves back or
-        is met costs nothing until the timer goes off and finds nothing to do.
-        """
-        if due < self._armed_for:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._armed_for = due
-            self._timer = self._loop.call_at(due, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
-        self._armed_for = math.inf
-        now = self._loop.time()
-        if self._is_closing:
-            if now >= self._close_due:
+        match self._clocks.overdue(
+            is_closing=self._is_closing, counts_silence=self._counts_silence()
+        ):
+            case Overdue.CLOSE:
                 self.abort()
                 return
-        elif now >= self._auth_due:
-            self._fail(ErrorCode.AUTH_TIMEOUT, "no Hello came in time")
-        elif now >= self._write_due:
-            # the reason would only queue up behind what the peer does not read
-            logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
-            self.abort()
-            return
-        elif now >= self._frame_due:
-            self._fail(ErrorCode.FRAME_TIMEOUT, "a frame was not finished in time")
-        elif self._is_open and not self._is_output_full:
-            self._check_silence(now)
-        self._arm(self._next_due())
-
-    def _check_silence(self, now: float) -> None:
-        config = self._config
-        if now >= self._heard_at + config.idle_timeout_s:
-            self._fail(ErrorCode.IDLE_TIMEOUT, "nothing came for too long")
-        elif config.ping_interval_s and now >= self._ping_due():
-            if self._n_missed_pings >= config.max_missed_pings:
-                self._fail(ErrorCode.IDLE_TIMEOUT, "pings were not answered")
+            case Overdue.READER:
+                self._cut_off()
                 return
-            self._n_missed_pings += 1
-            self._pinged_at = now
-            self.send([Ping(self._n_missed_pings)])
+            case Overdue.HELLO:
+                self._fail(ErrorCode.AUTH_TIMEOUT, "no Hello came in time")
+            case Overdue.FRAME:
+                self._fail(ErrorCode.FRAME_TIMEOUT, "a frame was not finished in time")
+            case Overdue.SOUND:
+                self._fail(ErrorCode.IDLE_TIMEOUT, "nothing came for too long")
+            case Overdue.PONG:
+                self._fail(ErrorCode.IDLE_TIMEOUT, "pings were not answered")
+            case Overdue.PING:
+                self.send([Ping(self._clocks.pings())])
+            case None:
+                pass
+        self._clocks.arm_next(is_closing=self._is_closing, counts_silence=self._counts_silence())
 
+    def _counts_silence(self) -> bool:
+        """Whether the peer is open and could be heard."""
+        return self._is_open and not self._is_output_full
 
-def _features(shared: Shared) -> list[str]:
-    """What clients may use of what the protocol leaves open."""
-    features = [SCORE_FEATURE]
-    if shared.info.takes_grammars:
-        features.append(GRAMMAR_FEATURE)
-    if shared.dispatcher.takes_states:
-        features.append(STATES_FEATURE)
-    return features
+    def _cut_off(self) -> None:
+        """End what is not read: the reason would only queue up behind the rest."""
+        logger.info("connection closed: %s", ErrorCode.SLOW_CONSUMER.name)
+        self.abort()

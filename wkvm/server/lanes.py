@@ -1,9 +1,20 @@
 """Open lanes: which engine request belongs to which lane of which connection, and shared credit."""
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TypeAlias
 
-from wkvm_protocol.messages import ServerMessage
+from wkvm_protocol.connection import Ignored
+from wkvm_protocol.messages import (
+    Cancel,
+    ClientMessage,
+    Credit,
+    Generate,
+    GenerateConstrained,
+    GenerateOn,
+    Interrupt,
+    ServerMessage,
+)
 
 MAX_SHARE = 8
 """Ids that one choice of several may be ahead of the lane's pool."""
@@ -146,3 +157,15 @@ class Choice:
         self.index = index
         self.box = box
         self.is_plain = is_plain
+
+
+def n_more(lanes: Mapping[int, Lane], message: ClientMessage | Ignored) -> int:
+    """As how many more messages one counts: it is as much work for each choice but the first."""
+    match message:
+        case Generate() | GenerateConstrained() | GenerateOn():
+            return max(message.sampling.n - 1, 0)
+        case Cancel() | Credit() | Interrupt():
+            lane = lanes.get(message.request_id)
+            return 0 if lane is None else max(len(lane.choices) - 1, 0)
+        case _:
+            return 0

@@ -16,12 +16,13 @@ from wkvm.core.config import ServerConfig
 from wkvm.engine.interface import EngineLike
 from wkvm.engine.loop import EngineLoop
 from wkvm.server.auth import ConnectionCounts, Keyring
-from wkvm.server.connection import Connection, Shared
+from wkvm.server.connection import Connection
 from wkvm.server.dispatch import Dispatcher
 from wkvm.server.interface import Door, Loop, States, StatesLoop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
 from wkvm.server.process import Signals, first, raise_file_limit
+from wkvm.server.shared import Shared
 
 logger = logging.getLogger("wkvm.server")
 
