@@ -11,14 +11,26 @@ from wkvm_client.aio_states import States
 from wkvm_client.errors import (
     BadPeerError,
     ClientError,
-    ConnectionLostError,
     DeadlineError,
+    InvalidParameterError,
     LinkError,
+    StaleVersionError,
+    StateExistsError,
+    StateNotFoundError,
 )
 from wkvm_client.states import Migrated, StateInfo
 
 MOVED_TAG = "wkvm.moved"
 """What a server marks what it has left of a moved state with."""
+
+STAYS = (
+    BadPeerError,
+    InvalidParameterError,
+    StaleVersionError,
+    StateExistsError,
+    StateNotFoundError,
+)
+"""After these, at the end of a migration, the source goes on for certain."""
 
 
 async def migrate(
@@ -80,15 +92,16 @@ async def migrate(
             target_name=there.name,
             target_version=there.version,
         )
-    except (ConnectionLostError, DeadlineError) as error:
+    except STAYS:
+        # what is at the target would be a second one
+        await target.delete(there.ref)
+        await _stay(source, began.name)
+        raise
+    except ClientError as error:
+        # the source may have given it up before this went wrong: then the target has it alone
         error.add_note(
             f"{there.ref} is committed at {address}; whether {began.ref} moved is not known"
         )
-        raise
-    except ClientError:
-        # the source goes on: what is at the target would be a second one
-        await target.delete(there.ref)
-        await _stay(source, began.name)
         raise
     return Migrated(
         source=began.ref,

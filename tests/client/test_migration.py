@@ -174,3 +174,16 @@ async def test_a_source_that_is_lost_at_the_end_is_nobodys_guess(move: Move) -> 
         await move.moving
     assert "s@1 is committed at tcp://there:1" in caught.value.__notes__[0]
     await move.target.nothing()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CANCELLED, ErrorCode.INTERNAL, ErrorCode.STORE_FAILED])
+async def test_an_answer_that_leaves_open_who_has_it_deletes_nothing(
+    move: Move, code: ErrorCode
+) -> None:
+    await move.imported()
+    end = await move.source.next(MigrateEnd)
+    move.source.fail(end.request_id, code)
+    with pytest.raises(ClientError, match="as scripted") as caught:
+        await move.moving
+    assert "s@1 is committed at tcp://there:1" in caught.value.__notes__[0]
+    await move.target.nothing()
