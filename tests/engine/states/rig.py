@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.states.fake_loop import FakeLoop
+from tests.fakes import FakeModel
+from wkvm.core.config import EngineConfig
 from wkvm.core.registry import Identity, Ref, StoreLimits
 from wkvm.core.request import EndEvent, Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateUse
+from wkvm.engine.engine import Engine
+from wkvm.engine.loop import EngineLoop
 from wkvm.engine.states import StateService
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.interface import StepLoop
@@ -131,6 +135,27 @@ async def running(
         yield rig
     finally:
         stepping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stepping
+        await service.close()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, eos_ids: tuple[int, ...] = (), **settings: Any
+) -> AsyncIterator[Rig]:
+    """The same over an engine that runs, with a model without weights."""
+    config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
+    loop = EngineLoop(Engine(FakeModel(eos_ids=eos_ids), config))
+    store = Store.open(str(folder), clock=time.time, engine="test")
+    service = StateService(loop, backing_of(loop, store))
+    rig = Rig(loop, store, service)
+    service.deliver = rig.deliver
+    stepping = asyncio.create_task(loop.run())
+    try:
+        yield rig
+    finally:
+        loop.close()
         with contextlib.suppress(asyncio.CancelledError):
             await stepping
         await service.close()

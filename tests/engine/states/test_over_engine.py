@@ -1,27 +1,17 @@
 """The service over an engine that runs: slots, batches and sampling included."""
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.states.rig import TENANT, Rig, backing_of, until, use
-from tests.fakes import FakeModel, fake_continuation
-from wkvm.core.config import EngineConfig
+from tests.engine.states.rig import TENANT, Rig, serving, until, use
+from tests.fakes import fake_continuation
 from wkvm.core.errors import StateMismatchError
 from wkvm.core.registry import Provenance, Ref
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
-from wkvm.engine.engine import Engine
-from wkvm.engine.loop import EngineLoop
-from wkvm.engine.states import StateService
-from wkvm.state.store import Store
 
 PROMPT = (5, 6, 7)
 SAMPLED: dict[str, Any] = {
@@ -30,26 +20,6 @@ SAMPLED: dict[str, Any] = {
     "frequency_penalty": 0.3,
     "penalty_decay": 0.9,
 }
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, *, eos_ids: tuple[int, ...] = (), **settings: Any
-) -> AsyncIterator[Rig]:
-    config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
-    loop = EngineLoop(Engine(FakeModel(eos_ids=eos_ids), config))
-    store = Store.open(str(folder), clock=time.time, engine="test")
-    service = StateService(loop, backing_of(loop, store))
-    rig = Rig(loop, store, service)
-    service.deliver = rig.deliver
-    stepping = asyncio.create_task(loop.run())
-    try:
-        yield rig
-    finally:
-        loop.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await stepping
-        await service.close()
 
 
 async def sampled(
