@@ -113,7 +113,7 @@ def _to_value(name: str, value: Any) -> Any:
     if name in _TEXTS:
         return tuple(value)
     if name == "data":
-        return bytes.fromhex(value)
+        return bytes.fromhex(str(value))
     if name == "reason":
         return messages.EndReason(value)
     if isinstance(value, list):

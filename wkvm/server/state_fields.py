@@ -69,12 +69,9 @@ def parameters_of(text: str) -> Mapping[str, Any]:
         InvalidParameterError: it is not a JSON object.
     """
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidParameterError("parameters", "a JSON object")
-    return value
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidParameterError("parameters", "a JSON object") from None
 
 
 def use_of(message: wire.GenerateOn, now: float, inline: bytes | None) -> StateUse:
