@@ -106,6 +106,7 @@ def over(
     api_key: str | None = None,
     connect_timeout_s: float = 10.0,
     grace_s: float = 1.0,
+    follow: bool = True,
 ) -> "Client":
     """Speak over a transport of whatever kind, such as a pipe within the event loop.
 
@@ -114,6 +115,7 @@ def over(
     Args:
         attach: called once, with the client's side of the connection, for which it makes the
             transport and calls ``connection_made``.
+        follow: as of ``connect``.
     """
     return Client(
         attach,
@@ -121,4 +123,5 @@ def over(
         connect_timeout_s=connect_timeout_s,
         reconnect_timeout_s=None,
         grace_s=grace_s,
+        follow=follow,
     )

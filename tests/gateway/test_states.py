@@ -245,6 +245,47 @@ async def test_as_much_as_may_be_is_507(tmp_path: Path) -> None:
         assert answer["error"]["type"] == "insufficient_storage_error"
 
 
+async def test_a_state_that_moved_is_a_conflict_that_says_where(running: Running) -> None:
+    await make(running)
+    client = await running.gateway.engines.client("")
+    await client.states.migrate_begin("tale")
+    await client.states.migrate_end(
+        "tale", committed=True, target="tcp://127.0.0.1:9", target_name="tale", target_version=1
+    )
+    for method, path, body in (
+        ("POST", "/v1/generate", {"state": "tale", "max_tokens": 1}),
+        ("POST", "/v1/states/tale/snapshot", {}),
+        ("POST", "/v1/sessions/tale/append", {"ids": [1]}),
+    ):
+        status, answer = await ask(running, method, path, body)
+        assert (status, answer["error"]["code"]) == (409, "state_moved"), answer
+        assert "tcp://127.0.0.1:9" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/stream"])
+async def test_a_stream_whose_state_moves_ends_by_saying_where(running: Running, path: str) -> None:
+    """The gateway itself connects nowhere at a tenant's word."""
+    await make(running)
+    body = {
+        "model": "fake", "state": "tale", "save_as": "tale", "max_tokens": 100_000,
+        "stream": True, "ignore_eos": True,
+    }  # fmt: skip
+    if path == "/v1/stream":
+        del body["stream"]
+    client = await running.gateway.engines.client("")
+    async with running.http.post(path, json=body) as response:
+        await response.content.readuntil(b"\n\n")
+        moving = await client.states.migrate_begin("tale")
+        await client.states.migrate_end(
+            "tale", committed=True, target="tcp://127.0.0.1:9",
+            target_name="tale", target_version=moving.version,
+        )  # fmt: skip
+        told = (await response.read()).decode()
+    assert "tcp://127.0.0.1:9" in told
+    assert ('"code":"state_moved"' in told) == (path == "/v1/completions")
+    assert ('"reason":"moved"' in told) == (path == "/v1/stream")
+
+
 # --- as somebody else ---------------------------------------------------------------------------
 
 BODIES: dict[str, Any] = {

@@ -120,7 +120,8 @@ def engines_of(server: Server) -> Engines:
 
     async def connect(key: str | None) -> aio.Client:
         # Only the gateway itself is trusted; its clients are who their keys say.
-        return await aio.over(partial(server.attach, is_trusted=key is None), api_key=key)
+        attach = partial(server.attach, is_trusted=key is None)
+        return await aio.over(attach, api_key=key, follow=False)
 
     async def dial() -> Streams:
         sock = await server.connect_local(is_trusted=False)
@@ -141,7 +142,8 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
     """
 
     def client(key: str | None) -> aio.Client:
-        return aio.connect(address, api_key=key, reconnect=False)
+        # Where states have moved to, tenants say: to follow would be to connect wherever they want.
+        return aio.connect(address, api_key=key, reconnect=False, follow=False)
 
     # Keys of clients go that way too, whether or not the gateway has one.
     client("any")

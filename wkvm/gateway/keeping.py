@@ -44,8 +44,11 @@ def choice_text(
     stream: Stream, texts: Texts, options: TextOptions, fields: StateFields
 ) -> ChoiceText:
     """What reads the only choice of a stream."""
-    cut = (lambda n_kept: stream.interrupt(keep=n_kept)) if fields.saves else None
-    return ChoiceText(stream.choices[0], texts, options, cut=cut)
+
+    def cut(n_kept: int) -> None:
+        stream.interrupt(keep=n_kept)
+
+    return ChoiceText(stream.choices[0], texts, options, cut=cut if fields.saves else None)
 
 
 async def pin_state(client: Client, fields: StateFields) -> Sequence[int]:

@@ -14,7 +14,7 @@ from wkvm_client.aio import Choice
 from wkvm_client.errors import ClientError
 from wkvm_client.states import StateEnd
 
-from wkvm.gateway.failures import CANCELLED, SERVER, HttpError
+from wkvm.gateway.failures import CANCELLED, CONFLICT, SERVER, HttpError
 from wkvm.gateway.text import IncrementalDecoder, StopStrings, StopText
 from wkvm.gateway.texts import Texts
 
@@ -235,7 +235,7 @@ class ChoiceText:
         """The last piece of a choice that the engine has ended."""
         reason = _REASONS.get(completion.reason)
         if reason is None:
-            raise _unfinished(completion.reason)
+            raise _unfinished(completion)
         last = self._decoder.flush()
         if self._matcher is not None:
             found = self._matcher.feed(last)
@@ -275,8 +275,8 @@ class ChoiceText:
         """
         completion = self._choice.result
         n_kept = finish.n_output - finish.n_excess
-        if completion.reason is EndReason.TIMED_OUT:
-            raise _unfinished(completion.reason)
+        if completion.reason in (EndReason.TIMED_OUT, EndReason.MOVED):
+            raise _unfinished(completion)
         # One that has ended by itself meanwhile has all its ids in its state, and a stop id.
         is_cut = completion.reason is EndReason.CANCELLED
         n_more = completion.n_output + (completion.stop_id is not None) - n_kept
@@ -313,8 +313,11 @@ class Borders:
 _REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
 
 
-def _unfinished(reason: EndReason) -> HttpError:
+def _unfinished(completion: Completion) -> HttpError:
     """What an end that is not of the text's own making is for an HTTP client."""
-    if reason is EndReason.TIMED_OUT:
+    if completion.reason is EndReason.TIMED_OUT:
         return HttpError(504, "the request's time was over before it was", SERVER, code="timeout")
+    if completion.reason is EndReason.MOVED and completion.state is not None:
+        why = f"the state has moved to {completion.state.target}, as {completion.state.ref}"
+        return HttpError(409, f"{why}: go on there", CONFLICT, code="state_moved")
     return HttpError(499, "the request was cancelled", SERVER, code=CANCELLED)

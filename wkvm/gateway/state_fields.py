@@ -122,6 +122,7 @@ class StateReport(msgspec.Struct, omit_defaults=True):
         n_computed: tokens that it has absorbed.
         pending: ids that belong to it and were not fed; a continuation feeds them first.
         bytes: the state's file, in base64, if it was asked for.
+        target: of a request that was moved: the address where the state is now.
     """
 
     name: str | None
@@ -130,6 +131,7 @@ class StateReport(msgspec.Struct, omit_defaults=True):
     n_computed: int
     pending: list[int]
     bytes: str | UnsetType = UNSET
+    target: str | UnsetType = UNSET
 
 
 def report(end: StateEnd | None) -> StateReport | UnsetType:
@@ -139,6 +141,8 @@ def report(end: StateEnd | None) -> StateReport | UnsetType:
     told = StateReport(None, None, None, end.n_computed, list(end.pending))
     if end.name:
         told.name, told.version, told.ack = end.name, end.version, end.ack
+    if end.target:
+        told.target = end.target
     if end.data is not None:
         told.bytes = base64.b64encode(end.data).decode()
     return told
