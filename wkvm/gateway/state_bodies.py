@@ -107,7 +107,6 @@ class EditBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tags: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     expires_in_s: float | msgspec.UnsetType | None = msgspec.UNSET
     expected_version: int | None = None
-    idempotency_key: str | None = None
 
 
 class ForkBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

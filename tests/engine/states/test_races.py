@@ -436,3 +436,18 @@ async def test_who_has_ids_of_a_turn_that_is_not_known_gets_no_others(tmp_path: 
         ids, end = await rig.turn(PROMPT, save_as="chat", idempotency_key="k", received=2)
         assert isinstance(end.error, StateNotFoundError)
         assert not ids
+
+
+async def test_an_append_is_whole_although_its_handle_hibernates(tmp_path: Path) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat", max_tokens=1)
+        gate = Gate(rig, "load")
+        append = asyncio.create_task(
+            rig.service.create(TENANT, "chat", (9, 8), state=Ref("chat", 1))
+        )
+        await gate.reached()
+        hibernating = asyncio.create_task(rig.service.hibernate(TENANT, Ref("chat")))
+        await asyncio.sleep(0.01)
+        gate.open()
+        await hibernating
+        assert (await append).version.ref == Ref("chat", 2)

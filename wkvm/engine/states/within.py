@@ -93,11 +93,18 @@ class Within(Requests):
         }
 
     async def stopped(self, request_id: int) -> None:
-        """Interrupt a turn, and wait for its end; one that is over has ended."""
-        if request_id in self._turns:
-            ended = self.end_of(request_id)
+        """Interrupt a turn that runs, and wait for its end.
+
+        One that only absorbs is waited for: there is no half of what is put in. One that has not
+        begun is left to begin.
+        """
+        turn = self._turns.get(request_id)
+        if turn is None or turn.phase is Phase.LOADING:
+            return
+        ended = self.end_of(request_id)
+        if not turn.use.absorbs_only:
             self.interrupt(request_id)
-            await ended
+        await ended
 
     async def snapshot(self, tenant: str, request_id: int) -> tuple[Turn, Turn, Saved]:
         """A copy of the state of a turn that runs, which goes on.
