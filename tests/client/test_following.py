@@ -324,6 +324,48 @@ async def test_what_was_put_aside_goes_on(driver: Driver, server: FakeServer) ->
     assert await reading == [7, 8, 9]
 
 
+async def test_what_was_put_aside_and_is_cancelled_does_not_go_on(
+    driver: Driver, server: FakeServer
+) -> None:
+    peer, stream, _ = await opened(driver, server, on_disconnect="hibernate")
+    peer.tokens([1], [7])
+    completing = asyncio.create_task(driver.completion(stream))
+    await peer.vanish()
+    peer, again = await came_back(server)
+    stream.choices[0]._track.lane.home.cancel(stream.choices[0]._track.lane)
+    peer.end_on(again.request_id, reason=EndReason.CANCELLED, n_output=1, version=5)
+    completion = await completing
+    assert (completion.reason, kept(completion).ref) == (EndReason.CANCELLED, "s@5")
+
+
+async def test_a_window_that_was_used_up_is_not_without_limit_after(server: FakeServer) -> None:
+    driver = AioDriver()
+    peer, stream, _ = await opened(driver, server, credit=2)
+    peer.tokens([1] * 2, [7, 8])
+    await peer.vanish()
+    peer, again = await came_back(server)
+    assert (again.received, again.credit) == (2, 1)
+    peer.tokens([again.request_id], [9])
+    peer.end_on(again.request_id, n_output=3)
+    assert await read_all(driver, stream) == [7, 8, 9]
+    await driver.close()
+
+
+async def test_a_deadline_on_the_way_leaves_nothing_behind(
+    server: FakeServer, other: FakeServer
+) -> None:
+    driver = AioDriver()
+    peer = await connected(driver, server, features=["states"], grace_s=0.01)
+    stream = await driver.generate([1], timeout_s=0.05, **KEPT)
+    await peer.next(GenerateOn)
+    peer.end_on(1, reason=EndReason.MOVED, target=other.address)
+    with pytest.raises(RequestTimeoutError):
+        await stream.completion()
+    assert driver.client.connections.link is not None
+    assert len(driver.client.connections.link.core._lanes) == 0
+    await driver.close()
+
+
 async def test_ids_that_another_process_had_count_as_received(
     driver: Driver, server: FakeServer
 ) -> None:
