@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "the pending id is forgotten",
         ORIGINS,
-        "return Origin(image, record, () if use.drops_pending else image.carried.pending)",
+        "return Origin(image, record, image.carried.pending)",
         "return Origin(image, record, ())",
         ("tests/states/test_traps.py::test_regenerating_with_nothing_new_is_exact_every_time",),
     ),

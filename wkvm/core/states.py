@@ -57,8 +57,6 @@ class StateUse:
         keeps_key: draw the random numbers that the state would have drawn next. It is so anyhow
             where ``save_as`` is the handle started from; otherwise the request is a fork, and
             gets fresh ones unless it brings a seed.
-        drops_pending: forget the id that was sampled last and not fed, instead of feeding it
-            first.
         absorbs_only: the prompt is appended and nothing is sampled: ``max_tokens`` is 0 and the
             last id of the prompt stays pending. What comes next is sampled from after it.
         tags, expires_at: of a handle that the commit makes.
@@ -77,7 +75,6 @@ class StateUse:
     returns_state: bool = False
     checkpoint_every: int | None = None
     keeps_key: bool = False
-    drops_pending: bool = False
     absorbs_only: bool = False
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
     expires_at: float | None = None

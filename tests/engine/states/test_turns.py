@@ -50,11 +50,12 @@ async def test_a_stop_id_is_pending_and_fed_first(tmp_path: Path) -> None:
     assert second == fake_continuation((*PROMPT, *first, stop), 2)
 
 
-async def test_a_pending_id_can_be_dropped(tmp_path: Path) -> None:
+async def test_a_pending_id_is_dropped_by_going_back_one(tmp_path: Path) -> None:
     stop = fake_continuation(PROMPT, 3)[-1]
     async with running(tmp_path / "s") as rig:
         first, _ = await rig.turn(PROMPT, save_as="chat", stop_ids=(stop,), max_tokens=9)
-        second, _ = await rig.turn((8,), state="chat", drops_pending=True, max_tokens=2)
+        await rig.service.rollback(TENANT, "chat", position=len(PROMPT) + len(first))
+        second, _ = await rig.turn((8,), state="chat", max_tokens=2)
     assert second == fake_continuation((*PROMPT, *first, 8), 2)
 
 

@@ -43,8 +43,6 @@ def provenance_of(backing: Backing, turn: Turn, saved: Saved) -> Provenance:
         "n_output": n_output,
         "n_prompt": len(turn.spec.prompt),
     }
-    if turn.use.drops_pending and turn.origin is not None and turn.origin.image.carried.pending:
-        parameters["dropped_pending"] = True
     if turn.use.checkpoint_every is not None:
         parameters["checkpoint_every"] = turn.use.checkpoint_every
     return Provenance(

@@ -34,7 +34,7 @@ def is_at_hand(backing: Backing, turn: Turn) -> bool:
     # It is the head, so this is what a commit would find.
     if use.save_as is not None and use.expected_version not in (None, loaded.record.version):
         return False
-    turn.origin = _origin(loaded.image, loaded.record, use)
+    turn.origin = _origin(loaded.image, loaded.record)
     return True
 
 
@@ -55,10 +55,10 @@ def load_origin(backing: Backing, turn: Turn) -> None:
         backing.check_kept_here(tenant, name or "")
     if use.state is not None:
         loaded = backing.store.load(tenant, use.state, identity=backing.identity)
-        origin = _origin(loaded.image, loaded.record, use)
+        origin = _origin(loaded.image, loaded.record)
     elif use.inline is not None:
         image = read_file(backing, use.inline)
-        origin = _origin(image, None, use)
+        origin = _origin(image, None)
     turn.origin = origin
     # A commit that was made before, under the same key, is no reason to refuse it.
     if use.save_as is not None and use.idempotency_key is None:
@@ -129,5 +129,5 @@ def is_fork(use: StateUse, n_choices: int) -> bool:
     return n_choices > 1 or not (is_same_handle or is_only_copy)
 
 
-def _origin(image: StateImage, record: VersionRecord | None, use: StateUse) -> Origin:
-    return Origin(image, record, () if use.drops_pending else image.carried.pending)
+def _origin(image: StateImage, record: VersionRecord | None) -> Origin:
+    return Origin(image, record, image.carried.pending)
