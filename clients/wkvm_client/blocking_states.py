@@ -34,7 +34,6 @@ class States:
     knows, and sending it again with the same ``idempotency_key`` carries it out once.
 
     Arguments that many of them have:
-
     - ``expected_version``: what the head of the handle must be; 0 for a handle that must be new.
     - ``durability``: what the answer waits for; None for the best that the server can.
     - ``tags``, ``expires_in_s``: of the handle; None leaves what it has.

@@ -1,8 +1,7 @@
 """One connection from HELLO to its end, without I/O: what both clients share.
 
-A driver feeds what it reads into ``receive``, hands ``send`` a function that writes,
-and looks at ``error`` afterwards: once set, the connection is over and every lane,
-ping and query on it has ended with that error.
+A driver feeds what it reads into ``receive``, hands ``send`` a function that writes, and looks at
+``error`` afterwards: once set, it is over, and so is every lane, ping and operation on it.
 """
 
 from collections.abc import Callable
@@ -69,7 +68,7 @@ class LinkCore:
     """The state of one connection.
 
     Args:
-        send: writes bytes, or queues them; called with whole frames.
+        send: writes whole frames, or queues them.
         is_behind: whether the server has not taken all of that yet.
 
     Attributes:
