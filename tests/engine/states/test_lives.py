@@ -16,7 +16,7 @@ from wkvm.core.errors import (
     StateNotFoundError,
     TokenOutOfRangeError,
 )
-from wkvm.core.registry import AckClass, Durability, Ref, StoreLimits
+from wkvm.core.registry import AckClass, Durability, Ref, StoreLimits, VersionRecord
 from wkvm.core.request import Status
 from wkvm.core.states import OnDisconnect, Tier
 
@@ -191,6 +191,27 @@ async def test_what_is_asked_for_in_memory_is_visible_and_persisted_when_idle(
         more, _ = await rig.turn((), state="chat", max_tokens=1)
         assert (await rig.service.get(TENANT, Ref("chat"))).tier is Tier.HOST
     assert more == fake_continuation(PROMPT, 5)[4:]
+
+
+async def test_a_state_that_is_deleted_while_others_leave_memory_ends_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="first")
+        await rig.turn(PROMPT, save_as="second")
+        begun, deleted, cool = threading.Event(), threading.Event(), rig.store.cool
+
+        def slow(tenant: str, ref: Ref) -> VersionRecord:
+            begun.set()
+            deleted.wait(5)
+            return cool(tenant, ref)
+
+        monkeypatch.setattr(rig.store, "cool", slow)
+        sweep = asyncio.create_task(rig.service.sweep(0.0))
+        await until(begun.is_set)
+        await rig.service.delete(TENANT, Ref("second"))
+        deleted.set()
+        assert await sweep == 1
 
 
 async def test_a_state_that_is_worked_on_is_not_idle(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What all parts of the service have: the store, the model's identity, and threads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, StateMovedError, StateNotFoundError
@@ -137,8 +137,3 @@ class Backing:
             version=self.told(record),
             tier=self.store.tier(tenant, record.ref),
         )
-
-
-def tags_or_none(tags: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Tags for a commit, which leaves those that are there if none are given."""
-    return tags or None

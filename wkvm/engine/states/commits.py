@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from wkvm.core.registry import Carried, Durability, Parent, Provenance, VersionRecord
 from wkvm.core.start import Saved
-from wkvm.engine.states.backing import Backing, tags_or_none
+from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.turns import Origin, Turn
 from wkvm.state.image import StateImage, encode_image, pack_ids
 
@@ -73,7 +73,7 @@ def commit_turn(
         provenance=provenance_of(backing, turn, saved),
         expected_version=expected_of(turn),
         durability=backing.durability(use.durability),
-        tags=tags_or_none(use.tags),
+        tags=use.tags or None,  # without any, those that are there stay
         expires_at=use.expires_at,
         checkpoints=checkpoints_of(backing, turn.checkpoints, saved.n_computed),
         idempotency_key=use.idempotency_key,

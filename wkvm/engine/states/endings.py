@@ -97,7 +97,7 @@ class Endings:
                 like=turn.spec,
             )
             again = await self._runs.run(spec)
-        return with_key_of(again, saved)
+        return with_key_of(again, saved.memory)
 
     async def _go_on(self, turn: Turn, checkpoint: Saved, ids: Sequence[int], n_fed: int) -> Saved:
         """The state of a turn after ``ids``, of which ``n_fed`` were given, from a checkpoint."""

@@ -1,7 +1,7 @@
 """States out of the engine and into it, as files in pieces."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wkvm.core.errors import BadStateFileError, InvalidParameterError
 from wkvm.core.registry import (
@@ -9,7 +9,6 @@ from wkvm.core.registry import (
     Parent,
     Provenance,
     Ref,
-    VersionRecord,
     check_given_tags,
     check_name,
 )
@@ -17,15 +16,10 @@ from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.origins import check_expected
 from wkvm.engine.states.rollback import Rollback
-from wkvm.state.exchange import MAX_TOKENS, Export, Receiver, export_image
+from wkvm.state.exchange import MAX_TOKENS, Export, Imported, Receiver, export_image
 from wkvm.state.format import MAX_HEADER_BYTES, TOKEN_BYTES
-from wkvm.state.image import StateImage, encode_image
-from wkvm.state.time_state import (
-    Orientation,
-    export_time_state,
-    import_time_state,
-    max_file_bytes,
-)
+from wkvm.state.image import encode_image
+from wkvm.state.time_state import Orientation, TimeStateReceiver, export_time_state
 
 STATE_FORM = "state"
 """All of a state. Other forms are orientations of initial states."""
@@ -75,22 +69,18 @@ class Target:
 
 
 class StateSink:
-    """A whole state on its way in. It holds one record, and its token log.
+    """A state on its way in. It holds what its receiver holds.
 
     ``write`` copies at most a chunk; ``finish`` checks and commits, in a thread.
     """
 
-    def __init__(self, backing: Backing, target: Target, n_bytes: int) -> None:
-        """Prepare for ``n_bytes``.
-
-        Raises:
-            BadStateFileError: no state has so many.
-        """
+    def __init__(
+        self, backing: Backing, target: Target, form: str, receiver: Receiver | TimeStateReceiver
+    ) -> None:
         self._backing = backing
         self._target = target
-        self._receiver: Receiver | None = Receiver(
-            n_bytes, backing.identity, backing.layout, backing.vocab_size
-        )
+        self._form = form
+        self._receiver: Receiver | TimeStateReceiver | None = receiver
 
     async def write(self, data: bytes) -> None:
         """Take the next bytes.
@@ -109,66 +99,18 @@ class StateSink:
         """
         receiver, self._receiver = self._open(), None
         self._target.check()
-
-        def work() -> StateInfo:
-            imported = receiver.finish()
-            records = imported.history.records
-            told = {"n_operations": len(records) + imported.history.omitted}
-            return _commit(self._backing, self._target, imported.image, STATE_FORM, told)
-
-        return await self._backing.threads.write(work)
+        return await self._backing.threads.write(
+            lambda: _commit(self._backing, self._target, self._form, receiver.finish())
+        )
 
     def abort(self) -> None:
         """Forget what came. Nothing is kept."""
         self._receiver = None
 
-    def _open(self) -> Receiver:
+    def _open(self) -> Receiver | TimeStateReceiver:
         if self._receiver is None:
             raise BadStateFileError("it was finished or given up")
         return self._receiver
-
-
-@dataclass(slots=True)
-class InitialStateSink:
-    """A file of initial states on its way in: all of it is kept until it is read."""
-
-    backing: Backing
-    target: Target
-    n_bytes: int
-    orientation: Orientation
-    data: bytearray = field(default_factory=bytearray)
-    is_open: bool = True
-
-    async def write(self, data: bytes) -> None:
-        """Take the next bytes.
-
-        Raises:
-            BadStateFileError: there are more than were announced.
-        """
-        if not self.is_open or len(self.data) + len(data) > self.n_bytes:
-            self.abort()
-            raise BadStateFileError("more bytes came than were announced")
-        self.data += data
-
-    async def finish(self) -> StateInfo:
-        """Read what came, and commit it; errors as of ``StateSink.finish``."""
-        if not self.is_open or len(self.data) != self.n_bytes:
-            self.abort()
-            raise BadStateFileError("bytes are missing")
-        self.is_open = False
-        self.target.check()
-        backing, file = self.backing, bytes(self.data)
-
-        def work() -> StateInfo:
-            image = import_time_state(file, backing.identity, backing.layout, self.orientation)
-            return _commit(backing, self.target, image, self.orientation.value, {})
-
-        return await backing.threads.write(work)
-
-    def abort(self) -> None:
-        """Forget what came. Nothing is kept."""
-        self.is_open = False
-        self.data.clear()
 
 
 class Exchange(Rollback):
@@ -218,7 +160,7 @@ class Exchange(Rollback):
         expected_version: int | None = None,
         durability: Durability | None = None,
         idempotency_key: str | None = None,
-    ) -> "StateSink | InitialStateSink":
+    ) -> StateSink:
         """Where to put the bytes of a file, to be committed as the next version of a handle.
 
         Args:
@@ -248,12 +190,12 @@ class Exchange(Rollback):
             await backing.threads.read(
                 lambda: check_expected(backing, tenant, name, expected_version)
             )
-        if orientation is None:
-            return StateSink(backing, target, n_bytes)
-        limit = max_file_bytes(backing.layout)
-        if not 0 < n_bytes <= limit:
-            raise BadStateFileError(f"initial states of this model have up to {limit:,} bytes")
-        return InitialStateSink(backing, target, n_bytes, orientation)
+        receiver = (
+            Receiver(n_bytes, backing.identity, backing.layout, backing.vocab_size)
+            if orientation is None
+            else TimeStateReceiver(n_bytes, backing.identity, backing.layout, orientation)
+        )
+        return StateSink(backing, target, form, receiver)
 
 
 def _orientation(form: str) -> Orientation | None:
@@ -265,17 +207,19 @@ def _orientation(form: str) -> Orientation | None:
         raise InvalidParameterError("format", "state, blinkdl or fla") from None
 
 
-def _commit(
-    backing: Backing, target: Target, image: StateImage, form: str, told: Mapping[str, object]
-) -> StateInfo:
+def _commit(backing: Backing, target: Target, form: str, imported: Imported) -> StateInfo:
+    image, history = imported.image, imported.history
+    parameters: dict[str, object] = {"form": form}
+    if form == STATE_FORM:
+        parameters["n_operations"] = len(history.records) + history.omitted
     provenance = Provenance(
         operation="import",
-        parameters={"form": form, **told},
+        parameters=parameters,
         parents=(Parent(ref="", content_id=encode_image(image).content_id),),
         n_after=image.carried.n_computed,
         engine=backing.engine,
     )
-    record: VersionRecord = backing.store.commit(
+    record = backing.store.commit(
         target.tenant,
         target.name,
         image,

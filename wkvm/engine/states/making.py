@@ -130,19 +130,17 @@ class Making(Operations):
                 expected = expected_version
                 if expected is None and is_its_own:
                     expected = expected_of(turn)
-                (info,) = await self._make(
+                info = await self._make_one(
                     tenant,
-                    lambda: [
-                        commit_on_the_way(
-                            backing,
-                            name,
-                            was,
-                            saved,
-                            expected_version=expected,
-                            durability=wanted,
-                            idempotency_key=idempotency_key,
-                        )
-                    ],
+                    lambda: commit_on_the_way(
+                        backing,
+                        name,
+                        was,
+                        saved,
+                        expected_version=expected,
+                        durability=wanted,
+                        idempotency_key=idempotency_key,
+                    ),
                 )
                 if is_its_own:
                     turn.expected = info.version.version
@@ -226,7 +224,7 @@ class Making(Operations):
         self._requests.check_stays(tenant, name)
         wanted = backing.durability(durability)
 
-        def copy() -> list[VersionRecord]:
+        def copy() -> VersionRecord:
             record, image = backing.store.load(tenant, ref)
             provenance = Provenance(
                 operation="snapshot",
@@ -235,19 +233,17 @@ class Making(Operations):
                 n_after=record.n_computed,
                 engine=backing.engine,
             )
-            return [
-                backing.store.commit(
-                    tenant,
-                    name,
-                    image,
-                    provenance=provenance,
-                    expected_version=expected_version,
-                    durability=wanted,
-                    idempotency_key=idempotency_key,
-                )
-            ]
+            return backing.store.commit(
+                tenant,
+                name,
+                image,
+                provenance=provenance,
+                expected_version=expected_version,
+                durability=wanted,
+                idempotency_key=idempotency_key,
+            )
 
-        return (await self._make(tenant, copy))[0]
+        return await self._make_one(tenant, copy)
 
     async def mutate(
         self,
@@ -282,7 +278,7 @@ class Making(Operations):
             backing.check_here(tenant, ref.name)
         wanted = backing.durability(durability)
 
-        def work() -> list[VersionRecord]:
+        def work() -> VersionRecord:
             loaded = [backing.store.load(tenant, ref) for ref in states]
             mutated = backing.mutations.apply(
                 operation,
@@ -297,22 +293,20 @@ class Making(Operations):
             expected = expected_version
             if expected is None and loaded[0].record.name == save_as:
                 expected = loaded[0].record.version
-            return [
-                backing.store.commit(
-                    tenant,
-                    save_as,
-                    mutated.image,
-                    provenance=replace(mutated.provenance, engine=backing.engine),
-                    expected_version=expected,
-                    durability=wanted,
-                    tags=tags,
-                    expires_at=expires_at,
-                    idempotency_key=idempotency_key,
-                    check_finite=False,
-                )
-            ]
+            return backing.store.commit(
+                tenant,
+                save_as,
+                mutated.image,
+                provenance=replace(mutated.provenance, engine=backing.engine),
+                expected_version=expected,
+                durability=wanted,
+                tags=tags,
+                expires_at=expires_at,
+                idempotency_key=idempotency_key,
+                check_finite=False,
+            )
 
-        return (await self._make(tenant, work))[0]
+        return await self._make_one(tenant, work)
 
 
 def _fresh_key() -> RandomKey:

@@ -129,12 +129,12 @@ class Migration(Replay):
         """The head, on disk where there is one."""
         backing = self._backing
 
-        def settle() -> list[VersionRecord]:
+        def settle() -> VersionRecord:
             if backing.has_disk:
-                return [backing.store.persist(tenant, Ref(name))]
-            return [backing.store.get(tenant, Ref(name))]
+                return backing.store.persist(tenant, Ref(name))
+            return backing.store.get(tenant, Ref(name))
 
-        return (await self._make(tenant, settle))[0]
+        return await self._make_one(tenant, settle)
 
     def _stay(self, key: tuple[str, str], parked: Sequence[int]) -> None:
         """A migration is over; requests that are parked go on here."""

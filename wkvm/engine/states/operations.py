@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
@@ -168,7 +169,7 @@ class Operations:
         """
         self._check_idle(tenant, name, new_name)
         store = self._backing.store
-        return await self._edit(
+        return await self._make_one(
             tenant,
             lambda: store.rename(tenant, name, new_name, expected_version=expected_version).head,
         )
@@ -185,7 +186,7 @@ class Operations:
         check_given_tags(tags)
         self._requests.check_stays(tenant, name)
         store = self._backing.store
-        return await self._edit(
+        return await self._make_one(
             tenant,
             lambda: store.set_tags(tenant, name, tags, expected_version=expected_version).head,
         )
@@ -201,7 +202,7 @@ class Operations:
         """Say when a handle is over, in seconds since 1970; None for never."""
         self._requests.check_stays(tenant, name)
         store = self._backing.store
-        return await self._edit(
+        return await self._make_one(
             tenant,
             lambda: (
                 store.set_expiry(tenant, name, expires_at, expected_version=expected_version).head
@@ -250,12 +251,12 @@ class Operations:
         await self._interrupt(tenant, ref.name)
         store = backing.store
 
-        def move() -> list[VersionRecord]:
+        def move() -> VersionRecord:
             if tier is Tier.HOST:
-                return [store.load(tenant, ref).record]
-            return [(store.demote if tier is Tier.COLD else store.cool)(tenant, ref)]
+                return store.load(tenant, ref).record
+            return (store.demote if tier is Tier.COLD else store.cool)(tenant, ref)
 
-        return (await self._make(tenant, move))[0]
+        return await self._make_one(tenant, move)
 
     async def resume(self, tenant: str, ref: Ref) -> StateInfo:
         """Bring a version up into host memory, verified.
@@ -276,8 +277,11 @@ class Operations:
         """
         backing, n_moved = self._backing, 0
         until = backing.clock() - idle_s
-        for (tenant, name), used_at in list(backing.used.items()):
-            if used_at > until or self._requests.saving_to(tenant, name):
+        # In the order of their last use. Others are used, or deleted, while a thread works.
+        idle = list(takewhile(lambda one: one[1] <= until, backing.used.items()))
+        for (tenant, name), used_at in idle:
+            is_still_idle = backing.used.get((tenant, name)) == used_at
+            if not is_still_idle or self._requests.saving_to(tenant, name):
                 continue
             del backing.used[tenant, name]
             try:
@@ -324,7 +328,8 @@ class Operations:
         backing.touch(tenant, *(info.handle.name for info in infos))
         return infos
 
-    async def _edit(self, tenant: str, work: Callable[[], VersionRecord]) -> StateInfo:
+    async def _make_one(self, tenant: str, work: Callable[[], VersionRecord]) -> StateInfo:
+        """The same of one version."""
         return (await self._make(tenant, lambda: [work()]))[0]
 
 

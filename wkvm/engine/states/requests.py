@@ -136,7 +136,7 @@ class Requests(Books):
         """
         use = turn.use
         try:
-            key = (turn.spec.tenant, turn.use.save_as or "")
+            key = (turn.spec.tenant, use.save_as or "")
             if use.idempotency_key is not None and use.save_as is not None:
                 done = await self._backing.threads.read(
                     lambda: end_before(self._backing, turn, self._loop.info.eos_ids)
@@ -146,10 +146,8 @@ class Requests(Books):
                     return
             if use.received:
                 # from its beginning it would tell again what has been received
-                raise StateNotFoundError("of a request with this idempotency key")
-            await self._enter(turn)
-            if use.received:
                 raise StateNotFoundError("of a request under this key: run it anew")
+            await self._enter(turn)
             is_loaded = False
             while not is_loaded:
                 while (moving := self._moving.get(key)) is not None:

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, StateNotFoundError
-from wkvm.core.registry import Durability, Parent, Provenance, Ref, VersionRecord
+from wkvm.core.registry import Durability, Provenance, Ref, VersionRecord
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Saved
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.commits import image_of
+from wkvm.engine.states.commits import image_of, parents_of
 from wkvm.engine.states.making import Making
 from wkvm.engine.states.origins import check_expected, start_of, untouched
 from wkvm.engine.states.paths import Path, n_given_of, path_of
-from wkvm.engine.states.runs import again_spec
+from wkvm.engine.states.runs import again_spec, with_key_of
 from wkvm.engine.states.turns import Origin
 from wkvm.state.image import StateImage
 
@@ -84,7 +84,7 @@ class Rollback(Making):
             )
 
         if way is None:
-            return (await self._make(tenant, lambda: [move()]))[0]
+            return await self._make_one(tenant, move)
         saved = await self._walk(tenant, way.base, way.path, way.head)
         provenance = Provenance(
             operation="rollback",
@@ -93,26 +93,23 @@ class Rollback(Making):
                 "n_prompt": len(way.path.prompt),
                 "n_output": len(way.path.outputs),
             },
-            parents=_parents_of(way.base),
+            parents=parents_of(way.base),
             n_before=0 if way.base is None else way.base.image.carried.n_computed,
             n_after=saved.n_computed,
             engine=backing.engine,
         )
-        (info,) = await self._make(
+        return await self._make_one(
             tenant,
-            lambda: [
-                backing.store.commit(
-                    tenant,
-                    name,
-                    image_of(backing, way.base, saved),
-                    provenance=provenance,
-                    expected_version=expected_version,
-                    durability=wanted,
-                    idempotency_key=idempotency_key,
-                )
-            ],
+            lambda: backing.store.commit(
+                tenant,
+                name,
+                image_of(backing, way.base, saved),
+                provenance=provenance,
+                expected_version=expected_version,
+                durability=wanted,
+                idempotency_key=idempotency_key,
+            ),
         )
-        return info
 
     async def _walk(self, tenant: str, base: Origin | None, path: Path, like: StateImage) -> Saved:
         """Absorb a path, and draw from then on the random numbers that ``like`` draws."""
@@ -128,12 +125,7 @@ class Rollback(Making):
                 like=RequestSpec(prompt=(), tenant=tenant),
             )
             saved = await self._requests.runs.run(spec)
-        sampler = like.carried.sampler
-        if sampler is None or saved.memory is None:
-            return replace(saved, memory=sampler)
-        return replace(
-            saved, memory=replace(saved.memory, seed=sampler.seed, branch=sampler.branch)
-        )
+        return with_key_of(saved, like.carried.sampler)
 
 
 def _way_to(
@@ -175,9 +167,3 @@ def _turn_at(backing: Backing, tenant: str, record: VersionRecord, position: int
             return record
         record = found
     return record
-
-
-def _parents_of(base: Origin | None) -> tuple[Parent, ...]:
-    if base is None or base.record is None:
-        return ()
-    return (Parent(ref=str(base.record.ref), content_id=base.record.content_id),)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wkvm.core.errors import StepFailedError
+from wkvm.core.registry import SamplerMemory
 from wkvm.core.request import EndEvent, RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.start import Saved, Start
@@ -99,9 +100,9 @@ def again_spec(
     )
 
 
-def with_key_of(saved: Saved, original: Saved) -> Saved:
+def with_key_of(saved: Saved, original: SamplerMemory | None) -> Saved:
     """The same state, drawing from the random numbers that the original draws from."""
-    if saved.memory is None or original.memory is None:
-        return replace(saved, memory=original.memory)
-    memory = replace(saved.memory, seed=original.memory.seed, branch=original.memory.branch)
+    if saved.memory is None or original is None:
+        return replace(saved, memory=original)
+    memory = replace(saved.memory, seed=original.seed, branch=original.branch)
     return replace(saved, memory=memory)

@@ -22,6 +22,11 @@ class StateService(Migration):
     What concerns requests without states costs them nothing: it is passed on. Operations are
     coroutines; see ``Operations``.
 
+    Two objects, each divided into classes that extend one another, a subject apiece. This one has
+    the operations: ``Operations`` (looking, names, tiers), ``Making``, ``Rollback``, ``Exchange``,
+    ``Replay``, ``Migration``. It holds one that has the turns: ``Books`` (what the engine tells of
+    them), ``Requests`` (what clients ask), ``Within`` (what operations ask), ``Parking``.
+
     Attributes:
         deliver: takes the events of requests, as of the loop. Set by who serves them.
     """

@@ -71,7 +71,7 @@ class Turn:
         credit: what was granted since it came.
         held: whether it is held.
         is_inside: it has a place among those that may have loaded their starts.
-        is_detached: nobody listens; its events are dropped.
+        is_detached: nobody listens: no credit is asked of it, and no hold applies.
         is_cancelled: nobody wants it any more, and nothing of it is to be kept.
         is_interrupted: it ends where it is, and is committed nevertheless.
         keep: how many of its ids stay, if that was said.
