@@ -115,7 +115,7 @@ class Trial:
             durability=durability,
         )
         assert turn.ids == expected, f"{name}: a wrong id from {name}@{head}"
-        # What is asked for in memory may be on the disk already: after a rollback, as the same bytes.
+        # What is asked for in memory may be on the disk already, as the bytes of another version.
         assert turn.ack == "durable" or (durability, turn.ack) == ("memory", "visible")
         assert turn.cached_tokens == max(history.n - 1, 0)
         self.book.answered(name, turn.version, turn.ack)
