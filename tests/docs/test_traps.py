@@ -1,4 +1,4 @@
-"""The table of traps names tests that exist."""
+"""The tables of traps and of planted faults name tests that exist."""
 
 import ast
 import re
@@ -11,9 +11,13 @@ NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def rows() -> list[str]:
-    _, table = (TESTS / "README.md").read_text(encoding="utf-8").split("## Traps")
-    _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
-    return rows
+    text = (TESTS / "README.md").read_text(encoding="utf-8")
+    found = list[str]()
+    for heading in ("## Planted faults\n", "## Traps\n"):
+        table = text.split(heading)[1].partition("\n## ")[0]
+        _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
+        found += rows
+    return found
 
 
 def functions(file: Path) -> set[str]:
@@ -35,6 +39,6 @@ def test_each_row_names_tests_that_exist(row: str) -> None:
     assert missing == []
 
 
-def test_every_name_in_the_table_is_written_as_one() -> None:
+def test_every_name_in_the_tables_is_written_as_one() -> None:
     text = "".join(rows())
     assert len(NAMED.findall(text)) == text.count("::")
