@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import Grammar
@@ -59,7 +59,7 @@ class Ref(NamedTuple):
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
-def check_name(name: str, where: str = "name") -> str:
+def check_name(name: object, where: str = "name") -> str:
     """The name, if it is one.
 
     Raises:
@@ -240,7 +240,8 @@ class Carried:
         given = _exactly(value, cls)
         if not isinstance(given["pending"], list):
             raise ValueError("pending: not a list")
-        given["pending"] = tuple(given["pending"])
+        pending: list[Any] = given["pending"]
+        given["pending"] = tuple(pending)
         if given["sampler"] is not None:
             given["sampler"] = SamplerMemory.from_json(given["sampler"])
         return cls(**given)
@@ -454,7 +455,8 @@ def check_tags(tags: Mapping[str, str], limits: StoreLimits) -> dict[str, str]:
     """
     if sum(not str(key).startswith(OWN_TAGS) for key in tags) > limits.tags_per_handle:
         raise InvalidParameterError("tags", f"at most {limits.tags_per_handle}")
-    for text in (*tags.keys(), *tags.values()):
+    texts: list[object] = [*tags.keys(), *tags.values()]
+    for text in texts:
         if not isinstance(text, str) or len(text) > limits.tag_chars or not _is_text(text):
             raise InvalidParameterError("tags", f"text of at most {limits.tag_chars} characters")
     if "" in tags:
@@ -490,9 +492,10 @@ def canonical_json(value: Any) -> str:
 
 def _exactly(value: Any, cls: type[Any]) -> dict[str, Any]:
     names: tuple[str, ...] = cls.__slots__
-    if not isinstance(value, dict) or value.keys() != set(names):
+    given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if given.keys() != set(names):
         raise ValueError(f"{cls.__name__} has the fields {sorted(names)}")
-    return dict(value)
+    return dict(given)
 
 
 def _check_integer(name: str, value: Any, stop: int) -> None:
