@@ -240,8 +240,7 @@ class Carried:
         given = _exactly(value, cls)
         if not isinstance(given["pending"], list):
             raise ValueError("pending: not a list")
-        pending: list[Any] = given["pending"]
-        given["pending"] = tuple(pending)
+        given["pending"] = tuple(cast("list[int]", given["pending"]))
         if given["sampler"] is not None:
             given["sampler"] = SamplerMemory.from_json(given["sampler"])
         return cls(**given)
