@@ -128,7 +128,8 @@ class Link(asyncio.BufferedProtocol):
     def drop(self) -> None:
         """Close without waiting. What was written may be lost."""
         self.core.close(ClientClosedError("the client was closed"))
-        if self._transport is not None:
+        # asyncio's transport cannot be aborted once it has closed behind what was written
+        if self._transport is not None and not self._closed.is_set():
             self._transport.abort()
 
     @property

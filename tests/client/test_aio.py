@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import socket
 from typing import Any
 
 import pytest
 from wkvm_client import EndReason, aio
+from wkvm_client.aio_link import Link
 from wkvm_client.errors import BadPeerError, ClientClosedError, ConnectionLostError
 from wkvm_protocol.connection import packed_tokens
 from wkvm_protocol.messages import Cancel, End, Generate, GoAway, Ping, Pong, Stats, StatsReply
@@ -299,3 +301,18 @@ async def test_a_client_can_be_awaited_or_entered(server: FakeServer) -> None:
         assert entered is client
         assert client.is_connected
     assert not client.is_connected
+
+
+async def test_closing_behind_what_was_still_to_be_written_raises_nothing() -> None:
+    one, other = socket.socketpair()
+    with other:
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(
+            lambda: Link(on_going_away=lambda _: None, grace_s=1.0), sock=one
+        )
+        link._write(bytes(4 * 2**20))
+        closing = asyncio.create_task(link.aclose())
+        other.setblocking(False)
+        while await loop.sock_recv(other, 2**20):
+            pass
+        await closing
