@@ -19,7 +19,6 @@ from wkvm.state.image import (
     clear_padding,
     decode_image,
     encode_image,
-    make_image,
     pack_ids,
     unpack_ids,
 )
@@ -181,15 +180,6 @@ def test_a_header_comes_back_equal() -> None:
     header = decode_header(encode_header(IDENTITY, LAYOUT, image.carried))
     assert (header.identity, header.layout, header.carried) == (IDENTITY, LAYOUT, image.carried)
     assert header.data_bytes == LAYOUT.payload_bytes + 12
-
-
-def test_an_image_is_made_of_tensors_and_refuses_those_of_another_layout() -> None:
-    image = an_image(9)
-    args = (image.identity, LAYOUT, image.carried, image.token_ids)
-    assert same(make_image(*args, image.views()), image)
-    for wrong in ({}, image.views() | {"toy.shift": torch.zeros(7)}):
-        with pytest.raises(ValueError, match="expected"):
-            make_image(*args, wrong)
 
 
 def test_an_image_that_contradicts_itself_cannot_be_made() -> None:

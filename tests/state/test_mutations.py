@@ -13,7 +13,7 @@ from wkvm.core.errors import InvalidParameterError, StateMismatchError, StateNot
 from wkvm.core.registry import Parent
 from wkvm.state.arithmetic import noise, not_finite, squares
 from wkvm.state.image import StateImage
-from wkvm.state.mutations import Mutations, replay_mutation
+from wkvm.state.mutations import Mutations
 from wkvm.state.operations import BUILTIN
 
 WKV, ATT, FFN = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
@@ -72,7 +72,7 @@ def test_a_replay_of_the_record_has_the_same_bytes(name: str, dtype: str) -> Non
     parameters, n_parents = EXAMPLES[name]
     parents = [image(seed, dtype) for seed in range(n_parents)]
     once = MUTATIONS.apply(name, parameters, parents)
-    again = replay_mutation(once.provenance, parents)
+    again = MUTATIONS.replay(once.provenance, parents)
     assert torch.equal(again.image.record, once.image.record)
     assert again.provenance == once.provenance
 
@@ -112,7 +112,7 @@ def test_a_record_of_another_revision_is_not_replayed() -> None:
     done = MUTATIONS.apply("decay", {"factor": 0.5}, [image()]).provenance
     old = replace(done, parameters={**done.parameters, "revision": 0})
     with pytest.raises(InvalidParameterError, match="revision 0"):
-        replay_mutation(old, [image()])
+        MUTATIONS.replay(old, [image()])
 
 
 def test_decay_takes_the_matrices_and_leaves_the_shifts() -> None:

@@ -53,6 +53,8 @@ def test_an_earlier_version_stays_as_it_was(store: Store) -> None:
     assert same(store.load("t", "a").image, an_image(2))
     assert [one.version for one in store.log("t", "a")] == [2, 1]
     assert [one.version for one in store.log("t", "a@1")] == [1]
+    assert [one.version for one in store.log("t", "a", before=2)] == [1]
+    assert store.log("t", "a", before=1) == []
 
 
 def test_a_commit_on_a_version_that_is_not_the_head_is_refused_and_changes_nothing(

@@ -58,14 +58,12 @@ class Edit(Ledger):
     def look(self, tenant: str, name: str) -> HandleRow | None:
         """The handle, if there is one that has not expired. Changes nothing."""
         handle = find_handle(self.db, tenant, name)
-        if handle is not None and handle.expires_at is not None and handle.expires_at <= self.now:
-            return None
-        return handle
+        return None if handle is None or self._is_over(handle) else handle
 
     def live(self, tenant: str, name: str) -> HandleRow | None:
         """The handle, if there is one. One that has expired is removed."""
         handle = find_handle(self.db, tenant, name)
-        if handle is not None and handle.expires_at is not None and handle.expires_at <= self.now:
+        if handle is not None and self._is_over(handle):
             self.drop_handle(handle)
             return None
         return handle
@@ -212,6 +210,9 @@ class Edit(Ledger):
                 "UPDATE tenants SET floor = max(floor, ?) WHERE tenant = ?", (floor, tenant)
             )
         return n
+
+    def _is_over(self, handle: HandleRow) -> bool:
+        return handle.expires_at is not None and handle.expires_at <= self.now
 
     # --- versions -----------------------------------------------------------------------
 

@@ -96,6 +96,11 @@ def export_image(image: StateImage, records: Sequence[Provenance] = (), omitted:
     )
 
 
+def max_file_bytes(layout: StateLayout, max_tokens: int = MAX_TOKENS) -> int:
+    """How long the file of a state of this layout may be."""
+    return _PREFIX + MAX_HEADER_BYTES + layout.payload_bytes + TOKEN_BYTES * max_tokens
+
+
 class Receiver:
     """A state on its way in, from a peer that may send anything.
 
@@ -122,7 +127,7 @@ class Receiver:
         Raises:
             BadStateFileError: no state of this layout has a file of that length.
         """
-        most = _PREFIX + MAX_HEADER_BYTES + layout.payload_bytes + TOKEN_BYTES * max_tokens
+        most = max_file_bytes(layout, max_tokens)
         if not layout.payload_bytes < n_bytes <= most:
             raise BadStateFileError(
                 f"{n_bytes:,} bytes are announced, a state has {layout.payload_bytes:,} to {most:,}"

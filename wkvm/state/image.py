@@ -1,7 +1,7 @@
 """One state, whole, in host memory: what is committed, loaded, mutated and moved."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,34 +114,10 @@ def check_same(expected: Identity, given: Identity) -> None:
     Raises:
         StateMismatchError: they are not.
     """
+    found = given.to_json()
     for name, value in expected.to_json().items():
-        if given.to_json()[name] != value:
-            raise StateMismatchError(name, value or "none", given.to_json()[name] or "none")
-
-
-def make_image(
-    identity: Identity,
-    layout: StateLayout,
-    carried: Carried,
-    token_ids: bytes,
-    tensors: Mapping[str, Tensor],
-) -> StateImage:
-    """An image of copies of ``tensors``, with zeros for padding.
-
-    Raises:
-        ValueError: they are not those of the layout, in name, shape or dtype.
-    """
-    record = torch.zeros(layout.record_bytes, dtype=torch.uint8)
-    views = views_of(layout, record)
-    if tensors.keys() != views.keys():
-        raise ValueError(f"expected tensors {list(views)}, got {list(tensors)}")
-    for name, view in views.items():
-        if tensors[name].shape != view.shape or tensors[name].dtype != view.dtype:
-            raise ValueError(f"{name}: expected {tuple(view.shape)} {view.dtype}")
-        view.copy_(tensors[name])
-    return StateImage(
-        identity=identity, layout=layout, carried=carried, token_ids=token_ids, record=record
-    )
+        if found[name] != value:
+            raise StateMismatchError(name, value or "none", found[name] or "none")
 
 
 def encode_image(image: StateImage) -> EncodedImage:

@@ -93,14 +93,21 @@ class Lookup:
         """Tenant, name and the tag's value of the handles of all tenants that have a tag."""
         return reading.list_tagged(self._catalogue, tag)
 
-    def log(self, tenant: str, ref: Ref | str, *, limit: int = 100) -> list[VersionRecord]:
+    def log(
+        self, tenant: str, ref: Ref | str, *, before: int | None = None, limit: int = 100
+    ) -> list[VersionRecord]:
         """Versions of a handle with their provenance, the newest first, from ``ref`` on.
+
+        Args:
+            before: only versions below this one, which need not exist.
+            limit: how many at most.
 
         Raises:
             StateNotFoundError, StateDamagedError: as for ``get``.
         """
         handle, record, _ = self._find(tenant, as_ref(ref))
-        return reading.list_versions(self._catalogue, handle, record.version, limit)
+        newest = record.version if before is None else min(record.version, before - 1)
+        return reading.list_versions(self._catalogue, handle, newest, limit)
 
     def checkpoints(self, tenant: str, name: str) -> list[int]:
         """The token positions that ``rollback`` can go to, in order.

@@ -199,17 +199,6 @@ class Mutations:
         return replace(first, identity=identity, layout=layout, record=record)
 
 
-def replay_mutation(
-    provenance: Provenance,
-    parents: Sequence[StateImage],
-    *,
-    mutations: Mutations | None = None,
-    fold: Fold | None = None,
-) -> Mutated:
-    """``Mutations.replay``, with the built-in operations unless others are given."""
-    return (mutations or Mutations()).replay(provenance, parents, fold=fold)
-
-
 def _read(operation: AnyOperation, parameters: Mapping[str, Any]) -> Parameters:
     try:
         return msgspec.convert(dict(parameters), operation.parameters)  # type: ignore[no-any-return]

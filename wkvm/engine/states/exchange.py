@@ -16,8 +16,7 @@ from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.origins import check_expected
 from wkvm.engine.states.rollback import Rollback
-from wkvm.state.exchange import MAX_TOKENS, Export, Imported, Receiver, export_image
-from wkvm.state.format import MAX_HEADER_BYTES, TOKEN_BYTES
+from wkvm.state.exchange import Export, Imported, Receiver, export_image, max_file_bytes
 from wkvm.state.image import encode_image
 from wkvm.state.time_state import Orientation, TimeStateReceiver, export_time_state
 
@@ -119,8 +118,7 @@ class Exchange(Rollback):
     @property
     def max_file_bytes(self) -> int:
         """Length of the longest file of a state of this model."""
-        layout = self._backing.layout
-        return 8 + MAX_HEADER_BYTES + layout.payload_bytes + TOKEN_BYTES * MAX_TOKENS
+        return max_file_bytes(self._backing.layout)
 
     async def export(self, tenant: str, ref: Ref, form: str = STATE_FORM) -> Source:
         """The file of a version.

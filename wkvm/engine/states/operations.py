@@ -93,10 +93,9 @@ class Operations:
         Args:
             before: only versions below this one.
         """
-        return [
-            await self.get(tenant, record.ref)
-            for record in await self.log(tenant, name, before=before, limit=limit)
-        ]
+        records = await self.log(tenant, name, before=before, limit=limit)
+        infos = await self._read(lambda: [self._backing.info(tenant, one) for one in records])
+        return self._live(tenant, infos)
 
     async def log(
         self, tenant: str, name: str, *, before: int | None = None, limit: int = 100
@@ -113,17 +112,8 @@ class Operations:
         _check_limit(limit)
         self._backing.check_here(tenant, ref.name)
         store = self._backing.store
-
-        def look() -> list[VersionRecord]:
-            if before is None:
-                return store.log(tenant, ref, limit=limit)
-            # the version just below need not be there any more
-            head = store.get(tenant, ref).version
-            n_above = max(head - before + 1, 0)
-            found = store.log(tenant, ref, limit=limit + n_above)
-            return [one for one in found if one.version < before][:limit]
-
-        return [self._backing.told(one) for one in await self._read(look)]
+        found = await self._read(lambda: store.log(tenant, ref, before=before, limit=limit))
+        return [self._backing.told(one) for one in found]
 
     async def tokens(self, tenant: str, ref: Ref, first: int = 0) -> TokenLog:
         """The token log of a version from a position on."""

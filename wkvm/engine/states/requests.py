@@ -7,6 +7,7 @@ ends it as an error.
 
 import asyncio
 from array import array
+from collections import Counter
 from dataclasses import replace
 
 from wkvm.core.errors import (
@@ -48,6 +49,7 @@ class Requests(Books):
         super().__init__(loop, backing)
         self._accepts = True
         self._moving = dict[tuple[str, str], asyncio.Future[None]]()
+        self._n_loading = Counter[str]()
         self._n_starts = self._n_cached = 0
 
     # --- in -------------------------------------------------------------------------------
@@ -86,11 +88,7 @@ class Requests(Books):
             return known
         if not self._accepts:
             raise DrainingError
-        n_loading = sum(
-            turn.phase is Phase.LOADING and turn.spec.tenant == tenant
-            for turn in self._turns.values()
-        )
-        if n_loading >= MAX_LOADING:
+        if self._n_loading[tenant] >= MAX_LOADING:
             raise QueueFullError(MAX_LOADING, "requests that wait for their states")
         return self._begin(spec, use)
 
@@ -103,7 +101,14 @@ class Requests(Books):
             turn.outputs = array("i")
             self._keyed[spec.tenant, use.idempotency_key] = turn
         turn.task = self._spawn(self._start(turn, ids))
+        self._n_loading[spec.tenant] += 1
+        turn.task.add_done_callback(lambda _: self._loaded(spec.tenant))
         return ids
+
+    def _loaded(self, tenant: str) -> None:
+        self._n_loading[tenant] -= 1
+        if not self._n_loading[tenant]:
+            del self._n_loading[tenant]
 
     def _known(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...] | None:
         """The ids of the turn that runs or ran under this key, of which the rest is told again."""
