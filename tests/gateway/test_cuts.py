@@ -10,11 +10,18 @@ from tests.gateway.harness import byte_texts
 from tests.gateway.scripted import FilledChoice
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.pieces import ChoiceText, TextOptions
-from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.text import ByteTokenizer, Tokenizer
 from wkvm.gateway.texts import Texts
 
 TEXTS = byte_texts()
 MOUSE = "🐭".encode()
+
+
+class Joined(ByteTokenizer):
+    """Bytes, and a token that ends a mouse and goes on."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return MOUSE[3:] + b"n" if token_id == 256 else super().token_bytes(token_id)
 
 
 class Cut:
@@ -84,13 +91,22 @@ async def test_a_token_with_text_before_and_in_the_stop_string_is_not_kept(
     assert cut.kept == [1]
 
 
-async def test_no_character_is_cut_in_two() -> None:
+async def test_what_is_no_whole_character_before_a_stop_string_is_kept_as_it_is_shown() -> None:
     cut = Cut("!")
     cut.filled.arrive(b"x" + MOUSE[:2])
-    await cut.text.read()
+    shown = (await cut.text.read()).text
     cut.filled.arrive(b"!")
+    shown += (await cut.text.read()).text
+    assert (shown, cut.kept) == ("x\ufffd", [3])
+
+
+async def test_no_character_is_cut_in_two() -> None:
+    """The last byte of a mouse is in one token with the stop string."""
+    cut = Cut("n", texts=Texts(Joined(), TEXTS.template))
+    cut.filled.arrive([*b"x", *MOUSE[:3]])
     await cut.text.read()
-    # what two bytes of a mouse come to is known with the "!" alone, as U+FFFD
+    cut.filled.arrive([256])
+    assert (await cut.text.read()).text == "🐭"
     assert cut.kept == [1]
 
 
@@ -131,6 +147,20 @@ async def test_a_time_that_is_over_after_a_stop_string_is_an_error() -> None:
     cut.filled.end(EndReason.TIMED_OUT)
     with pytest.raises(HttpError, match="time was over"):
         await cut.text.read()
+
+
+@given(data=st.binary(max_size=12), sizes=st.lists(st.integers(1, 3), max_size=12))
+async def test_of_any_bytes_what_is_kept_is_what_is_shown(data: bytes, sizes: list[int]) -> None:
+    cut, rest, shown = Cut("!"), data + b"!", ""
+    for size in [*sizes, len(rest)]:
+        part, rest = rest[:size], rest[size:]
+        if not part:
+            break
+        cut.filled.arrive(part)
+        shown += (await cut.text.read()).text
+        if cut.kept:
+            assert data[: cut.kept[0]].decode(errors="replace") == shown
+            break
 
 
 @given(text=st.text("ab한!", max_size=20), sizes=st.lists(st.integers(1, 4), max_size=30))

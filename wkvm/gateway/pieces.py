@@ -206,8 +206,11 @@ class ChoiceText:
         borders = self._borders
         n_free = self._options.min_tokens - self._n_output
         for n_used, token_id in enumerate(ids, start=1):
+            breaks_off = self._decoder.breaks_off(token_id) if borders is not None else False
             text = self._decoder.feed((token_id,))
             if borders is not None:
+                if breaks_off:
+                    borders.close()
                 borders.add(len(text), is_whole=self._decoder.is_between)
             if n_used <= n_free:
                 found = StopText(text)
@@ -299,6 +302,10 @@ class Borders:
         self._n_characters += n_characters
         if is_whole:
             self._after.append((self._n_ids, self._n_characters))
+
+    def close(self) -> None:
+        """What the ids so far end with, and was held back, is a character: the next one."""
+        self._after.append((self._n_ids, self._n_characters + 1))
 
     def show(self, n_characters: int) -> None:
         """So many more characters are certainly before any stop string.

@@ -80,6 +80,11 @@ class IncrementalDecoder:
         self._is_between = not self._utf8.getstate()[0]
         return text
 
+    def breaks_off(self, token_id: int) -> bool:
+        """Whether an id would make one U+FFFD of what is held back, and of nothing of its own."""
+        first = self._bytes(token_id)[:1]
+        return not self._is_between and bool(first) and not 0x80 <= first[0] < 0xC0
+
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self._skipped:
             return b""
