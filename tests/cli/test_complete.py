@@ -273,6 +273,15 @@ def test_a_completion_goes_on_from_a_state_and_is_kept(
     assert main(["states", "delete", "complete-test", "--connect", address]) == 0
 
 
+def test_what_was_kept_is_said_beside_the_text(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["complete", PROMPT, "--max-tokens", "2", "--save-as", "said", "--connect", address]
+    assert main(line) == 0
+    assert capsys.readouterr().err == "wkvm: kept as said@1, visible\n"
+    assert main(["states", "delete", "said", "--connect", address]) == 0
+
+
 def test_a_state_does_not_end_at_a_stop_string(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,20 @@ def test_without_a_server_and_torch_both_ways_out_are_named(
     )
 
 
+def test_a_state_needs_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"unix://{tmp_path}/none"
+    monkeypatch.setattr("wkvm.cli.place.DEFAULT_ADDRESS", address)
+    assert main(["complete", "", "--state", "s"]) == 2
+    assert one_line(capsys) == (
+        f"wkvm complete: state: states are with a server; there is none at {address}; "
+        "start wkvm serve, or name one with --connect"
+    )
+    assert main(["complete", "x", "--save-as", "s", "--local"]) == 2
+    assert one_line(capsys).startswith("wkvm complete: save-as: states are with a server")
+
+
 @pytest.mark.parametrize("host", ["no.such.host", "0.0.0.0"])
 def test_a_host_that_needs_a_key_is_said_to_be_no_loopback_address(
     host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

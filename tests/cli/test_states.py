@@ -85,6 +85,12 @@ def test_a_state_is_made_of_ids_and_told_about(shell: Shell) -> None:
     assert details["tokens"] == "3, of which 1 pending"
 
 
+def test_how_to_append_is_said_where_a_name_is_taken(shell: Shell) -> None:
+    shell.lines("create", "s", "--ids", "1,2")
+    assert shell.error("create", "s", "--ids", "3").endswith("to append to it: --from s\n")
+    assert shell.json("create", "s", "--ids", "3", "--from", "s")["version"] == 2
+
+
 def test_either_a_text_or_ids_are_absorbed(shell: Shell) -> None:
     assert "either a text or --ids" in shell.error("create", "s", status=2)
     assert "either a text or --ids" in shell.error("create", "s", "a", "--ids", "1", status=2)

@@ -84,6 +84,7 @@ class OpenStates:
             clock=time.monotonic,
             engine=wkvm.__version__,
             has_disk=self._config.folder is not None,
+            has_cold=self._config.cold is not None,
             used={},
             moved={},
         )

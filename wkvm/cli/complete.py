@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(_report(setting, prompt, "".join(shown), stream.stop, completion)))
         else:
             print()
+            if completion.state is not None and completion.state.name:
+                note(f"kept as {completion.state.ref}, {completion.state.ack}")
     if was_interrupted:
         return EXIT_INTERRUPTED
     if stream.stop is None and (why := cut_short(completion)) is not None:

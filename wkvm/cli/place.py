@@ -113,12 +113,16 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     if args.connect is not None:
         return _open_remote(Remote(args.connect, api_key))
+    is_absent = False
     if not args.local and args.model is None and _engine_flag(args) is None:
         try:
             return _open_remote(Remote(DEFAULT_ADDRESS, api_key, PROBE_TIMEOUT_S))
         except (ConnectFailedError, ConnectTimeoutError, BadPeerError):
-            _check_fallback()
-            note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
+            is_absent = True
+    _check_stateless(args, is_absent=is_absent)
+    if is_absent:
+        _check_fallback()
+        note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
     config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
     require_engine()
     from wkvm.assembly.engine import build_engine
@@ -133,6 +137,15 @@ def _engine_flag(args: argparse.Namespace) -> str | None:
         if values[flag.field] != getattr(default, flag.field):
             return flag.names[0].removeprefix("--")
     return None
+
+
+def _check_stateless(args: argparse.Namespace, *, is_absent: bool) -> None:
+    """Check that nothing is asked of this process that needs a server's states."""
+    for name in ("state", "save_as"):
+        if getattr(args, name, ""):
+            where = f"there is none at {DEFAULT_ADDRESS}; " if is_absent else ""
+            why = f"states are with a server; {where}start wkvm serve, or name one with --connect"
+            raise ConfigError(name.replace("_", "-"), why)
 
 
 def _check_fallback() -> None:

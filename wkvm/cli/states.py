@@ -87,17 +87,22 @@ def _create(args: argparse.Namespace, client: wkvm_client.Client, states: States
         from_input = args.text == "-"
         text = sys.stdin.buffer.read().decode(errors="replace") if from_input else args.text
         ids = tokenizer.encode(text, special=args.special)
-    info = states.create(
-        args.name,
-        ids,
-        state=args.start,
-        tags=tags_of(args.tag),
-        expires_in_s=args.expires_in_s,
-        expected_version=args.expected_version,
-        durability=args.durability,
-        checkpoint_every=args.checkpoint_every,
-        idempotency_key=args.idempotency_key,
-    )
+    try:
+        info = states.create(
+            args.name,
+            ids,
+            state=args.start,
+            tags=tags_of(args.tag),
+            expires_in_s=args.expires_in_s,
+            expected_version=args.expected_version,
+            durability=args.durability,
+            checkpoint_every=args.checkpoint_every,
+            idempotency_key=args.idempotency_key,
+        )
+    except StateExistsError as error:
+        if args.start:
+            raise
+        raise StateExistsError(f"{error}; to append to it: --from {args.name}") from error
     return _one(args, info)
 
 

@@ -40,7 +40,7 @@ def details(info: StateInfo) -> Iterator[str]:
     expires = "never" if info.expires_at is None else _when(info.expires_at)
     for name, value in (
         ("state", info.ref),
-        ("newest version", f"{info.head} of {info.n_versions} that are kept"),
+        ("newest version", f"{info.head}; {info.n_versions} kept"),
         ("ack", info.ack),
         ("tier", info.tier),
         ("tokens", f"{info.n_tokens:,}, of which {info.n_pending} pending"),
@@ -61,7 +61,7 @@ def details(info: StateInfo) -> Iterator[str]:
 def difference(found: Difference) -> Iterator[str]:
     """How far two states are apart, tensor by tensor and layer by layer."""
     yield "equal in every bit" if found.equal else "not equal"
-    yield f"{found.n_common:,} tokens in common"
+    yield f"{found.n_common:,} absorbed tokens in common"
     for tensor in found.tensors:
         yield f"{tensor.name:<20} {'all':>6}  {tensor.whole.relative:.4g}"
         for layer in tensor.layers:
@@ -73,7 +73,7 @@ def history(entries: Sequence[LogEntry]) -> Iterator[str]:
     for entry in entries:
         made = entry.provenance
         parents = ", ".join(ref or "bytes" for ref, _ in made.parents)
-        after = f"{made.n_before:,} to {made.n_after:,} tokens"
+        after = f"{made.n_before:,} to {made.n_after:,} tokens absorbed"
         line = f"{entry.name}@{entry.version}  {_when(entry.created_ms / 1000)}  {made.operation}"
         yield harmless(f"{line}{f' of {parents}' if parents else ''}, {after}", sys.stdout)
 
@@ -81,10 +81,14 @@ def history(entries: Sequence[LogEntry]) -> Iterator[str]:
 def replay(found: Replay) -> Iterator[str]:
     """What came of making a state again."""
     if found.equal:
-        yield f"{found.state}: {found.n_operations} operations made the same bytes again"
+        yield f"{found.state}: {_operations(found.n_operations)} made the same bytes again"
     else:
         where = found.first_difference or "an unknown place"
         yield f"{found.state}: other bytes were made, in {where}"
+
+
+def _operations(n: int) -> str:
+    return "one operation" if n == 1 else f"{n:,} operations"
 
 
 def _tags(info: StateInfo) -> str:

@@ -115,6 +115,7 @@ def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backin
         clock=time.monotonic,
         engine="test",
         has_disk=has_disk,
+        has_cold=False,
         used={},
         moved={},
     )

@@ -177,6 +177,18 @@ async def test_without_a_disk_nothing_is_called_durable(tmp_path: Path) -> None:
     assert page.states[0].version.ack is AckClass.VISIBLE
 
 
+async def test_a_request_goes_on_if_its_state_is_to_go_where_there_is_no_store(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        _, end = await rig.turn(PROMPT, save_as="chat", max_tokens=2)
+        with pytest.raises(InvalidParameterError, match="object store"):
+            await rig.service.hibernate(TENANT, Ref("chat"), Tier.COLD)
+        info = await rig.service.get(TENANT, Ref("chat"))
+    assert end.state is not None
+    assert info.version.ref == end.state.ref
+
+
 async def test_what_is_asked_for_in_memory_is_visible_and_persisted_when_idle(
     tmp_path: Path,
 ) -> None:

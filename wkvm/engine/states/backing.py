@@ -44,6 +44,7 @@ class Backing:
         clock: seconds, which never go back.
         engine: the version of wkvm, for provenance.
         has_disk: whether versions can be durable.
+        has_cold: whether there is an object store below the disk.
         used: when handles were last used, by tenant and name, by ``clock``.
         moved: handles that are at other engines now, by tenant and name.
     """
@@ -59,6 +60,7 @@ class Backing:
     clock: Callable[[], float]
     engine: str
     has_disk: bool
+    has_cold: bool
     used: dict[tuple[str, str], float]
     moved: dict[tuple[str, str], Moved]
 

@@ -238,6 +238,10 @@ class Operations:
             raise InvalidParameterError("tier", "host, disk or cold")
         if tier is not Tier.HOST and not backing.has_disk:
             raise InvalidParameterError("tier", "this engine keeps states in memory alone")
+        if tier is Tier.COLD and not backing.has_cold:
+            raise InvalidParameterError(
+                "tier", "this engine has no object store: --state-cold names one"
+            )
         await self._interrupt(tenant, ref.name)
         store = backing.store
 

@@ -137,7 +137,7 @@ def _way_to(
     record, head = store.load(tenant, Ref(name), identity=backing.identity)
     ids = [*head.ids(), *head.carried.pending]
     if not 0 < position <= len(ids):
-        raise StateNotFoundError(f"{name} at token {position}")
+        raise StateNotFoundError(f"{name} at token {position}: it has {len(ids)}")
     try:
         loaded = store.load_at(tenant, Ref(name), position, identity=backing.identity)
     except StateNotFoundError:
