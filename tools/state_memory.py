@@ -28,7 +28,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from wkvm.core.registry import Carried, Identity, Provenance, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import Carried, Identity, Provenance
 from wkvm.models.base import Batch, Model
 from wkvm.models.registry import load_model
 from wkvm.state.arena import Arena

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from wkvm.core.layout import StateLayout, TensorSpec
-from wkvm.core.registry import Carried, Durability, Identity, Provenance, RandomKey, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import Carried, Durability, Identity, Provenance, RandomKey
 from wkvm.state.image import StateImage
 from wkvm.state.store import Store
 

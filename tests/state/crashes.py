@@ -19,7 +19,8 @@ from typing import Any
 from tests.state.images import an_image, same
 from tests.state.stores import CREATE, MEMORY
 from wkvm.core.layout import StateLayout, TensorSpec
-from wkvm.core.registry import AckClass, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.io import SystemFolder, SystemIO
 from wkvm.state.store import Store

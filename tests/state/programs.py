@@ -10,7 +10,8 @@ from typing import TypeAlias
 from tests.state.images import an_image, same
 from tests.state.simulated import Directory, Disk, File, Plan, SimIO
 from tests.state.stores import MEMORY, Clock, after, crash, put
-from wkvm.core.registry import AckClass, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass
 from wkvm.state.store import Store
 
 Content: TypeAlias = dict[str, dict[int, int]]

@@ -21,7 +21,8 @@ from wkvm.core.errors import (
     StateNotFiniteError,
     StateNotFoundError,
 )
-from wkvm.core.registry import AckClass, Durability, RandomKey, Ref, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass, Durability, RandomKey, Ref
 from wkvm.core.states import Tier
 from wkvm.state.store import Store
 

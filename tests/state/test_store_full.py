@@ -12,7 +12,8 @@ import pytest
 from tests.state.images import LARGE, an_image, same
 from tests.state.stores import CREATE, MEMORY, Clock, files, opened, put
 from wkvm.core.errors import HostTierFullError, StoreFullError
-from wkvm.core.registry import AckClass, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass
 from wkvm.state.opening import BALLAST_BYTES
 from wkvm.state.store import Store
 

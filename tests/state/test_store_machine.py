@@ -23,7 +23,8 @@ from tests.state.programs import check_clean
 from tests.state.simulated import Disk, Plan, PowerCut, SimIO
 from tests.state.stores import Clock, crash, put
 from wkvm.core.errors import StateExistsError, StateNotFoundError, WkvmError
-from wkvm.core.registry import AckClass, Durability, StoreLimits, VersionRecord
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass, Durability, VersionRecord
 from wkvm.state.store import Store
 
 TENANTS = st.sampled_from(["t", "u"])

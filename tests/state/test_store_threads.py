@@ -10,7 +10,7 @@ import pytest
 from tests.state.images import an_image, same
 from tests.state.stores import MEMORY, files, opened, put
 from wkvm.core.errors import StaleVersionError, StateExistsError, StateNotFoundError
-from wkvm.core.registry import StoreLimits
+from wkvm.core.limits import StoreLimits
 from wkvm.state.image import EncodedImage
 
 

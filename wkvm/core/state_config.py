@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wkvm.core.config import MAX_SECONDS
 from wkvm.core.errors import ConfigError
-from wkvm.core.registry import StoreLimits
+from wkvm.core.limits import StoreLimits
 
 _LIMITS = StoreLimits()
 

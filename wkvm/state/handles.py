@@ -2,16 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from wkvm.core.registry import (
-    HandleRecord,
-    Ref,
-    StoreLimits,
-    VersionRecord,
-    canonical_json,
-    check_key,
-    check_name,
-    check_tags,
-)
+from wkvm.core.limits import StoreLimits, check_key, check_tags
+from wkvm.core.registry import HandleRecord, Ref, VersionRecord, canonical_json, check_name
 from wkvm.state import changes
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import Edit, check_expected

@@ -8,7 +8,7 @@ import sqlite3
 from dataclasses import dataclass, replace
 
 from wkvm.core.errors import KeyReusedError, QuotaError, StateDamagedError
-from wkvm.core.registry import StoreLimits, check_key
+from wkvm.core.limits import StoreLimits, check_key
 from wkvm.state.columns import PAYLOAD_COLUMNS
 from wkvm.state.tables import PayloadRow, find_payload, rows
 

@@ -6,7 +6,7 @@ import sqlite3
 from typing import NamedTuple
 
 from wkvm.core.errors import BadStoreError, StoreLockedError
-from wkvm.core.registry import StoreLimits
+from wkvm.core.limits import StoreLimits
 from wkvm.state.columns import HANDLE_COLUMNS
 from wkvm.state.edits import Edit
 from wkvm.state.io import IO, Entry, Folder, Kind

@@ -15,18 +15,16 @@ from wkvm.core.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from wkvm.core.limits import StoreLimits, check_provenance, check_tags
 from wkvm.core.registry import (
     AckClass,
     Durability,
     Provenance,
     RandomKey,
     Ref,
-    StoreLimits,
     VersionRecord,
     canonical_json,
     check_name,
-    check_provenance,
-    check_tags,
 )
 from wkvm.state import reading, upkeep
 from wkvm.state.catalogue import Catalogue
@@ -344,11 +342,10 @@ class Store(Handles):
         Raises:
             StoreFullError, StoreFailedError: as for ``commit``; some may be on disk by then.
         """
-        n = 0
-        for payload in reading.payloads_in_memory(self._catalogue):
+        payloads = reading.payloads_in_memory(self._catalogue)
+        for payload in payloads:
             self._shelf.save(payload)
-            n += 1
-        return n
+        return len(payloads)
 
     def demote(self, tenant: str, ref: Ref | str) -> VersionRecord:
         """Move a version's bytes to the object store. The disk has them until they are verified.

@@ -4,7 +4,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from wkvm.core.registry import Durability, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import Durability
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import RESERVED_AT_ONCE, Edit, ReservationError

@@ -12,7 +12,8 @@ from typing import Any
 from tests.engine.states.fake_loop import FakeLoop
 from tests.fakes import FakeModel
 from wkvm.core.config import EngineConfig
-from wkvm.core.registry import Identity, Ref, StoreLimits
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import Identity, Ref
 from wkvm.core.request import EndEvent, Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateUse

@@ -16,7 +16,8 @@ from wkvm.core.errors import (
     StateNotFoundError,
     TokenOutOfRangeError,
 )
-from wkvm.core.registry import AckClass, Durability, Ref, StoreLimits, VersionRecord
+from wkvm.core.limits import StoreLimits
+from wkvm.core.registry import AckClass, Durability, Ref, VersionRecord
 from wkvm.core.request import Status
 from wkvm.core.states import OnDisconnect, Tier
 

@@ -4,14 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from wkvm.core.errors import BadStateFileError, InvalidParameterError
-from wkvm.core.registry import (
-    Durability,
-    Parent,
-    Provenance,
-    Ref,
-    check_given_tags,
-    check_name,
-)
+from wkvm.core.limits import check_given_tags
+from wkvm.core.registry import Durability, Parent, Provenance, Ref, check_name
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.origins import check_expected

@@ -12,15 +12,8 @@ from wkvm.core.errors import (
     StateExistsError,
     StateNotFoundError,
 )
-from wkvm.core.registry import (
-    Durability,
-    Parent,
-    Provenance,
-    RandomKey,
-    Ref,
-    VersionRecord,
-    check_given_tags,
-)
+from wkvm.core.limits import check_given_tags
+from wkvm.core.registry import Durability, Parent, Provenance, RandomKey, Ref, VersionRecord
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateInfo, StateUse

@@ -8,7 +8,8 @@ from itertools import takewhile
 from typing import TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
-from wkvm.core.registry import Ref, VersionRecord, check_given_tags
+from wkvm.core.limits import check_given_tags
+from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.within import Within

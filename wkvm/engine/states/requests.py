@@ -20,7 +20,7 @@ from wkvm.core.errors import (
     StoreFailedError,
     WkvmError,
 )
-from wkvm.core.registry import check_given_tags, check_key
+from wkvm.core.limits import check_given_tags, check_key
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import check_ids
 from wkvm.core.states import OnDisconnect, StateUse
