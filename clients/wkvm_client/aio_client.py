@@ -37,6 +37,7 @@ class Client:
         grace_s: float,
         allow_plaintext_key: bool = False,
         follow: bool = True,
+        elsewhere: "dict[str, Client] | None" = None,
     ) -> None:
         self._api_key = api_key
         self._connect_timeout_s = connect_timeout_s
@@ -44,7 +45,10 @@ class Client:
         self._grace_s = grace_s
         self._allow_plaintext_key = allow_plaintext_key
         self._follow = follow
-        self._elsewhere = dict[str, Client]()
+        # All that come of one client share what they have: a stream that moves to and fro is
+        # followed by two of them, and no new one for each move.
+        self._is_first = elsewhere is None
+        self._elsewhere = dict[str, Client]() if elsewhere is None else elsewhere
         self.connections = Connections(
             where,
             api_key=api_key,
@@ -68,8 +72,9 @@ class Client:
         return States(self.connections, 60.0)
 
     def at(self, address: str) -> "Client":
-        """A client of another server, with the same key and settings. It is closed with this one.
+        """A client of another server, with the same key and settings.
 
+        It is the same one for all that come of the first client, and closed with that.
         Not connected yet; operations and requests connect it.
 
         Raises:
@@ -89,6 +94,7 @@ class Client:
                 grace_s=self._grace_s,
                 allow_plaintext_key=self._allow_plaintext_key,
                 follow=self._follow,
+                elsewhere=self._elsewhere,
             )
         return client
 
@@ -353,8 +359,9 @@ class Client:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
         try:
             await self.followers.aclose()
-            for client in self._elsewhere.values():
-                await client.aclose()
+            if self._is_first:
+                for client in list(self._elsewhere.values()):
+                    await client.aclose()
         finally:
             await self.connections.aclose()
 

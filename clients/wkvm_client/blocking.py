@@ -118,6 +118,7 @@ class Client:
         grace_s: float,
         allow_plaintext_key: bool = False,
         follow: bool = True,
+        elsewhere: "dict[str, Client] | None" = None,
     ) -> None:
         self._api_key = api_key
         self._connect_timeout_s = connect_timeout_s
@@ -125,7 +126,10 @@ class Client:
         self._grace_s = grace_s
         self._allow_plaintext_key = allow_plaintext_key
         self._follow = follow
-        self._elsewhere = dict[str, Client]()
+        # All that come of one client share what they have: a stream that moves to and fro is
+        # followed by two of them, and no new one for each move.
+        self._is_first = elsewhere is None
+        self._elsewhere = dict[str, Client]() if elsewhere is None else elsewhere
         self.connections = Connections(
             where,
             api_key=api_key,
@@ -146,9 +150,10 @@ class Client:
         return States(self.connections, 60.0)
 
     def at(self, address: str) -> "Client":
-        """A client of another server, with the same key and settings. It is closed with this one.
+        """A client of another server, with the same key and settings.
 
-        It is connected to at once.
+        It is the same one for all that come of the first client, and closed with that. It is
+        connected to at once.
 
         Raises:
             InvalidParameterError: ``address`` is none.
@@ -167,6 +172,7 @@ class Client:
                 grace_s=self._grace_s,
                 allow_plaintext_key=self._allow_plaintext_key,
                 follow=self._follow,
+                elsewhere=self._elsewhere,
             )
         return client
 
@@ -378,8 +384,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""
-        for client in self._elsewhere.values():
-            client.close()
+        if self._is_first:
+            for client in list(self._elsewhere.values()):
+                client.close()
         self.connections.close()
 
     def __enter__(self) -> Self:
