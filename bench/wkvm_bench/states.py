@@ -88,6 +88,8 @@ async def sessions(setup: Setup) -> list[Comparison | Finding]:
     store = setup.folder / "store"
     uds = setup.folder / "wkvm.sock"
     flags = [*setup.flags, "--state-dir", str(store), "--state-host-bytes", "1"]
+    resumed: Samples = ()
+    steps: Samples = ()
     async with serving(setup.model, uds, flags) as started, aio.connect(f"unix://{uds}") as client:
         began = time.perf_counter()
         n_made = await make(client, setup)

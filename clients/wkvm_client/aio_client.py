@@ -45,8 +45,7 @@ class Client:
         self._grace_s = grace_s
         self._allow_plaintext_key = allow_plaintext_key
         self._follow = follow
-        # All that come of one client share what they have: a stream that moves to and fro is
-        # followed by two of them, and no new one for each move.
+        # Shared by all that come of one client: a stream may move to and fro.
         self._is_first = elsewhere is None
         self._elsewhere = dict[str, Client]() if elsewhere is None else elsewhere
         self.connections = Connections(
