@@ -21,7 +21,7 @@ from wkvm_client.errors import (
     RequestTimeoutError,
 )
 from wkvm_client.results import Path, TokenLogprobs, scores_of
-from wkvm_client.states import Durability, OnDisconnect, keep_of
+from wkvm_client.states import Durability, Keep, OnDisconnect
 
 
 class Client:
@@ -255,7 +255,7 @@ class Client:
             timeout_s=timeout_s,
             priority=priority,
             grammar=grammar,
-            keep=keep_of(
+            keep=Keep(
                 state=state,
                 data=state_bytes,
                 save_as=save_as,

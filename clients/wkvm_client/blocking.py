@@ -33,7 +33,7 @@ from wkvm_client.errors import (
 )
 from wkvm_client.lanes import Lane
 from wkvm_client.results import Path, TokenLogprobs, scores_of
-from wkvm_client.states import Durability, OnDisconnect, keep_of
+from wkvm_client.states import Durability, Keep, OnDisconnect
 
 __all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket", "migrate"]
 
@@ -278,7 +278,7 @@ class Client:
             timeout_s=timeout_s,
             priority=priority,
             grammar=grammar,
-            keep=keep_of(
+            keep=Keep(
                 state=state,
                 data=state_bytes,
                 save_as=save_as,

@@ -36,7 +36,7 @@ from wkvm_client.errors import (
     TokenOutOfRangeError,
     UnsupportedOperationError,
 )
-from wkvm_client.states import Keep
+from wkvm_client.states import NOTHING_KEPT, Keep
 
 DEFAULT_CREDIT = 1024
 """Ids of one lane that may be waiting for their consumer."""
@@ -137,12 +137,12 @@ def draft(
     timeout_s: float | None,
     priority: int,
     grammar: Grammar | None = None,
-    keep: Keep | None = None,
+    keep: Keep = NOTHING_KEPT,
 ) -> Draft:
     """Check and pack one request.
 
     Args:
-        keep: what it does with states; None for nothing.
+        keep: what it does with states.
 
     Raises:
         TokenOutOfRangeError: an id does not fit 32 bits.
@@ -178,7 +178,7 @@ def draft(
     if n > MAX_CHOICES:
         raise InvalidParameterError(f"n: {n} exceeds {MAX_CHOICES}", field="n")
     message: Generation
-    if keep is not None:
+    if keep != NOTHING_KEPT:
         return Draft(
             GenerateOn(
                 request_id=0,

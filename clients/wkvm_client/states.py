@@ -295,39 +295,8 @@ class Keep:
     expires_in_s: float | None = None
 
 
-def keep_of(
-    *,
-    state: str,
-    data: bytes,
-    save_as: str,
-    expected_version: int | None,
-    on_disconnect: str,
-    durability: str,
-    return_state: bool,
-    checkpoint_every: int,
-    replay: bool,
-    idempotency_key: str,
-    received: int,
-    tags: Mapping[str, str] | None,
-    expires_in_s: float | None,
-) -> Keep | None:
-    """These arguments, or None where a request has nothing to do with states."""
-    keep = Keep(
-        state=state,
-        data=data,
-        save_as=save_as,
-        expected_version=expected_version,
-        on_disconnect=on_disconnect,
-        durability=durability,
-        return_state=return_state,
-        checkpoint_every=checkpoint_every,
-        replay=replay,
-        idempotency_key=idempotency_key,
-        received=received,
-        tags=tags,
-        expires_in_s=expires_in_s,
-    )
-    return None if keep == Keep() else keep
+NOTHING_KEPT = Keep()
+"""Of a request that has nothing to do with states."""
 
 
 def info_of(told: messages.StateInfo) -> StateInfo:

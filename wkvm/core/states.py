@@ -176,21 +176,6 @@ class StatePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLog:
-    """What a state has absorbed.
-
-    Attributes:
-        first: the position of the first of ``token_ids`` in the log.
-        token_ids: int32, little-endian.
-        pending: the id that follows the log and was not fed.
-    """
-
-    first: int
-    token_ids: bytes
-    pending: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What came of making a version again.
 

@@ -152,7 +152,6 @@ class Rollback:
 
     Attributes:
         version, position: one of them, the other None.
-        key: None leaves that of the bytes.
         engine: the version of wkvm.
     """
 
@@ -160,7 +159,6 @@ class Rollback:
     name: str
     version: int | None
     position: int | None
-    key: RandomKey | None
     expected: int | None
     idempotency_key: str | None
     engine: str
@@ -188,7 +186,6 @@ class Rollback:
             _, whole = edit.version(owner, base.version)
             parent = Parent(ref=str(Ref(owner.name, base.version)), content_id=whole.content_id)
         edit.check_tier(payload)
-        key = key if self.key is None else self.key
         provenance = _provenance("rollback", parameters, parent, payload, key, self.engine)
         record = edit.add_version(handle, payload, provenance=provenance, key=key, base=base)
         made = [[handle.id, record.version]]

@@ -279,17 +279,17 @@ class Store(Handles):
         *,
         version: int | None = None,
         position: int | None = None,
-        key: RandomKey | None = None,
         expected_version: int | None = None,
         durability: Durability = Durability.DISK,
         idempotency_key: str | None = None,
     ) -> VersionRecord:
         """A new version with the bytes of an earlier one, or of a checkpoint before the head.
 
+        It draws the random numbers that were to be drawn then.
+
         Args:
             version: to which to go back; or
             position: the number of tokens that the state had absorbed then.
-            key: what it draws random numbers from; None for the same as then.
 
         Raises:
             StateNotFoundError: there is no such version or checkpoint.
@@ -304,7 +304,6 @@ class Store(Handles):
             name=name,
             version=version,
             position=position,
-            key=key,
             expected=expected_version,
             idempotency_key=idempotency_key,
             engine=self._engine,

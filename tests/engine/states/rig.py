@@ -61,6 +61,11 @@ class Rig:
                 self.ends[event.request_id] = event
                 self.waiting.setdefault(event.request_id, asyncio.Event()).set()
 
+    def tokens(self, ref: Ref | str) -> tuple[int, ...]:
+        """All ids that belong to a version, absorbed or not."""
+        image = self.store.load(TENANT, ref).image
+        return (*image.ids(), *image.carried.pending)
+
     def submit(self, prompt: Sequence[int] = (), **keywords: Any) -> int:
         """Submit a turn of one choice; keywords are of its use and its parameters."""
         mine = {"max_tokens", "stop_ids", "seed", "n"}

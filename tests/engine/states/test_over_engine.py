@@ -232,7 +232,6 @@ async def test_a_cut_turn_is_done_again_from_its_last_checkpoint(tmp_path: Path,
         end = await rig.end(turn)
         n_again = rig.service.stats()["output_tokens_total"] - n_before
         await sampled(rig, tuple(prompt), keep, seed=3, save_as="short")
-        ids = await rig.service.tokens(TENANT, Ref("cut"))
         positions = rig.store.checkpoints(TENANT, "cut")
         cut = rig.store.load(TENANT, "cut").image.carried
         more, _ = await sampled(rig, (), 9, state="cut", save_as="cut")
@@ -244,4 +243,4 @@ async def test_a_cut_turn_is_done_again_from_its_last_checkpoint(tmp_path: Path,
     assert end.state.n_computed + len(end.state.pending) == len(prompt) + keep
     assert n_again <= 64
     assert positions == sorted({64, 66 + keep} | ({128} if keep > 62 else set()))
-    assert len(ids.token_ids) // 4 == 66 + keep
+    assert cut.n_computed == 66 + keep

@@ -10,11 +10,10 @@ from typing import TypeVar
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
 from wkvm.core.limits import check_given_tags
 from wkvm.core.registry import Ref, VersionRecord
-from wkvm.core.states import StateInfo, StatePage, Tier, TokenLog
+from wkvm.core.states import StateInfo, StatePage, Tier
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.within import Within
 from wkvm.state.difference import Difference, difference
-from wkvm.state.format import TOKEN_BYTES
 
 T = TypeVar("T")
 
@@ -115,16 +114,6 @@ class Operations:
         store = self._backing.store
         found = await self._read(lambda: store.log(tenant, ref, before=before, limit=limit))
         return [self._backing.told(one) for one in found]
-
-    async def tokens(self, tenant: str, ref: Ref, first: int = 0) -> TokenLog:
-        """The token log of a version from a position on."""
-        self._backing.check_here(tenant, ref.name)
-        image = await self._read(lambda: self._backing.store.load(tenant, ref).image)
-        return TokenLog(
-            first=first,
-            token_ids=image.token_ids[TOKEN_BYTES * first :],
-            pending=image.carried.pending,
-        )
 
     async def difference(self, tenant: str, ref: Ref, other: Ref) -> Difference:
         """How far two states are apart, layer by layer.
