@@ -14,6 +14,8 @@ import wkvm_client
 
 from tests.client.keeping import running
 from wkvm.cli import main
+from wkvm.cli.parser import parse
+from wkvm.cli.states import run
 
 
 @contextmanager
@@ -210,6 +212,16 @@ def test_a_state_at_work_moves_only_live(
             ids += more
         assert len(ids) == 100
         assert stream.moved_to == target
+
+
+def test_a_reader_of_the_output_may_leave(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    shell.lines("create", "s", "--ids", "1,2")
+    monkeypatch.setattr("builtins.print", gone)
+    with pytest.raises(BrokenPipeError):
+        run(parse(["states", "get", "s", "--connect", shell.address]))
 
 
 def test_a_name_is_data(shell: Shell) -> None:

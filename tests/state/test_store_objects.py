@@ -72,7 +72,6 @@ def test_a_version_moves_to_an_object_store_and_comes_back_equal(
         store.fork("t", "a", ["b"])
         store.demote("t", "a")
         assert files(tmp_path / "store") == []
-        let_go(store)
         assert store.tier("t", "b") is Tier.COLD
         assert same(store.load("t", "b").image, an_image(1))
         assert store.check().findings == ()

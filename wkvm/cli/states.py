@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         states = client.states.within(args.timeout_s)
         try:
             return ACTIONS[args.action](args, client, states)
+        except BrokenPipeError:
+            raise  # of standard output, not of a file
         except OSError as error:
             note(f"{error.filename or args.file}: {error.strerror or error}")
             return EXIT_FAILURE

@@ -347,7 +347,7 @@ class Store(Handles):
         return len(payloads)
 
     def demote(self, tenant: str, ref: Ref | str) -> VersionRecord:
-        """Move a version's bytes to the object store. The disk has them until they are verified.
+        """Move a version's bytes to the object store. They leave when they are verified there.
 
         Raises:
             StateNotFoundError, StateDamagedError: as for ``get``.
@@ -357,6 +357,7 @@ class Store(Handles):
         _, _, payload = self._find(tenant, record.ref)
         self.load(tenant, record.ref)
         upkeep.demote(self._catalogue, self._shelf, payload, self._io.fresh_id())
+        self._shelf.host.cool(payload.uid)
         return self.get(tenant, record.ref)
 
     def check(self) -> upkeep.CheckReport:
