@@ -33,8 +33,8 @@ def turns_of(at: int) -> list[tuple[list[int], int, dict[str, Any]]]:
     return turns
 
 
-async def go_on(door: Door, at: int) -> None:
-    """Play a session from where it is to its end."""
+async def go_on(door: Door, at: int, n_done: list[int]) -> None:
+    """Play a session from where it is to its end, and count the turns in ``n_done``."""
     name = f"session-{at}"
     try:
         head = (await door.get(name)).version
@@ -48,14 +48,15 @@ async def go_on(door: Door, at: int) -> None:
             prompt, n, state=state, save_as=name, expected_version=turn, ignore_eos=True, **how
         )
         assert (told.version, told.ack) == (turn + 1, "durable")
+        n_done[0] += 1
 
 
-async def play(address: str, sessions: Sequence[int]) -> bool:
+async def play(address: str, sessions: Sequence[int], n_done: list[int]) -> bool:
     """Play sessions side by side; whether they came to their ends."""
     async with aio.connect(address, reconnect=False) as client:
         door = BinaryDoor(client)
         with suppress(Gone):
-            await asyncio.gather(*(go_on(door, at) for at in sessions))
+            await asyncio.gather(*(go_on(door, at, n_done) for at in sessions))
             return True
     return False
 
@@ -92,10 +93,13 @@ async def test_32_sessions_through_kills_end_with_the_bits_of_undisturbed_ones(
     ask = ask_for(tmp_path, "killed")
     while not is_over:
         server = nursery.start(ask)
-        playing = asyncio.create_task(play(server.address, range(N_SESSIONS)))
+        n_done = [0]
+        playing = asyncio.create_task(play(server.address, range(N_SESSIONS), n_done))
         if n_kills < 4:
-            done, _ = await asyncio.wait([playing], timeout=rng.uniform(0.2, 0.6))
-            assert not done, "all was over before the kill"
+            n_wanted = rng.randint(2, 12)
+            while n_done[0] < n_wanted:
+                assert not playing.done(), "all was over before the kill"
+                await asyncio.sleep(0.001)
             server.kill()
             n_kills += 1
         is_over = await playing
@@ -105,6 +109,6 @@ async def test_32_sessions_through_kills_end_with_the_bits_of_undisturbed_ones(
     assert await contents(server.address) == killed
     server.kill()
     undisturbed = nursery.start(ask_for(tmp_path, "undisturbed"))
-    assert await play(undisturbed.address, range(N_SESSIONS))
+    assert await play(undisturbed.address, range(N_SESSIONS), [0])
     assert await contents(undisturbed.address) == killed
     undisturbed.kill()
