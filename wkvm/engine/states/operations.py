@@ -227,7 +227,9 @@ class Operations:
         if tier is Tier.DEVICE:
             raise InvalidParameterError("tier", "host, disk or cold")
         if tier is not Tier.HOST and not backing.has_disk:
-            raise InvalidParameterError("tier", "this engine keeps states in memory alone")
+            raise InvalidParameterError(
+                "tier", "this engine keeps states in memory alone; start it with --state-dir"
+            )
         if tier is Tier.COLD and not backing.has_cold:
             raise InvalidParameterError(
                 "tier", "this engine has no object store: --state-cold names one"
