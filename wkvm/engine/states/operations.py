@@ -232,7 +232,7 @@ class Operations:
             )
         if tier is Tier.COLD and not backing.has_cold:
             raise InvalidParameterError(
-                "tier", "this engine has no object store: --state-cold names one"
+                "tier", "this engine has no object store; start it with --state-cold"
             )
         await self._interrupt(tenant, ref.name)
         store = backing.store
