@@ -76,7 +76,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
             flags=("--device", "cpu", "--threads", str(n_threads), "--slots", "64"),
             folder=Path(name),
             n_sessions=20 if smoke else 10_000,
-            n_resumed=1 if smoke else 2000,
+            n_resumed=1 if smoke else 1000,
         )
         results = await sessions(setup)
         results += await moved(setup.model, setup.folder, n=2 if smoke else 1000)
