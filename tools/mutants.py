@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "another model's state is taken",
         "wkvm/state/image.py",
-        "        if given.to_json()[name] != value:\n",
+        "        if found[name] != value:\n",
         "        if name == '':\n",
         ("tests/states/test_refusals.py::test_another_models_state_is_refused",),
     ),
