@@ -80,7 +80,6 @@ class OpenStates:
             threads=Threads(),
             mutations=self._mutations,
             fold=_fold(self._engine),
-            wall=time.time,
             clock=time.monotonic,
             engine=wkvm.__version__,
             has_disk=self._config.folder is not None,

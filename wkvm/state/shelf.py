@@ -6,7 +6,7 @@ byte from disk or the object store is verified before anybody sees it.
 
 import logging
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -249,10 +249,4 @@ def _copied(image: StateImage, into: Tensor) -> StateImage:
     if into.dtype != torch.uint8 or into.shape != image.record.shape:
         raise ValueError(f"a record of {len(image.record)} bytes does not fit {into.shape}")
     into.copy_(image.record)
-    return StateImage(
-        identity=image.identity,
-        layout=image.layout,
-        carried=image.carried,
-        token_ids=image.token_ids,
-        record=into,
-    )
+    return replace(image, record=into)

@@ -117,7 +117,6 @@ def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backin
         threads=Threads(),
         mutations=Mutations([SAME]),
         fold=None,
-        wall=time.time,
         clock=time.monotonic,
         engine="test",
         has_disk=has_disk,

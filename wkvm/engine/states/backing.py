@@ -40,7 +40,6 @@ class Backing:
         threads: in which the store is used.
         mutations: the operations on states.
         fold: takes the tokens of a ring into its matrices; None where states have no ring.
-        wall: the time, in seconds since 1970.
         clock: seconds, which never go back.
         engine: the version of wkvm, for provenance.
         has_disk: whether versions can be durable.
@@ -56,7 +55,6 @@ class Backing:
     threads: Threads
     mutations: Mutations
     fold: Fold | None
-    wall: Callable[[], float]
     clock: Callable[[], float]
     engine: str
     has_disk: bool
