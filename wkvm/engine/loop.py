@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -195,9 +195,9 @@ class EngineLoop:
                 await self._turn(worker)
             while self._steps:
                 await self._collect(worker)
-            self._cancel_all()
+            self.cancel_all()
         except asyncio.CancelledError:
-            self._cancel_all()
+            self.cancel_all()
             raise
         except Exception:
             logger.exception("the engine is broken and stops")
@@ -220,8 +220,15 @@ class EngineLoop:
             async with asyncio.timeout(grace_s):
                 await self._none_live.wait()
         except TimeoutError:
-            self._cancel_all()
+            self.cancel_all()
             await self._none_live.wait()
+
+    def cancel_all(self, but: Container[int] = ()) -> None:
+        """End all requests but these. Their EndEvents are delivered within the call."""
+        for request_id in [one for one in self._live if one not in but]:
+            self._engine.cancel(request_id, self._clock())
+        self._stats = None
+        self._flush()
 
     def close(self) -> None:
         """Let ``run`` return after the steps that are in flight."""
@@ -310,12 +317,6 @@ class EngineLoop:
         if not self._live:
             self._none_live.set()
         self.deliver(events)
-
-    def _cancel_all(self) -> None:
-        for request_id in list(self._live):
-            self._engine.cancel(request_id, self._clock())
-        self._stats = None
-        self._flush()
 
     def _end_all(self) -> None:
         """Give every request that is left its end, without the engine's help."""

@@ -6,7 +6,7 @@ slots, batches or sampling. It produces one id a turn of the event loop for each
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -133,6 +133,10 @@ class FakeLoop:
 
     def stats(self) -> Mapping[str, int]:
         return {"n_running": len(self._live)}
+
+    def cancel_all(self, but: Container[int] = ()) -> None:
+        for request_id in [one for one in self._live if one not in but]:
+            self.cancel(request_id)
 
     async def drain(self, grace_s: float) -> None:
         self._accepts = False

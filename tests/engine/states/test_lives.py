@@ -18,8 +18,10 @@ from wkvm.core.errors import (
 )
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass, Durability, Ref, VersionRecord
-from wkvm.core.request import Status
+from wkvm.core.request import RequestSpec, Status
+from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import OnDisconnect, Tier
+from wkvm.engine.states import requests
 
 PROMPT = (5, 6, 7)
 N = 3
@@ -319,3 +321,19 @@ async def test_a_disk_that_does_not_answer_holds_up_its_own_turn_alone(
         answers.set()
         assert (await rig.end(slow)).error is None
     assert all(end.error is None for _, end in others)
+
+
+async def test_a_request_that_keeps_nothing_ends_when_the_time_for_a_drain_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than this test may take: it is the time of those that are to be kept.
+    monkeypatch.setattr(requests, "INTERRUPT_S", 3600.0)
+    async with running(tmp_path / "s") as rig:
+        spec = RequestSpec(prompt=PROMPT, params=SamplingParams(max_tokens=12), credit=N)
+        (plain,) = rig.service.submit(spec)
+        kept = await streaming(rig, on_disconnect=OnDisconnect.HIBERNATE)
+        async with asyncio.timeout(TIMEOUT_S):
+            await rig.service.drain(0.01)
+        assert (await rig.end(plain)).status is Status.CANCELLED
+        assert (await rig.end(kept)).status is Status.CANCELLED
+        assert len(rig.tokens("chat")) == len(PROMPT) + N

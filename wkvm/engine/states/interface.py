@@ -1,6 +1,6 @@
 """What the states ask of the loop that turns the engine; ``EngineLoop`` is one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from wkvm.core.layout import StateLayout
@@ -67,6 +67,10 @@ class StepLoop(Protocol):
 
     def stats(self) -> Mapping[str, int]:
         """Counters and gauges by name."""
+        ...
+
+    def cancel_all(self, but: Container[int] = ()) -> None:
+        """End all requests but these."""
         ...
 
     async def drain(self, grace_s: float) -> None:

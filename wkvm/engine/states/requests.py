@@ -344,11 +344,15 @@ class Requests(Books):
         await self.settle()
 
     def _interrupt_all(self) -> None:
+        """The time for a drain is over: what nobody keeps ends now."""
+        kept = set(self.runs.ids)
         for request_id, turn in list(self._turns.items()):
             if turn.use.on_disconnect is OnDisconnect.CANCEL:
                 self.cancel(request_id)
             else:
                 self.interrupt(request_id)
+                kept.add(self._engine_id(request_id))
+        self._loop.cancel_all(kept)
 
     async def settle(self) -> None:
         """Wait until what has ended is committed."""

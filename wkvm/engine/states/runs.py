@@ -5,7 +5,7 @@ So the state comes out to the bit, where the engine promises that.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from wkvm.core.errors import StepFailedError
@@ -27,6 +27,11 @@ class Runs:
     def n_waiting(self) -> int:
         """How many have not ended."""
         return len(self._waiting)
+
+    @property
+    def ids(self) -> Iterable[int]:
+        """Of those that have not ended."""
+        return self._waiting.keys()
 
     def take(self, event: EndEvent) -> bool:
         """Take the end of a request, if it is one of these."""
