@@ -52,29 +52,25 @@ def fake_continuation(prompt: Sequence[int], n: int, vocab_size: int = 64) -> li
     return ids[len(prompt) :]
 
 
-class FakeModel:
-    """The model of ``fake_continuation``, over an arena.
+class Weightless:
+    """What models without weights have in common: all but how they absorb ids.
 
-    Attributes:
-        before_forward: called with each batch first; may raise, block, or look.
-        n_forwards: how many batches came.
+    Its logits are those of ``fake_logits``.
     """
 
     def __init__(
         self,
-        vocab_size: int = 64,
-        eos_ids: tuple[int, ...] = (),
-        before_forward: Callable[[Batch], None] | None = None,
-        device: str = "cpu",
+        name: str,
+        tensors: tuple[TensorSpec, ...],
+        *,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        digest: str,
     ) -> None:
-        self.before_forward = before_forward
-        self.n_forwards = 0
-        self._layout = StateLayout(
-            (TensorSpec("fake.hash", (1,), "int64"), TensorSpec("fake.zero", (3,), "float32"))
-        )
-        self._ids = torch.arange(1, vocab_size + 1, device=device)
+        self._ids = torch.arange(1, vocab_size + 1)
+        self._layout = StateLayout(tensors)
         self._info = ModelInfo(
-            name="fake",
+            name=name,
             vocab_size=vocab_size,
             n_layers=1,
             width=1,
@@ -83,8 +79,8 @@ class FakeModel:
             n_parameters=0,
             weight_bytes=0,
             dtype="float32",
-            device=device,
-            digest="0" * 64,
+            device="cpu",
+            digest=digest,
             eos_ids=eos_ids,
         )
 
@@ -109,6 +105,33 @@ class FakeModel:
         """Zero."""
         return 0
 
+    def logits(self, after: list[int], stained: list[float], wanted: list[int]) -> Tensor:
+        """After the tokens that are wanted, of which these are the hashes; stains are added."""
+        hashes = torch.tensor([signed(after[at]) for at in wanted], dtype=torch.int64)
+        stains = torch.tensor([stained[at] for at in wanted], dtype=torch.float32)
+        mixed = mix_words(hashes[:, None] ^ self._ids)
+        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + stains[:, None]
+
+
+class FakeModel(Weightless):
+    """The model of ``fake_continuation``, over an arena.
+
+    Attributes:
+        before_forward: called with each batch first; may raise, block, or look.
+        n_forwards: how many batches came.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 64,
+        eos_ids: tuple[int, ...] = (),
+        before_forward: Callable[[Batch], None] | None = None,
+    ) -> None:
+        tensors = (TensorSpec("fake.hash", (1,), "int64"), TensorSpec("fake.zero", (3,), "float32"))
+        super().__init__("fake", tensors, vocab_size=vocab_size, eos_ids=eos_ids, digest="0" * 64)
+        self.before_forward = before_forward
+        self.n_forwards = 0
+
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         self.n_forwards += 1
         if self.before_forward is not None:
@@ -127,26 +150,21 @@ class FakeModel:
             for token_id in ids:
                 state = absorb(state, token_id)
                 after.append(state)
-            hashes[slot, 0] = _signed(state)
+            hashes[slot, 0] = signed(state)
             # Zero, unless the slot was poisoned and not zeroed.
             poison += [float(zeros[slot].sum())] * length
-        wanted = batch.logit_rows.tolist()
-        device = batch.token_ids.device
-        states_wanted = [_signed(after[i]) for i in wanted]
-        state_column = torch.tensor(states_wanted, dtype=torch.int64, device=device)
-        poison_column = torch.tensor([poison[i] for i in wanted], device=device)
-        mixed = _mix(state_column[:, None] ^ self._ids)
-        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + poison_column[:, None]
+        return self.logits(after, poison, batch.logit_rows.tolist())
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """64 bits, read as a signed integer."""
     return word - ((word >> 63) << 64)
 
 
-def _mix(numbers: Tensor) -> Tensor:
+def mix_words(numbers: Tensor) -> Tensor:
     """``mix``, over int64 that stands for unsigned 64-bit numbers."""
-    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
+    numbers = (numbers ^ _shifted(numbers, 30)) * signed(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ _shifted(numbers, 27)) * signed(0x94D049BB133111EB)
     return numbers ^ _shifted(numbers, 31)
 
 

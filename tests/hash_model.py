@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tests.fakes import WORD, absorb, mix
-from wkvm.core.layout import StateLayout, TensorSpec
-from wkvm.models.base import Batch, ModelInfo, StateViews
+from tests.fakes import WORD, Weightless, absorb, mix, mix_words, signed
+from wkvm.core.layout import TensorSpec
+from wkvm.models.base import Batch, StateViews
 
 VOCAB_SIZE = 64
 N_WORDS = 64
@@ -66,7 +66,7 @@ class HashLog:
 
 def expected_words(ids: Iterable[int], n_words: int = N_WORDS) -> list[int]:
     """The words of a state's record after ``ids``, as int64 has them."""
-    return [_signed(word) for word in words_of(HashLog(ids).state, n_words)]
+    return [signed(word) for word in words_of(HashLog(ids).state, n_words)]
 
 
 def words_of(state: int, n_words: int) -> list[int]:
@@ -74,7 +74,7 @@ def words_of(state: int, n_words: int) -> list[int]:
     return [state, *(mix(state * (2 * at + 1) & WORD) for at in range(1, n_words))]
 
 
-class HashModel:
+class HashModel(Weightless):
     """The model of ``HashLog``, over an arena.
 
     Args:
@@ -94,50 +94,14 @@ class HashModel:
         digest: str = DIGEST,
         nan_id: int | None = None,
     ) -> None:
+        tensors = (
+            TensorSpec("hash.words", (n_words,), "int64"),
+            TensorSpec("hash.zero", (3,), "float32"),
+        )
+        super().__init__("hash", tensors, vocab_size=vocab_size, eos_ids=eos_ids, digest=digest)
         self.n_absorbed = 0
         self._nan_id = nan_id
         self._odd = torch.arange(3, 2 * n_words + 1, 2)
-        self._ids = torch.arange(1, vocab_size + 1)
-        self._layout = StateLayout(
-            (
-                TensorSpec("hash.words", (n_words,), "int64"),
-                TensorSpec("hash.zero", (3,), "float32"),
-            )
-        )
-        self._info = ModelInfo(
-            name="hash",
-            vocab_size=vocab_size,
-            n_layers=1,
-            width=1,
-            n_heads=1,
-            head_size=1,
-            n_parameters=0,
-            weight_bytes=0,
-            dtype="float32",
-            device="cpu",
-            digest=digest,
-            eos_ids=eos_ids,
-        )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def layout(self) -> StateLayout:
-        return self._layout
-
-    def decode_step(self, n_rows: int, *, apart: bool = False) -> None:
-        """It has none."""
-
-    def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
-        return 0
-
-    def capture_prompts(self, states: StateViews) -> None:
-        """Nothing is captured."""
-
-    def prompt_graph_bytes(self) -> int:
-        return 0
 
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         token_ids = batch.token_ids.tolist()
@@ -156,41 +120,20 @@ class HashModel:
                 after.append(state)
             stained += [stain] * length
             if slot >= 0:
-                last.append(_signed(state))
+                last.append(signed(state))
         words[slots] = self._records(last)
         self.n_absorbed += sum(batch.lengths)
         if self._nan_id is not None:
             for at, token_id in enumerate(token_ids):
                 stained[at] = float("nan") if token_id == self._nan_id else stained[at]
-        return self._logits(after, stained, batch.logit_rows.tolist())
+        return self.logits(after, stained, batch.logit_rows.tolist())
 
     def _hashes(self, records: Tensor) -> Sequence[int]:
         """The hash that each record holds, with all that is wrong in its other words added."""
         hashes = records[:, 0]
-        wrong = records[:, 1:] - _mix(hashes[:, None] * self._odd)
+        wrong = records[:, 1:] - mix_words(hashes[:, None] * self._odd)
         return [number & WORD for number in (hashes + wrong.sum(dim=1)).tolist()]
 
     def _records(self, hashes: Sequence[int]) -> Tensor:
         column = torch.tensor(hashes, dtype=torch.int64)[:, None]
-        return torch.cat((column, _mix(column * self._odd)), dim=1)
-
-    def _logits(self, after: list[int], stained: list[float], wanted: list[int]) -> Tensor:
-        hashes = torch.tensor([_signed(after[at]) for at in wanted], dtype=torch.int64)
-        stains = torch.tensor([stained[at] for at in wanted], dtype=torch.float32)
-        mixed = _mix(hashes[:, None] ^ self._ids)
-        return ((mixed >> 52) & 0xFFF).to(torch.float32) / 512 + stains[:, None]
-
-
-def _signed(word: int) -> int:
-    return word - ((word >> 63) << 64)
-
-
-def _mix(numbers: Tensor) -> Tensor:
-    """``mix``, over int64 that stands for unsigned 64-bit numbers."""
-    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
-    return numbers ^ _shifted(numbers, 31)
-
-
-def _shifted(numbers: Tensor, n: int) -> Tensor:
-    return (numbers >> n) & ((1 << (64 - n)) - 1)
+        return torch.cat((column, mix_words(column * self._odd)), dim=1)
