@@ -36,8 +36,10 @@ class Shelf:
         head = max(self.visible[name])
         match self.fault:
             case "lost head":
-                # Two of them: the newest may be one that nobody was told of.
-                del self.visible[name][head], self.visible[name][head - 1]
+                # Two of them: the newest may be one that nobody was told of. Their numbers need
+                # not be next to each other: what lay between may have been visible alone.
+                for version in sorted(self.visible[name])[-2:]:
+                    del self.visible[name][version]
             case "lost handle":
                 del self.visible[name]
             case "lost old version":
