@@ -1,9 +1,20 @@
 import pytest
 
-from wkvm.core.layout import ALIGNMENT, ITEM_BYTES, StateLayout, TensorSpec
+from wkvm.core.layout import (
+    ALIGNMENT,
+    GUEST_TOKENS,
+    ITEM_BYTES,
+    PAGE_TOKENS,
+    GuestSpec,
+    StateLayout,
+    TensorSpec,
+    guest_tokens,
+)
 
 WKV = TensorSpec("rwkv7.wkv", (2, 3, 4, 4), "float32")
 SHIFT = TensorSpec("rwkv7.shift", (2, 12), "bfloat16")
+GUEST = GuestSpec(n_layers=3, n_parts=2, n_heads=2, head_dim=8, dtype="bfloat16")
+HYBRID = StateLayout((WKV, SHIFT, guest_tokens()), GUEST)
 
 
 def test_sizes_are_those_of_the_shapes() -> None:
@@ -73,3 +84,82 @@ def test_unknown_dtypes_and_empty_shapes_are_refused(shape: tuple[int, ...], dty
 def test_names_must_be_present_and_distinct(tensors: tuple[TensorSpec, ...]) -> None:
     with pytest.raises(ValueError, match="distinct"):
         StateLayout(tensors)
+
+
+def test_a_page_has_the_entries_of_its_tokens_in_all_layers() -> None:
+    assert GUEST.page_shape == (3, 2, PAGE_TOKENS, 2, 8)
+    assert GUEST.page_bytes == 3 * 2 * PAGE_TOKENS * 2 * 8 * 2
+    assert GUEST.token_bytes * PAGE_TOKENS == GUEST.page_bytes
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_pages"), [(0, 0), (1, 1), (64, 1), (65, 2), (128, 2), (129, 3)]
+)
+def test_an_image_has_the_record_and_a_page_for_each_64_tokens_that_began(
+    n_tokens: int, n_pages: int
+) -> None:
+    assert HYBRID.n_pages(n_tokens) == n_pages
+    assert HYBRID.image_bytes(n_tokens) == HYBRID.record_bytes + n_pages * GUEST.page_bytes
+
+
+def test_without_a_guest_an_image_is_the_record() -> None:
+    layout = StateLayout((WKV, SHIFT))
+    assert layout.n_pages(1000) == 0
+    assert layout.image_bytes(1000) == layout.record_bytes
+
+
+def test_the_fingerprint_of_a_layout_with_a_guest_never_changes() -> None:
+    """Bytes that were exported under this fingerprint must be accepted for ever."""
+    assert HYBRID.fingerprint == (
+        "c22b64402e174fc11a42c7699b08b75f4a743e46db4377511439f0c3c3cbbae5"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        GuestSpec(2, 2, 2, 8, "bfloat16"),
+        GuestSpec(3, 1, 2, 8, "bfloat16"),
+        GuestSpec(3, 2, 4, 8, "bfloat16"),
+        GuestSpec(3, 2, 2, 16, "bfloat16"),
+        GuestSpec(3, 2, 2, 8, "float16"),
+    ],
+    ids=["layers", "parts", "heads", "head", "dtype"],
+)
+def test_whatever_differs_in_a_guest_changes_the_fingerprint(other: GuestSpec) -> None:
+    assert StateLayout(HYBRID.tensors, other).fingerprint != HYBRID.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("tensors", "guest"),
+    [
+        ((WKV,), GUEST),
+        ((WKV, guest_tokens()), None),
+        ((WKV, TensorSpec(GUEST_TOKENS, (1,), "int64")), GUEST),
+        ((WKV, TensorSpec("guest.pages", (1,), "float32"), guest_tokens()), GUEST),
+    ],
+    ids=["no count", "no guest", "another count", "a name of the pool"],
+)
+def test_a_record_counts_the_tokens_of_its_pages_iff_there_are_pages(
+    tensors: tuple[TensorSpec, ...], guest: GuestSpec | None
+) -> None:
+    with pytest.raises(ValueError, match=r"guest\.n_tokens|guest\.pages"):
+        StateLayout(tensors, guest)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1, 2, 2, 8), "int32"), ((0, 2, 2, 8), "float32"), ((1, 3, 2, 8), "float32")],
+    ids=["not a float", "no layers", "three parts"],
+)
+def test_a_guest_is_of_floats_and_has_one_or_two_parts(
+    shape: tuple[int, int, int, int], dtype: str
+) -> None:
+    with pytest.raises(ValueError, match=r"guest's dtype|is none"):
+        GuestSpec(*shape, dtype)
+
+
+def test_a_page_is_a_multiple_of_the_alignment() -> None:
+    with pytest.raises(ValueError, match="multiple of 256"):
+        GuestSpec(1, 1, 1, 3, "bfloat16")
+    assert GuestSpec(1, 1, 1, 3, "float32").page_bytes % ALIGNMENT == 0
