@@ -15,16 +15,24 @@ class Rows:
     Attributes:
         slots: ``[B]`` int32 on the device of the tensors; distinct where not negative. A row
             with a negative slot is a pad row: it has no state, and kernels return zeros for it.
-        slot_list: ``slots``, on the host.
+        slot_list: ``slots``, on the host; None in a captured step, whose slots the device alone
+            knows. Whatever is made of it below cannot be had there.
         lengths: tokens of each row, at least 1; on the host.
     """
 
     slots: Tensor
-    slot_list: tuple[int, ...]
+    slot_list: tuple[int, ...] | None
     lengths: tuple[int, ...]
 
+    @staticmethod
+    def of_decode(slots: Tensor) -> "Rows":
+        """Rows of one token each, whose slots the device alone knows: ``[B]`` int32."""
+        return Rows(slots, None, (1,) * slots.shape[0])
+
     def __post_init__(self) -> None:
-        if not len(self.slot_list) == len(self.lengths) == self.slots.shape[0]:
+        if len(self.lengths) != self.slots.shape[0] or (
+            self.slot_list is not None and len(self.slot_list) != len(self.lengths)
+        ):
             raise ValueError("slots, slot_list and lengths name different numbers of rows")
         if min(self.lengths, default=0) < 1:
             raise ValueError(f"each row has at least one token, got lengths {self.lengths}")
@@ -50,14 +58,42 @@ class Rows:
         return torch.tensor(self.host_offsets, dtype=torch.int32, device=self.slots.device)
 
     @cached_property
+    def row_of_token(self) -> Tensor:
+        """``[T]`` int64 on the device: which row a token is of."""
+        rows = torch.arange(len(self.lengths), device=self.slots.device)
+        if self.is_decode:
+            return rows
+        lengths = torch.tensor(self.lengths, device=self.slots.device)
+        return torch.repeat_interleave(rows, lengths, output_size=self.n_tokens)
+
+    @cached_property
+    def place_in_row(self) -> Tensor:
+        """``[T]`` int64 on the device: how many tokens of its row are before a token."""
+        if self.is_decode:
+            return torch.zeros(len(self.lengths), dtype=torch.int64, device=self.slots.device)
+        tokens = torch.arange(self.n_tokens, device=self.slots.device)
+        return tokens - self.offsets[:-1].to(torch.int64).index_select(0, self.row_of_token)
+
+    @cached_property
+    def host_slots(self) -> tuple[int, ...]:
+        """``slot_list``.
+
+        Raises:
+            ValueError: the device alone knows them.
+        """
+        if self.slot_list is None:
+            raise ValueError("the host does not know the slots of a captured step")
+        return self.slot_list
+
+    @cached_property
     def live(self) -> tuple[int, ...]:
         """The rows that are no pad rows."""
-        return tuple(row for row, slot in enumerate(self.slot_list) if slot >= 0)
+        return tuple(row for row, slot in enumerate(self.host_slots) if slot >= 0)
 
     @cached_property
     def live_slots(self) -> Tensor:
         """Slots of the live rows, int64 on the device, to index a state with."""
-        slots = [self.slot_list[row] for row in self.live]
+        slots = [self.host_slots[row] for row in self.live]
         return torch.tensor(slots, dtype=torch.int64, device=self.slots.device)
 
     @cached_property
@@ -77,7 +113,7 @@ class Rows:
         """Indices of the tokens of pad rows, int64 on the device. Empty without pad rows."""
         tokens = [
             token
-            for row, slot in enumerate(self.slot_list)
+            for row, slot in enumerate(self.host_slots)
             if slot < 0
             for token in range(self.host_offsets[row], self.host_offsets[row + 1])
         ]

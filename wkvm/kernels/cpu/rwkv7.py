@@ -1,8 +1,4 @@
-"""The kernels in plain torch, arranged for few operations on a CPU.
-
-Signatures and contracts are those of ``reference``. The order of the sums differs from it, and
-depends on nothing but the row itself.
-"""
+"""The kernels of RWKV-7 on a CPU."""
 
 import torch
 from torch import Tensor
@@ -13,7 +9,7 @@ from wkvm.kernels.rows import Rows
 def token_shift(x: Tensor, state: Tensor, rows: Rows) -> Tensor:
     """See ``reference.token_shift``."""
     if x.shape[0] == 1 and rows.live:
-        previous = state[rows.slot_list[0]]
+        previous = state[rows.host_slots[0]]
         delta = previous - x
         previous.copy_(x[0])
         return delta
@@ -33,14 +29,14 @@ def wkv7(
 ) -> Tensor:
     """See ``reference.wkv7``. Five operations a token, on a float32 state where it lies."""
     if v.shape[0] == 1 and rows.live:
-        return _one_token(r, w, k, v, kap, a, state[rows.slot_list[0]])
+        return _one_token(r, w, k, v, kap, a, state[rows.host_slots[0]])
     y = torch.empty_like(v)
     # Views are taken for all tokens at once: one by one they cost as much as the arithmetic.
     reads, outputs = kap.unsqueeze(2).unbind(0), y.unsqueeze(2).unbind(0)
     queries, values = r.unsqueeze(2).unbind(0), v.unsqueeze(2).unbind(0)
     decays, keys = w.unsqueeze(3).unbind(0), k.unsqueeze(3).unbind(0)
     removals = (kap * a).unsqueeze(3).unbind(0)
-    for row, slot in enumerate(rows.slot_list):
+    for row, slot in enumerate(rows.host_slots):
         start, end = rows.host_offsets[row], rows.host_offsets[row + 1]
         if slot < 0:
             y[start:end] = 0

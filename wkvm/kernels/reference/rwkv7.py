@@ -1,8 +1,4 @@
-"""What the kernels compute, written to be read and compared with; slow.
-
-Each function has the signature and the contract of that name in ``cpu``. It computes in the dtype
-of its arguments, so float64 arguments give a float64 answer.
-"""
+"""What the kernels of RWKV-7 compute."""
 
 import torch
 from torch import Tensor
@@ -26,7 +22,7 @@ def token_shift(x: Tensor, state: Tensor, rows: Rows) -> Tensor:
     """
     delta = torch.zeros_like(x)
     for row in rows.live:
-        slot, start, end = rows.slot_list[row], rows.host_offsets[row], rows.host_offsets[row + 1]
+        slot, start, end = rows.host_slots[row], rows.host_offsets[row], rows.host_offsets[row + 1]
         previous = torch.cat((state[slot].unsqueeze(0), x[start : end - 1]))
         delta[start:end] = previous - x[start:end]
         state[slot] = x[end - 1]
@@ -59,7 +55,7 @@ def wkv7(
     """
     y = torch.zeros_like(v)
     for row in rows.live:
-        S = state[rows.slot_list[row]].to(r.dtype, copy=True)
+        S = state[rows.host_slots[row]].to(r.dtype, copy=True)
         for t in range(rows.host_offsets[row], rows.host_offsets[row + 1]):
             removed = torch.einsum("hkv,hk->hv", S, kap[t])
             S = (
@@ -68,5 +64,5 @@ def wkv7(
                 + k[t].unsqueeze(2) * v[t].unsqueeze(1)
             )
             y[t] = torch.einsum("hkv,hk->hv", S, r[t])
-        state[rows.slot_list[row]] = S
+        state[rows.host_slots[row]] = S
     return y

@@ -1,0 +1,12 @@
+"""The kernels in plain torch, arranged for few operations on a CPU.
+
+Signatures and contracts are those of ``reference``. The order of the sums differs from it, and
+depends on nothing but the row itself.
+"""
+
+from wkvm.kernels.cpu.conv import causal_conv
+from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
+from wkvm.kernels.cpu.ssd import ssd
+from wkvm.kernels.reference.norms import gated_rms_norm, rms_norm
+
+__all__ = ["causal_conv", "gated_rms_norm", "rms_norm", "ssd", "token_shift", "wkv7"]

@@ -1,0 +1,12 @@
+"""What the kernels compute, written to be read and compared with; slow.
+
+Each function has the signature and the contract of that name in ``cpu``, and of that in ``gpu``. It
+computes in the dtype of its arguments, so float64 arguments give a float64 answer.
+"""
+
+from wkvm.kernels.reference.conv import causal_conv
+from wkvm.kernels.reference.norms import gated_rms_norm, rms_norm
+from wkvm.kernels.reference.rwkv7 import token_shift, wkv7
+from wkvm.kernels.reference.ssd import ssd
+
+__all__ = ["causal_conv", "gated_rms_norm", "rms_norm", "ssd", "token_shift", "wkv7"]
