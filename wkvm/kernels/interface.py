@@ -11,27 +11,51 @@ from wkvm.kernels.rows import Rows
 class Kernels(Protocol):
     """A module such as ``wkvm.kernels.cpu``. ``wkvm.kernels.reference`` has the contracts."""
 
-    @staticmethod
     def causal_conv(
-        x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: Rows
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: Rows
     ) -> Tensor:
         """A short convolution over time, and silu; its window moves in place."""
         ...
 
-    @staticmethod
     def ssd(
-        x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, rows: Rows
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        state: Tensor,
+        rows: Rows,
     ) -> Tensor:
         """The recurrence of Mamba-2, in place."""
         ...
 
-    @staticmethod
-    def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        pages: Tensor,
+        table: Tensor,
+        lengths: Tensor,
+        rows: Rows,
+        *,
+        scale: float,
+        window: int | None = None,
+        value_dim: int | None = None,
+    ) -> Tensor:
+        """Attention over pages, into which the new keys and values go first."""
+        ...
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """A norm by the root of the mean square."""
         ...
 
-    @staticmethod
     def gated_rms_norm(
+        self,
         y: Tensor,
         z: Tensor,
         weight: Tensor,
