@@ -48,6 +48,12 @@ class Kernels(Protocol):
         """Attention over pages, into which the new keys and values go first."""
         ...
 
+    def gated_delta(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Rows
+    ) -> Tensor:
+        """The gated delta rule, with a decay of each head or of each channel, in place."""
+        ...
+
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> Tensor:

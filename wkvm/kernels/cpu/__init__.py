@@ -6,8 +6,18 @@ depends on nothing but the row itself.
 
 from wkvm.kernels.cpu.attention import attention
 from wkvm.kernels.cpu.conv import causal_conv
+from wkvm.kernels.cpu.delta import gated_delta
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd
 from wkvm.kernels.reference.norms import gated_rms_norm, rms_norm
 
-__all__ = ["attention", "causal_conv", "gated_rms_norm", "rms_norm", "ssd", "token_shift", "wkv7"]
+__all__ = [
+    "attention",
+    "causal_conv",
+    "gated_delta",
+    "gated_rms_norm",
+    "rms_norm",
+    "ssd",
+    "token_shift",
+    "wkv7",
+]

@@ -1,0 +1,129 @@
+"""The gated delta rule on a CPU: prompts in chunks, so that most of it is matrix products.
+
+With S the state before a chunk, G[t] the sum of the log decays of its tokens up to t, and u[t] what
+token t writes, ``beta (v - S^T k)``, the rule unrolls to
+
+    u[t] = beta[t] (v[t] - (exp(G[t]) k[t])^T S - sum_{s<t} (k[t] . exp(G[t] - G[s]) k[s]) u[s])
+    o[t] = (exp(G[t]) q[t])^T S + sum_{s<=t} (q[t] . exp(G[t] - G[s]) k[s]) u[s]
+
+which is a triangular system for all u of a chunk, and products. No decay is undone: each exponent
+is a sum of log decays, made of those alone that it is of, so that nothing overflows and a strong
+decay leaves its neighbours their digits.
+"""
+
+import torch
+from torch import Tensor
+
+from wkvm.kernels.reference.delta import unit
+from wkvm.kernels.rows import Rows
+
+CHUNK = 64
+"""Tokens whose keys meet each other in one triangular system."""
+
+BLOCK = 16
+"""Tokens of a chunk whose decays by channel are made for each pair; other pairs meet halfway."""
+
+
+def gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Rows
+) -> Tensor:
+    """See ``reference.gated_delta``. A few operations a token of decode, in place if float32."""
+    y = torch.zeros_like(v)
+    exact = g.dtype
+    n_repeats = v.shape[1] // k.shape[1]
+    # [T, Hv, 2, K]: a key and its query are read against the same matrices.
+    pairs = torch.stack((unit(k, exact), unit(q, exact) * k.shape[2] ** -0.5), 2)
+    if n_repeats > 1:
+        pairs = pairs.repeat_interleave(n_repeats, 1)
+    values, strengths = v.to(exact), beta[:, :, None, None]
+    decays = g.view(*g.shape[:2], -1)
+    for row in rows.live:
+        stored = state[rows.host_slots[row]]
+        S = stored.to(exact)
+        start, end = rows.host_offsets[row], rows.host_offsets[row + 1]
+        for at in range(start, end, CHUNK):
+            tokens = slice(at, min(at + CHUNK, end))
+            if tokens.stop == at + 1:
+                y[at] = _token(pairs[at], values[at], decays[at], strengths[at], S)
+            else:
+                y[tokens] = _chunk(
+                    pairs[tokens], values[tokens], decays[tokens], beta[tokens], S
+                ).transpose(0, 1)
+        if S.dtype != stored.dtype:
+            stored.copy_(S)
+    return y
+
+
+def _token(pair: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tensor:
+    """One token, ``[Hv, 2, K]``, ``[Hv, V]``, ``[Hv, 1 or K]``, ``[Hv, 1, 1]``; moves ``S``."""
+    S.mul_(g.exp().unsqueeze(2))
+    held = torch.bmm(pair, S)
+    written = (v.unsqueeze(1) - held[:, :1]).mul_(beta)
+    key, query = pair[:, :1], pair[:, 1:]
+    S.baddbmm_(key.transpose(1, 2), written)
+    # S^T q of the new S, from that of the old one: the matrices are not read again.
+    return torch.addcmul(held[:, 1], (key * query).sum(2), written.squeeze(1))
+
+
+def _chunk(pairs: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tensor:
+    """Tokens ``[T, Hv, ...]`` after the state ``S``: their outputs ``[Hv, T, V]``; moves ``S``."""
+    n, n_heads, _, size = pairs.shape
+    both = pairs.permute(1, 2, 0, 3)
+    by_head = g.transpose(0, 1)
+    meet = _meet_scalar(both, by_head) if g.shape[2] == 1 else _meet_channels(both, by_head)
+    from_start = by_head.cumsum(1)
+    to_end = _sums_after(by_head)
+    read = torch.bmm((both * from_start.exp().unsqueeze(1)).reshape(n_heads, 2 * n, size), S)
+    strengths = beta.t().unsqueeze(2)
+    wanted = (v.transpose(0, 1) - read[:, :n]) * strengths
+    written = torch.linalg.solve_triangular(
+        meet[:, 0] * strengths, wanted, upper=False, unitriangular=True
+    )
+    out = read[:, n:].baddbmm_(meet[:, 1], written)
+    S.mul_(from_start[:, -1].exp().unsqueeze(2))
+    S.baddbmm_((both[:, 0] * to_end.exp()).transpose(1, 2), written)
+    return out
+
+
+def _sums_after(g: Tensor) -> Tensor:
+    """For each token of ``[Hv, T, C]`` the sum of those after it, made without what is before."""
+    sums = torch.zeros_like(g)
+    sums[:, :-1] = g[:, 1:].flip(1).cumsum(1).flip(1)
+    return sums
+
+
+def _spans(g: Tensor) -> Tensor:
+    """The decay from token s to token t, ``[Hv, T, T, C]`` at t, s; 0 where s is after t."""
+    n = g.shape[1]
+    after = torch.ones(n, n, dtype=torch.bool, device=g.device).tril_(-1)[:, :, None]
+    sums = torch.where(after, g.unsqueeze(2), 0).cumsum(1)
+    return sums.masked_fill_(after.transpose(0, 1), float("-inf")).exp_()
+
+
+def _meet_scalar(both: Tensor, g: Tensor) -> Tensor:
+    """Keys and queries ``[Hv, 2, T, K]`` by keys, decayed by ``[Hv, T, 1]``: ``[Hv, 2, T, T]``."""
+    n_heads, _, n, size = both.shape
+    products = torch.bmm(both.reshape(n_heads, 2 * n, size), both[:, 0].transpose(1, 2))
+    return products.view(n_heads, 2, n, n).mul_(_spans(g).squeeze(3).unsqueeze(1))
+
+
+def _meet_channels(both: Tensor, g: Tensor) -> Tensor:
+    """As ``_meet_scalar``, where each channel has a decay of its own: ``g`` is ``[Hv, T, K]``.
+
+    Pairs within a block are weighed one by one. To keys before its block a token is decayed from
+    the block's start, and they up to there: two factors of at most 1.
+    """
+    n_heads, _, n, size = both.shape
+    meet = both.new_zeros(n_heads, 2, n, n)
+    for start in range(0, n, BLOCK):
+        block = slice(start, min(start + BLOCK, n))
+        decays, own = g[:, block], both[:, :, block]
+        weighed = _spans(decays) * own[:, 0].unsqueeze(1)
+        meet[:, :, block, block] = torch.einsum("htsk,hptk->hpts", weighed, own)
+        if start == 0:
+            continue
+        since = (own * decays.cumsum(1).exp().unsqueeze(1)).reshape(n_heads, -1, size)
+        until = both[:, 0, :start] * _sums_after(g[:, :start]).exp()
+        products = torch.bmm(since, until.transpose(1, 2))
+        meet[:, :, block, :start] = products.view(n_heads, 2, -1, start)
+    return meet
