@@ -1,7 +1,8 @@
 """The device memory of all live states: one contiguous record per slot.
 
 A record holds every tensor of a state, so that copying, saving or moving a state is one copy
-of ``record_bytes``. Which slot is free is not known here.
+of ``record_bytes``; for models with attention layers, and of the pages of a guest pool. Which slot
+or page is free is not known here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,49 +11,69 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import ITEM_BYTES, StateLayout
-
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
-"""The dtypes of ``ITEM_BYTES``, as torch has them."""
+from wkvm.core.layout import GUEST_PAGES, GUEST_TABLE, GUEST_TOKENS, ITEM_BYTES, StateLayout
+from wkvm.state.dtypes import DTYPES
+from wkvm.state.guest import GuestPool, finished
 
 
 class Arena:
     """``n_slots`` records of one layout, on one device. All of them start as zeros.
 
+    Args:
+        n_pages: of a layout with a guest, how many pages all slots have together; 0 without.
+
     Attributes:
         layout: of every record.
         n_slots: slots are in ``[0, n_slots)``.
         records: ``[n_slots, record_bytes]`` uint8, contiguous.
+        pool: the pages; None without a guest.
         views: by tensor name, ``[n_slots, *shape]``: the same memory, typed. The first stride
-            is the record; within a slot a view is contiguous.
+            is the record; within a slot a view is contiguous. With a guest also the pool's
+            ``guest.pages`` and ``guest.table``, as in ``GuestPool``.
     """
 
-    def __init__(self, layout: StateLayout, n_slots: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        layout: StateLayout,
+        n_slots: int,
+        device: torch.device | str,
+        *,
+        n_pages: int = 0,
+    ) -> None:
         if n_slots < 1:
             raise ValueError(f"an arena needs at least one slot, got {n_slots}")
+        if (layout.guest is None) != (n_pages == 0):
+            raise ValueError(f"{n_pages} pages for a layout with the guest {layout.guest}")
         self.layout = layout
         self.n_slots = n_slots
         self.records = torch.zeros(n_slots, layout.record_bytes, dtype=torch.uint8, device=device)
-        self.views: Mapping[str, Tensor] = MappingProxyType(_views(layout, self.records))
+        self._of_records = _views(layout, self.records)
+        self.pool: GuestPool | None = None
+        views = dict(self._of_records)
+        if layout.guest is not None:
+            self.pool = GuestPool(layout.guest, n_pages, n_slots, device)
+            views |= {GUEST_PAGES: self.pool.pages, GUEST_TABLE: self.pool.table}
+        self.views: Mapping[str, Tensor] = MappingProxyType(views)
 
     def zero(self, slots: Sequence[int]) -> None:
-        """Make each of ``slots`` the empty sequence. Does not wait for the device."""
+        """Make each of ``slots`` the empty sequence, whatever pages it has.
+
+        Does not wait for the device.
+        """
         words = self.records.view(torch.int64)  # bytes one by one would take eight times as long
         words.index_fill_(0, self._index(slots), 0)
 
     def poison(self, slots: Sequence[int]) -> None:
         """Fill the float tensors of ``slots`` with NaN, and the others with their lowest value.
 
-        A row that is computed from such a slot shows it.
+        A row that is computed from such a slot shows it. The count of its pages' tokens is zero,
+        since kernels take addresses from it. Pages are poisoned by the pool.
         """
         index = self._index(slots)
-        for view in self.views.values():
+        for name, view in self._of_records.items():
+            if name == GUEST_TOKENS:
+                view.index_fill_(0, index, 0)
+                continue
             is_float = view.dtype.is_floating_point
             # Not an assignment: that would wait for a transfer of the number to the device.
             view.index_fill_(0, index, float("nan") if is_float else torch.iinfo(view.dtype).min)
@@ -60,7 +81,7 @@ class Arena:
     def fill(self, record: Tensor, slots: Sequence[int]) -> None:
         """Make each of ``slots`` a copy of ``record``: ``[record_bytes]`` uint8, on this device.
 
-        Does not wait for the device.
+        Its pages are filled by the pool. Does not wait for the device.
         """
         source = record.view(torch.int64)
         words = self.records.view(torch.int64)
@@ -70,33 +91,59 @@ class Arena:
             words.index_copy_(0, self._index(slots), source.expand(len(slots), -1))
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
-        """Copy the record of ``source`` over each of ``targets``, padding included."""
+        """Copy the record of ``source`` over each of ``targets``, padding included.
+
+        Without a guest: its pages would be shared by who writes to them.
+        """
+        if self.pool is not None:
+            raise ValueError("a state with a guest is copied as an image")
         index = self._index(targets)
         # The clone keeps the read apart from the write; then all targets are one launch.
         self.records[index] = self.records[self._checked(source)].clone()
 
     def read(self, slot: int) -> dict[str, Tensor]:
-        """A copy of each tensor of ``slot``, on the arena's device."""
+        """A copy of each tensor of ``slot``'s record, on the arena's device."""
         at = self._checked(slot)
-        return {name: view[at].clone() for name, view in self.views.items()}
+        return {name: view[at].clone() for name, view in self._of_records.items()}
+
+    def image(self, slot: int, pages: Sequence[int] = ()) -> Tensor:
+        """The state of ``slot`` as one uint8 tensor on the host: see ``StateLayout.image_bytes``.
+
+        Waits for the device.
+
+        Args:
+            pages: the slot's, in order: at least those that hold its tokens.
+
+        Raises:
+            ValueError: these are too few for the tokens that the record counts.
+        """
+        record, n_record = self.records[self._checked(slot)], self.layout.record_bytes
+        if self.pool is None:
+            return record.to("cpu", copy=True)
+        image = torch.empty(n_record + len(pages) * self.pool.spec.page_bytes, dtype=torch.uint8)
+        image[:n_record].copy_(record)
+        self.pool.read(pages, image[n_record:])
+        if image.device != record.device:
+            torch.cuda.synchronize(record.device)
+        return finished(self.layout, image)
 
     def write(self, slot: int, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite ``slot``. Nothing is written unless every tensor fits.
+        """Overwrite the record of ``slot``. Nothing is written unless every tensor fits.
 
         Raises:
             ValueError: ``tensors`` are not those of the layout, in name, shape or dtype.
         """
         at = self._checked(slot)
-        if tensors.keys() != self.views.keys():
-            raise ValueError(f"expected tensors {list(self.views)}, got {list(tensors)}")
-        for name, view in self.views.items():
+        if tensors.keys() != self._of_records.keys():
+            raise ValueError(f"expected tensors {list(self._of_records)}, got {list(tensors)}")
+        for name, view in self._of_records.items():
             given = tensors[name]
             if given.shape != view.shape[1:] or given.dtype != view.dtype:
                 raise ValueError(
                     f"{name}: expected {tuple(view.shape[1:])} {view.dtype}, "
                     f"got {tuple(given.shape)} {given.dtype}"
                 )
-        for name, view in self.views.items():
+        for name, view in self._of_records.items():
             view[at].copy_(tensors[name])
 
     def _checked(self, slot: int) -> int:

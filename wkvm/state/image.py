@@ -11,8 +11,8 @@ from torch import Tensor
 from wkvm.core.errors import BadStateFileError, StateMismatchError
 from wkvm.core.layout import ITEM_BYTES, StateLayout
 from wkvm.core.registry import Carried, Identity
-from wkvm.state.arena import DTYPES
 from wkvm.state.arithmetic import not_finite
+from wkvm.state.dtypes import DTYPES
 from wkvm.state.format import (
     TOKEN_BYTES,
     Header,
