@@ -1,5 +1,6 @@
 """From a path to a model: which family a checkpoint is of, and what is known without loading it."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +9,19 @@ import torch
 from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
 from wkvm.models.base import Model
+from wkvm.models.rwkv7_params import read_shape
+from wkvm.models.sources import DecoderSource, Loading, Rwkv7Source, Source
 from wkvm.models.weights import Checkpoint, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-ARCHITECTURE = "rwkv7"
-"""The one that is run. Its module is imported when it is needed."""
+RWKV7 = "rwkv7"
+
+MODULES = {
+    "mamba2": "wkvm.models.mamba2",
+}
+"""By ``model_type``, the module of an architecture other than RWKV-7: its ``read`` makes a
+``Blueprint`` of a checkpoint. Imported when it is needed."""
 
 BLINK_EOS_IDS = (0,)
 """The end of a document in the vocabulary that ``.pth`` files come with."""
@@ -79,21 +87,16 @@ def load_model(
     check_state(state, device=resolved)
     check_quantization(quantization, device=resolved)
     torch_dtype = DTYPES[resolve_dtype(dtype, device=resolved, stored=checkpoint.stored_dtype)]
-    _check_architecture(checkpoint)
-    from wkvm.models import rwkv7
-    from wkvm.models.rwkv7_params import read_shape
-
-    shape = read_shape(checkpoint)
-    eos_ids = _eos_ids(checkpoint, shape.vocab_size)
-    return rwkv7.load(
-        checkpoint,
-        shape,
-        device=resolved,
-        dtype=torch_dtype,
-        eos_ids=eos_ids,
-        state=state,
-        quantization=quantization,
-        deterministic=deterministic,
+    source = _source(checkpoint)
+    return source.load(
+        Loading(
+            device=resolved,
+            dtype=torch_dtype,
+            eos_ids=_eos_ids(checkpoint, source.sizes.vocab_size),
+            state=state,
+            quantization=quantization,
+            deterministic=deterministic,
+        )
     )
 
 
@@ -111,24 +114,21 @@ def describe(
     on_device = resolve_device(device)
     check_state(state, device=on_device)
     resolved = resolve_dtype(dtype, device=on_device, stored=stored_dtype)
-    _check_architecture(checkpoint)
-    from wkvm.models.rwkv7 import layout_of
-    from wkvm.models.rwkv7_params import read_shape
-
-    shape = read_shape(checkpoint)
+    source = _source(checkpoint)
+    sizes = source.sizes
     return ModelDescription(
-        architecture=ARCHITECTURE,
-        vocab_size=shape.vocab_size,
-        n_layers=shape.n_layers,
-        width=shape.width,
-        n_heads=shape.n_heads,
-        head_size=shape.head_size,
-        n_parameters=shape.n_parameters,
+        architecture=sizes.architecture,
+        vocab_size=sizes.vocab_size,
+        n_layers=sizes.n_layers,
+        width=sizes.width,
+        n_heads=sizes.n_heads,
+        head_size=sizes.head_size,
+        n_parameters=source.n_parameters,
         stored_dtype=stored_dtype,
         files=tuple(file.name for file in checkpoint.files),
         file_bytes=sum(file.stat().st_size for file in checkpoint.files),
-        layout=layout_of(shape, resolved, state),
-        eos_ids=_eos_ids(checkpoint, shape.vocab_size),
+        layout=source.layout(resolved, state),
+        eos_ids=_eos_ids(checkpoint, sizes.vocab_size),
     )
 
 
@@ -173,20 +173,26 @@ def resolve_dtype(dtype: str, *, device: str, stored: str) -> str:
     return stored if device == "cuda" and stored in DTYPES else "float32"
 
 
-def _check_architecture(checkpoint: Checkpoint) -> None:
-    """Raise a CheckpointError unless this is the architecture that is run."""
-    if not checkpoint.config:
-        if "blocks.0.att.r_k" in checkpoint.stored:
-            return
+def _source(checkpoint: Checkpoint) -> Source:
+    """The checkpoint as its architecture reads it. Its module is imported here.
+
+    Raises:
+        CheckpointError: no architecture that is run, or its tensors or sizes do not fit it.
+    """
+    path, config = str(checkpoint.path), checkpoint.config
+    if not config and "blocks.0.att.r_k" not in checkpoint.stored:
         some = ", ".join(sorted(checkpoint.stored)[:4])
-        raise UnsupportedModelError(str(checkpoint.path), f"no RWKV-7 model; it has {some}")
-    model_type = checkpoint.config.get("model_type")
+        raise UnsupportedModelError(path, f"no RWKV-7 model; it has {some}")
+    model_type = config.get("model_type") if config else RWKV7
     if not isinstance(model_type, str):
-        raise CorruptCheckpointError(str(checkpoint.path), "config.json names no model_type")
-    if model_type != ARCHITECTURE:
-        raise UnsupportedModelError(
-            str(checkpoint.path), f"architecture {model_type!r}; {ARCHITECTURE} is run"
-        )
+        raise CorruptCheckpointError(path, "config.json names no model_type")
+    if model_type == RWKV7:
+        return Rwkv7Source(checkpoint, read_shape(checkpoint))
+    if model_type not in MODULES:
+        known = ", ".join((RWKV7, *MODULES))
+        raise UnsupportedModelError(path, f"architecture {model_type!r}; {known} are run")
+    module = importlib.import_module(MODULES[model_type])
+    return DecoderSource(checkpoint, module.read(checkpoint))
 
 
 def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:

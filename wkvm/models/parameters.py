@@ -1,0 +1,115 @@
+"""Weights on their way from a checkpoint into the layers of a model.
+
+They arrive in the order in which they will be asked for, so that little is held twice.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
+from wkvm.kernels.linear import Linear, linear
+from wkvm.models.weights import Checkpoint
+
+N_NAMED = 4
+"""How many of several missing or unknown tensors an error names."""
+
+
+def check_weights(
+    checkpoint: Checkpoint,
+    architecture: str,
+    weights: Mapping[str, tuple[int, ...]],
+    is_unused: Callable[[str], bool],
+) -> int:
+    """Check that a checkpoint has these tensors and no others.
+
+    Returns:
+        The elements of all of them.
+
+    Raises:
+        CorruptCheckpointError: one is missing or has another shape.
+        UnsupportedModelError: there is one that the architecture does not have.
+    """
+    path, shapes = str(checkpoint.path), checkpoint.shapes
+    if missing := [name for name in weights if name not in shapes]:
+        raise CorruptCheckpointError(path, f"{_listed(missing)} missing")
+    for name, expected in weights.items():
+        if shapes[name] != expected:
+            why = f"{name} has shape {list(shapes[name])}, expected {list(expected)}"
+            raise CorruptCheckpointError(path, why)
+    if unknown := sorted(name for name in shapes.keys() - weights.keys() if not is_unused(name)):
+        why = f"{_listed(unknown)} unknown to {architecture}"
+        raise UnsupportedModelError(path, why)
+    return sum(map(prod, weights.values()))
+
+
+class Parameters:
+    """The weights of a checkpoint, each to be taken once.
+
+    Args:
+        weights: their names, in the order in which they are likely to be taken.
+        dtype: of matrices.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weights: Mapping[str, tuple[int, ...]],
+        *,
+        device: str,
+        dtype: torch.dtype,
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self._arriving = zip(weights, checkpoint.load_all(list(weights), device), strict=True)
+        self._waiting = dict[str, Tensor]()
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor in the dtype it is stored in.
+
+        Raises:
+            KeyError: it is not among the weights, or was taken.
+            CorruptCheckpointError: its file changed or ended while it was read.
+        """
+        while name not in self._waiting:
+            try:
+                arrived, tensor = next(self._arriving)
+            except StopIteration:
+                raise KeyError(name) from None
+            self._waiting[arrived] = tensor
+        return self._waiting.pop(name)
+
+    def exact(self, name: str) -> Tensor:
+        """A tensor in float32: what is not an operand of a matrix product."""
+        return self.stored(name).float()
+
+    def matrix(self, *names: str) -> Tensor:
+        """A matrix ``[out, in]`` in the model's dtype; several become one, outputs in order."""
+        parts = [self.stored(name).to(self.dtype) for name in names]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+    def vector(self, *names: str) -> Tensor:
+        """Likewise of vectors."""
+        return self.matrix(*names)
+
+    def linear(self, *names: str, biases: tuple[str, ...] = ()) -> Linear:
+        """The product with one matrix, or with several that share their input.
+
+        Args:
+            names: of the matrices, ``[out, in]``; what comes of them lies in that order.
+            biases: of as many vectors; none for none.
+        """
+        weight = self.matrix(*names)
+        return linear(weight, self.vector(*biases) if biases else None)
+
+    def head(self, table: Tensor, name: str | None) -> Linear:
+        """The product with the output matrix ``name``; with the embedding for None, if tied."""
+        return linear(table) if name is None else self.linear(name)
+
+
+def _listed(names: list[str]) -> str:
+    some, rest = names[:N_NAMED], len(names) - N_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    is_one = len(names) == 1
+    return f"tensor{'' if is_one else 's'} {', '.join(some)}{more} {'is' if is_one else 'are'}"
