@@ -1,0 +1,10 @@
+"""The kernels of models on a GPU, in Triton: the signatures and contracts of ``reference``.
+
+Importing this package imports Triton. Kernels read slots, offsets and lengths on the device alone,
+so that a captured step can be replayed on others. None that updates in place is ever autotuned:
+each trial run would apply its update once more.
+"""
+
+from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm, rotary
+
+__all__ = ["add_rms_norm", "gated_rms_norm", "rms_norm", "rotary"]

@@ -1,0 +1,202 @@
+"""The gated delta rule over one token of each row, in place by slot.
+
+With the old S, w = e^g and u = beta (v - S^T (w k)):
+
+    S <- diag(w) S + k u^T,    o = S_old^T (w q) + (k^T q) u
+
+so both sums are of the old S: each element of a state is read once and written once, and what a
+program does between is one pass over registers. A program has all keys of a block of values, so
+blocks of values need nothing of each other.
+
+No kernel here is ever autotuned: each trial run would apply its update to the states once more.
+Importing this module imports Triton.
+"""
+
+# Inside a kernel Python is Triton's language, which type checkers do not know.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a state is divided among programs.
+
+    Attributes:
+        block_v: values of a program, at most; 32 float32 values are one line of the cache.
+        n_warps: of a program. One warp has no barriers in its sums over the keys.
+    """
+
+    block_v: int
+    n_warps: int
+
+
+LAUNCHES = ((4, Launch(8, 1)), (32, Launch(16, 1)), (None, Launch(32, 1)))
+"""By how many rows there are at most: few rows want more programs, many want whole lines."""
+
+
+def launch_of(n_rows: int) -> Launch:
+    """That of ``LAUNCHES`` for so many rows."""
+    return next(launch for limit, launch in LAUNCHES if limit is None or n_rows <= limit)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def delta_decode_kernel(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    g,
+    beta,
+    state,
+    slots,
+    out,
+    q_stride,
+    k_stride,
+    v_stride,
+    g_stride,
+    beta_stride,
+    state_stride,
+    scale,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BY_KEY: tl.constexpr,
+):
+    """One program per row, head and block of values; see ``gated_delta_decode``."""
+    n_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    block = tl.program_id(0) % n_blocks
+    head = (tl.program_id(0) // n_blocks) % H
+    row = (tl.program_id(0) // (n_blocks * H)).to(tl.int64)
+    keys = tl.arange(0, BLOCK_K)
+    values = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_key = keys < K
+    is_value = values < V
+    at_out = out + (row * H + head) * V + values
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot >= 0:
+        inside = is_key[:, None] & is_value[None, :]
+        at_state = state + slot * state_stride + head * (K * V)
+        at_state = at_state + keys[:, None] * V + values[None, :]
+        S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
+        at_key = (head // GROUP) * K + keys
+        query = tl.load(q + row * q_stride + at_key, mask=is_key, other=0.0).to(tl.float32)
+        key = tl.load(k + row * k_stride + at_key, mask=is_key, other=0.0).to(tl.float32)
+        value = tl.load(v + row * v_stride + head * V + values, mask=is_value, other=0.0)
+        strength = tl.load(beta + row * beta_stride + head)
+        if BY_KEY:
+            decay = tl.load(g + row * g_stride + head * K + keys, mask=is_key, other=0.0)
+        else:
+            decay = tl.load(g + row * g_stride + head)
+        decay = tl.exp(decay)
+        query *= tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * scale
+        key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+        both = tl.sum(query * key, 0)
+        if BY_KEY:
+            S *= decay[:, None]
+        else:
+            S *= decay
+        removed = tl.sum(key[:, None] * S, 0)
+        read = tl.sum(query[:, None] * S, 0)
+        u = strength * (value.to(tl.float32) - removed)
+        S += key[:, None] * u[None, :]
+        tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
+        tl.store(at_out, (read + both * u).to(out.dtype.element_ty), mask=is_value)
+    else:
+        nothing = tl.zeros([BLOCK_V], tl.float32).to(out.dtype.element_ty)
+        tl.store(at_out, nothing, mask=is_value)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> None:
+    """See that the arguments of ``gated_delta`` fit one another.
+
+    Raises:
+        ValueError: they do not, or a token of one of them is in more than one piece.
+    """
+    T, Hk, K = q.shape
+    _, H, _, V = state.shape
+    shapes = {"k": (k, (T, Hk, K)), "v": (v, (T, H, V)), "beta": (beta, (T, H))}
+    shapes["g"] = (g, (T, H, K) if g.dim() == 3 else (T, H))
+    for name, (tensor, shape) in {"q": (q, (T, Hk, K)), **shapes}.items():
+        if tensor.shape != shape or not tensor[0].is_contiguous():
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)}, strides {tensor.stride()}, where {shape} is due"
+            )
+    if H % Hk or g.dtype != torch.float32 or beta.dtype != torch.float32:
+        raise ValueError(f"{Hk} heads of keys for {H}, g {g.dtype}, beta {beta.dtype}")
+    whole = state.shape[2] == K and state[0].is_contiguous()
+    if not whole or state.dtype not in STATE_DTYPES:
+        raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
+
+
+def gated_delta_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    *,
+    launch: Launch | None = None,
+) -> Tensor:
+    """``reference.gated_delta`` over rows of one token.
+
+    Args:
+        q, k: ``[B, Hk, K]``; v: ``[B, H, V]``; any first stride, one piece within a row.
+        g: ``[B, H]`` or, with a decay for each key, ``[B, H, K]``, float32.
+        beta: ``[B, H]`` float32.
+        state: ``[N, H, K, V]`` float32, float16 or bfloat16, any first stride. Slots in ``slots``
+            are overwritten, no other is read or written.
+        slots: ``[B]`` int32, distinct where not negative; a negative one is a pad row.
+        launch: None for the one of ``LAUNCHES``.
+
+    Returns:
+        ``[B, H, V]`` in the dtype of ``v``; zeros for pad rows. One launch.
+
+    Raises:
+        ValueError: a shape, dtype or stride differs from the above.
+    """
+    check(q, k, v, g, beta, state)
+    B, Hk, K = q.shape
+    _, H, _, V = state.shape
+    launch = launch or launch_of(B)
+    block_v = min(launch.block_v, triton.next_power_of_2(V))
+    out = torch.empty(B, H, V, dtype=v.dtype, device=v.device)
+    delta_decode_kernel[(B * H * triton.cdiv(V, block_v),)](
+        q,
+        k,
+        v,
+        g,
+        beta,
+        state,
+        slots,
+        out,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        g.stride(0),
+        beta.stride(0),
+        state.stride(0),
+        K**-0.5,
+        H=H,
+        GROUP=H // Hk,
+        K=K,
+        V=V,
+        BLOCK_K=triton.next_power_of_2(K),
+        BLOCK_V=block_v,
+        BY_KEY=g.dim() == 3,
+        num_warps=launch.n_warps,
+    )
+    return out
