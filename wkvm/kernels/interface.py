@@ -60,6 +60,19 @@ class Kernels(Protocol):
         """A norm by the root of the mean square."""
         ...
 
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        added: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """A sum, and its norm."""
+        ...
+
     def gated_rms_norm(
         self,
         y: Tensor,

@@ -1,5 +1,6 @@
 """How the rows of one step lie in its packed token axis: what every slot-indexed kernel takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -55,7 +56,7 @@ class Rows:
     @cached_property
     def offsets(self) -> Tensor:
         """``host_offsets`` as int32 on the device."""
-        return torch.tensor(self.host_offsets, dtype=torch.int32, device=self.slots.device)
+        return self._on_device(self.host_offsets, torch.int32)
 
     @cached_property
     def row_of_token(self) -> Tensor:
@@ -63,7 +64,7 @@ class Rows:
         rows = torch.arange(len(self.lengths), device=self.slots.device)
         if self.is_decode:
             return rows
-        lengths = torch.tensor(self.lengths, device=self.slots.device)
+        lengths = self._on_device(self.lengths, torch.int64)
         return torch.repeat_interleave(rows, lengths, output_size=self.n_tokens)
 
     @cached_property
@@ -93,20 +94,17 @@ class Rows:
     @cached_property
     def live_slots(self) -> Tensor:
         """Slots of the live rows, int64 on the device, to index a state with."""
-        slots = [self.host_slots[row] for row in self.live]
-        return torch.tensor(slots, dtype=torch.int64, device=self.slots.device)
+        return self._on_device([self.host_slots[row] for row in self.live], torch.int64)
 
     @cached_property
     def live_starts(self) -> Tensor:
         """Index of the first token of each live row, int64 on the device."""
-        starts = [self.host_offsets[row] for row in self.live]
-        return torch.tensor(starts, dtype=torch.int64, device=self.slots.device)
+        return self._on_device([self.host_offsets[row] for row in self.live], torch.int64)
 
     @cached_property
     def live_ends(self) -> Tensor:
         """Index of the last token of each live row, int64 on the device."""
-        ends = [self.host_offsets[row + 1] - 1 for row in self.live]
-        return torch.tensor(ends, dtype=torch.int64, device=self.slots.device)
+        return self._on_device([self.host_offsets[row + 1] - 1 for row in self.live], torch.int64)
 
     @cached_property
     def pad_tokens(self) -> Tensor:
@@ -117,4 +115,18 @@ class Rows:
             if slot < 0
             for token in range(self.host_offsets[row], self.host_offsets[row + 1])
         ]
-        return torch.tensor(tokens, dtype=torch.int64, device=self.slots.device)
+        return self._on_device(tokens, torch.int64)
+
+    @cached_property
+    def live_lengths(self) -> Tensor:
+        """``[B]`` int32 on the device: tokens of each row, 0 for pad rows."""
+        if self.is_decode:
+            return (self.slots >= 0).to(torch.int32)
+        lengths = self._on_device(self.lengths, torch.int32)
+        return lengths.where(self.slots >= 0, 0)
+
+    def _on_device(self, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+        # From pinned memory, or the host would wait for the device.
+        is_gpu = self.slots.is_cuda
+        host = torch.tensor(numbers, dtype=dtype, pin_memory=is_gpu)
+        return host.to(self.slots.device, non_blocking=True)

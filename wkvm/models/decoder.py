@@ -14,6 +14,7 @@ from wkvm.core.layout import StateLayout
 from wkvm.kernels.rows import Rows
 from wkvm.models.base import Batch, ModelInfo, StateViews
 from wkvm.models.blueprint import Network
+from wkvm.models.parts.residual import Pending, Residual
 from wkvm.models.parts.step import Step
 
 
@@ -49,13 +50,19 @@ class Decoder:
         x = embedding(token_ids, network.table).to(network.stream_dtype)
         if network.embedding_scale != 1.0:
             x = x * network.embedding_scale
+        stream = Pending(x)
         for block in network.blocks:
-            x = block(x, step)
+            if isinstance(block, Residual):
+                stream = block.go_on(stream, step)
+            else:
+                stream = Pending(block(stream.settled(), step))
         if self._layout.guest is not None:
             step.advance()
-        if logit_rows is not None:
-            x = x.index_select(0, logit_rows)
-        logits = network.head(network.norm(x)).float()
+        if logit_rows is None:
+            normed = network.norm.after(*stream)[1]
+        else:
+            normed = network.norm(stream.settled().index_select(0, logit_rows))
+        logits = network.head(normed).float()
         return logits if network.logit_scale == 1.0 else logits * network.logit_scale
 
     def decode_step(self, n_rows: int, *, apart: bool = False) -> "DecoderStep | None":

@@ -9,9 +9,10 @@ from wkvm.kernels.cpu.conv import causal_conv
 from wkvm.kernels.cpu.delta import gated_delta
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd
-from wkvm.kernels.reference.norms import gated_rms_norm, rms_norm
+from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 
 __all__ = [
+    "add_rms_norm",
     "attention",
     "causal_conv",
     "gated_delta",

@@ -7,11 +7,12 @@ computes in the dtype of its arguments, so float64 arguments give a float64 answ
 from wkvm.kernels.reference.attention import attention
 from wkvm.kernels.reference.conv import causal_conv
 from wkvm.kernels.reference.delta import gated_delta
-from wkvm.kernels.reference.norms import gated_rms_norm, rms_norm
+from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.reference.rwkv7 import token_shift, wkv7
 from wkvm.kernels.reference.ssd import ssd
 
 __all__ = [
+    "add_rms_norm",
     "attention",
     "causal_conv",
     "gated_delta",

@@ -21,6 +21,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     return (weight * normed).to(dtype or x.dtype)
 
 
+def add_rms_norm(
+    x: Tensor,
+    added: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``rms_norm`` of ``x + scale * added``.
+
+    Args:
+        x, added: ``[..., C]``.
+        weight, eps, dtype: as for ``rms_norm``.
+
+    Returns:
+        The sum in the dtype of ``x``, and its norm.
+    """
+    total = torch.add(x, added, alpha=scale).to(x.dtype)
+    return total, rms_norm(total, weight, eps, dtype)
+
+
 def gated_rms_norm(
     y: Tensor,
     z: Tensor,

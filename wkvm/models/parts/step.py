@@ -44,7 +44,5 @@ class Step:
 
     def advance(self) -> None:
         """Count the step's tokens in the slots' pages. The last thing that a step does."""
-        slots = self.rows.slots
-        lengths = torch.tensor(self.rows.lengths, dtype=torch.int32, device=slots.device)
-        added = lengths.where(slots >= 0, 0)
-        self.guest_lengths.index_add_(0, slots.clamp(min=0).to(torch.int64), added)
+        slots = self.rows.slots.clamp(min=0).to(torch.int64)
+        self.guest_lengths.index_add_(0, slots, self.rows.live_lengths)
