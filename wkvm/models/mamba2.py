@@ -175,4 +175,8 @@ def read(checkpoint: Checkpoint) -> Mamba2:
     if config.num_heads % config.n_groups:
         why = f"config.json has {config.num_heads} heads in {config.n_groups} groups"
         raise CorruptCheckpointError(str(checkpoint.path), why)
+    low, high = config.time_step_limit
+    if not 0 <= low <= high:
+        why = f"config.json has a time_step_limit from {low} to {high}"
+        raise CorruptCheckpointError(str(checkpoint.path), why)
     return Mamba2(config)

@@ -1,0 +1,15 @@
+"""All architectures that are held to transformers, in the order of ``docs/models.md``."""
+
+from tests.models.oracles import mamba2
+from tests.models.oracles.case import Architecture, Case
+
+ARCHITECTURES: tuple[Architecture, ...] = (mamba2.ARCHITECTURE,)
+
+
+def named_cases() -> dict[str, tuple[Architecture, Case]]:
+    """Every case by a name of its own."""
+    return {
+        f"{architecture.name}: {case.name}": (architecture, case)
+        for architecture in ARCHITECTURES
+        for case in architecture.cases
+    }
