@@ -101,3 +101,40 @@ def test_what_pad_rows_hold_does_not_reach_their_outputs() -> None:
         y = kernels.gated_delta(*case.inputs, case.state, rows)
         assert not y[[1, 3]].any()
         assert y[[0, 2]].isfinite().all()
+
+
+@BY
+@pytest.mark.parametrize("name", ROWS)
+def test_the_mix_is_the_convolution_and_the_rule(name: str, by_channel: bool) -> None:
+    rows = rows_of(name)
+    Hk, Hv, K, V = SHAPES["shared keys"]
+    C = 2 * Hk * K + Hv * V
+    case, same = (delta_case(rows, SHAPES["shared keys"], by_channel=by_channel) for _ in range(2))
+    draw = torch.Generator().manual_seed(1)
+    wider, weight, window = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64)
+        for shape in ((rows.n_tokens, C + 5), (C, 4), (N_SLOTS, 3, C))
+    )
+    projected, windows = wider[:, 5:], window.clone()
+    y = cpu.delta_mix(projected, weight, window, *case.inputs[3:], case.state, rows, Hk)
+    convolved = reference.causal_conv(projected.contiguous(), weight, None, windows, rows)
+    q, k, v = torch.split(convolved, [Hk * K, Hk * K, Hv * V], dim=1)
+    exact = reference.gated_delta(
+        q.view(-1, Hk, K), k.view(-1, Hk, K), v.view(-1, Hv, V), *same.inputs[3:], same.state, rows
+    )
+    torch.testing.assert_close(y, exact, rtol=0, atol=1e-12)
+    torch.testing.assert_close(case.records, same.records, rtol=0, atol=1e-12, equal_nan=True)
+    assert torch.equal(window, windows)
+
+
+@BY
+def test_gates_are_float32_whatever_the_projection(by_channel: bool) -> None:
+    shape = (3, 2, 5) if by_channel else (3, 2)
+    draw = torch.Generator().manual_seed(2)
+    decay, strength = (torch.randn(*s, generator=draw).bfloat16() for s in (shape, (3, 2)))
+    A, dt_bias = -torch.rand(2, generator=draw), torch.randn(*shape[1:], generator=draw)
+    g, beta = cpu.delta_gates(decay, strength, A, dt_bias, 2.0)
+    for head in range(2):
+        expected = A[head] * torch.nn.functional.softplus(decay[:, head].float() + dt_bias[head])
+        assert torch.equal(g[:, head], expected)
+    assert torch.equal(beta, 2 * strength.float().sigmoid())

@@ -54,6 +54,31 @@ class Kernels(Protocol):
         """The gated delta rule, with a decay of each head or of each channel, in place."""
         ...
 
+    def delta_mix(
+        self,
+        projected: Tensor,
+        conv_weight: Tensor,
+        conv_state: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        rows: Rows,
+        n_key_heads: int,
+    ) -> Tensor:
+        """A short convolution of queries, keys and values, and the gated delta rule."""
+        ...
+
+    def delta_gates(
+        self,
+        decay: Tensor,
+        strength: Tensor,
+        A: Tensor,
+        dt_bias: Tensor,
+        max_strength: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """What the gated delta rule is steered by."""
+        ...
+
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> Tensor:

@@ -6,15 +6,18 @@ depends on nothing but the row itself.
 
 from wkvm.kernels.cpu.attention import attention
 from wkvm.kernels.cpu.conv import causal_conv
-from wkvm.kernels.cpu.delta import gated_delta
+from wkvm.kernels.cpu.delta import delta_mix, gated_delta
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd
+from wkvm.kernels.reference.delta import delta_gates
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 
 __all__ = [
     "add_rms_norm",
     "attention",
     "causal_conv",
+    "delta_gates",
+    "delta_mix",
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",

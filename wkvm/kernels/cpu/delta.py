@@ -14,7 +14,8 @@ decay leaves its neighbours their digits.
 import torch
 from torch import Tensor
 
-from wkvm.kernels.reference.delta import unit
+from wkvm.kernels.cpu.conv import causal_conv
+from wkvm.kernels.reference.delta import heads_of, unit
 from wkvm.kernels.rows import Rows
 
 CHUNK = 64
@@ -52,6 +53,22 @@ def gated_delta(
         if S.dtype != stored.dtype:
             stored.copy_(S)
     return y
+
+
+def delta_mix(
+    projected: Tensor,
+    conv_weight: Tensor,
+    conv_state: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: Rows,
+    n_key_heads: int,
+) -> Tensor:
+    """See ``reference.delta_mix``."""
+    convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
+    q, k, v = heads_of(convolved, state, n_key_heads)
+    return gated_delta(q, k, v, g, beta, state, rows)
 
 
 def _token(pair: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from wkvm.kernels.reference.conv import causal_conv
 from wkvm.kernels.rows import Rows
 
 NORM_EPS = 1e-6
@@ -56,6 +58,68 @@ def gated_delta(
             y[t] = torch.einsum("hkv,hk->hv", S, query).to(v.dtype)
         state[rows.host_slots[row]] = S
     return y
+
+
+def delta_mix(
+    projected: Tensor,
+    conv_weight: Tensor,
+    conv_state: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: Rows,
+    n_key_heads: int,
+) -> Tensor:
+    """``causal_conv`` of queries, keys and values, and ``gated_delta`` of what comes of it.
+
+    Args:
+        projected: ``[T, Hk K | Hk K | Hv V]``: queries, keys and values of all heads. Any first
+            stride.
+        conv_weight: ``[Hk K | Hk K | Hv V, W]``, the dtype of ``projected``.
+        conv_state: ``[N, W - 1, Hk K | Hk K | Hv V]``, as in ``causal_conv``.
+        g, beta, state, rows: as in ``gated_delta``.
+        n_key_heads: Hk.
+
+    Returns:
+        ``[T, Hv, V]``, the dtype of ``projected``. Zeros for pad rows.
+    """
+    convolved = causal_conv(projected.contiguous(), conv_weight, None, conv_state, rows)
+    q, k, v = heads_of(convolved, state, n_key_heads)
+    return gated_delta(q, k, v, g, beta, state, rows)
+
+
+def delta_gates(
+    decay: Tensor, strength: Tensor, A: Tensor, dt_bias: Tensor, max_strength: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """What ``gated_delta`` is steered by.
+
+    Args:
+        decay: ``[T, Hv]`` or ``[T, Hv, K]``, any first stride.
+        strength: ``[T, Hv]``, any first stride.
+        A: ``[Hv]`` float32, negative.
+        dt_bias: float32, ``[Hv]`` or ``[Hv, K]``, as ``decay``.
+        max_strength: 1, or 2 where eigenvalues may be negative.
+
+    Returns:
+        float32: ``g``, ``A softplus(decay + dt_bias)``, and ``beta``, ``max_strength
+        sigmoid(strength)``, in the shapes of ``decay`` and ``strength``, contiguous.
+    """
+    slopes = A if decay.dim() == 2 else A[:, None]
+    g = slopes * softplus(decay.to(A.dtype) + dt_bias)
+    return g, torch.sigmoid(strength.to(A.dtype)) * max_strength
+
+
+def heads_of(convolved: Tensor, state: Tensor, n_key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys ``[T, Hk, K]`` and values ``[T, Hv, V]``, views of what lies side by side.
+
+    Args:
+        state: ``[N, Hv, K, V]``, which has the sizes.
+    """
+    _, n_value_heads, key_size, value_size = state.shape
+    keys, values = n_key_heads * key_size, n_value_heads * value_size
+    q, k, v = torch.split(convolved, [keys, keys, values], dim=1)
+    by_key = (-1, n_key_heads, key_size)
+    return q.view(by_key), k.view(by_key), v.view(-1, n_value_heads, value_size)
 
 
 def unit(x: Tensor, dtype: torch.dtype) -> Tensor:
