@@ -42,3 +42,8 @@ def test_every_kernel_of_prompts_compiles_for_sm_90() -> None:
 
 def test_every_kernel_of_the_sampler_compiles_for_sm_90() -> None:
     assert len(compiled("compile_sampling_ahead.py")) == 21
+
+
+def test_every_kernel_of_experts_compiles_for_sm_90() -> None:
+    ordering = ["count_kernel", "plan_kernel", "place_kernel", "share_kernel"]
+    assert compiled("compile_experts_ahead.py") == ordering + ["expert_kernel"] * 6

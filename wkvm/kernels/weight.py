@@ -13,12 +13,12 @@ _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix ``[out, in]``.
+    """A matrix ``[out, in]``, or a stack of matrices of one shape.
 
     Attributes:
-        values: ``[N, K]``, contiguous: the model's dtype, or a quantised one.
-        scales: ``[N]`` float32: a row of the matrix is its values times its scale. None where
-            nothing is quantised.
+        values: ``[N, K]`` or ``[E, N, K]``, contiguous: the model's dtype, or a quantised one.
+        scales: ``[N]`` or ``[E, N]`` float32: a row of a matrix is its values times its scale.
+            None where nothing is quantised.
     """
 
     values: Tensor
@@ -36,7 +36,7 @@ class Weight:
 
 
 def quantised(weight: Tensor, quantization: str) -> Weight:
-    """``[N, K]`` held as ``quantization`` says: ``none``, ``fp8`` (e4m3) or ``int8``.
+    """``[..., N, K]`` held as ``quantization`` says: ``none``, ``fp8`` (e4m3) or ``int8``.
 
     The largest value of each row becomes the largest there is. A row of zeros stays one. Takes
     twice the memory of ``weight`` in float32 while it runs.
@@ -45,9 +45,9 @@ def quantised(weight: Tensor, quantization: str) -> Weight:
         return Weight(weight)
     dtype = QUANTISED[quantization]
     largest = _LARGEST[dtype]
-    scales = weight.abs().amax(1).float() / largest
+    scales = weight.abs().amax(-1).float() / largest
     scales = torch.where(scales > 0, scales, 1.0)
-    values = weight.float() / scales[:, None]
+    values = weight.float() / scales[..., None]
     if dtype == torch.int8:
         values.round_()
     # A quotient may be a rounding above the largest, which is NaN in one of the two dtypes.

@@ -1,0 +1,67 @@
+"""Compile the kernels of a mixture of experts for sm_90; print the name of each that did."""
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from wkvm.kernels.gpu import experts as kernels
+
+POINTERS = {
+    **dict.fromkeys(("counts", "cursors", "order", "tiles"), "i32"),
+    **dict.fromkeys(("scales", "parts", "shares"), "fp32"),
+    "ids": "i64",
+}
+NUMBERS = ("n_assignments", "n_experts", "n_choices", "N", "K", "C")
+SIZES: dict[str, Any] = {"BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 128, "PRECISION": "tf32"}
+
+
+def compiled(kernel: Any, weight: str = "bf16", **constants: Any) -> str:
+    """The name of the kernel, once there is machine code of it."""
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in NUMBERS:
+            signature[name] = "i32"
+        elif name.endswith("stride"):
+            signature[name] = "i64"
+        else:
+            dtype = weight if name == "weight" else POINTERS.get(name, "bf16")
+            signature[name] = f"*{dtype}"
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return kernel.__name__ if code.asm["cubin"] else ""
+
+
+def main() -> None:
+    """All of them, the products with every kind of weights."""
+    found = [
+        compiled(kernels.count_kernel, BLOCK=256),
+        compiled(kernels.plan_kernel, BLOCK_T=16, EXPERTS=512),
+        compiled(kernels.place_kernel, BLOCK=256),
+        compiled(kernels.share_kernel, BLOCK=1024),
+        *(
+            compiled(
+                kernels.expert_kernel,
+                weight,
+                FIRST=is_first,
+                SWIGLU=is_first,
+                HAS_SCALES=weight != "bf16",
+                **SIZES,
+            )
+            for weight in ("bf16", "fp8e4nv", "i8")
+            for is_first in (True, False)
+        ),
+    ]
+    sys.stdout.write(" ".join(filter(None, found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
