@@ -79,6 +79,17 @@ class Kernels(Protocol):
         """What the gated delta rule is steered by."""
         ...
 
+    def rotary(
+        self,
+        q: Tensor,
+        k: Tensor,
+        frequencies: Tensor,
+        positions: Tensor,
+        scaling: float = 1.0,
+    ) -> None:
+        """Queries and keys turned by their positions, in place."""
+        ...
+
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> Tensor:

@@ -3,7 +3,7 @@
 They arrive in the order in which they will be asked for, so that little is held twice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -102,6 +102,21 @@ class Parameters:
         """
         weight = self.matrix(*names)
         return linear(weight, self.vector(*biases) if biases else None)
+
+    def stack(self, names: Sequence[tuple[str, ...]]) -> Tensor:
+        """Matrices of one shape on top of each other, as experts have them: ``[E, out, in]``.
+
+        Each layer is what ``matrix`` makes of one of ``names``; no weight is held twice.
+        """
+        first = self.matrix(*names[0])
+        stacked = first.new_empty(len(names), *first.shape)
+        stacked[0] = first
+        for into, parts in zip(stacked[1:], names[1:], strict=True):
+            at = 0
+            for part in map(self.stored, parts):
+                into[at : at + part.shape[0]] = part
+                at += part.shape[0]
+        return stacked
 
     def head(self, table: Tensor, name: str | None) -> Linear:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""

@@ -11,6 +11,7 @@ from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd
 from wkvm.kernels.reference.delta import delta_gates
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
+from wkvm.kernels.reference.rotary import rotary
 
 __all__ = [
     "add_rms_norm",
@@ -21,6 +22,7 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",
+    "rotary",
     "ssd",
     "token_shift",
     "wkv7",

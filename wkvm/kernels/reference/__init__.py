@@ -8,6 +8,7 @@ from wkvm.kernels.reference.attention import attention
 from wkvm.kernels.reference.conv import causal_conv
 from wkvm.kernels.reference.delta import delta_gates, delta_mix, gated_delta
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
+from wkvm.kernels.reference.rotary import rotary
 from wkvm.kernels.reference.rwkv7 import token_shift, wkv7
 from wkvm.kernels.reference.ssd import ssd
 
@@ -20,6 +21,7 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",
+    "rotary",
     "ssd",
     "token_shift",
     "wkv7",

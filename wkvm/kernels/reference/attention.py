@@ -29,7 +29,7 @@ def attention(
         y = sum_j softmax_j(scale q . k_j) v_j       (j over the positions up to p)
 
     Args:
-        q: ``[T, Hq, D]``.
+        q: ``[T, Hq, D]``; of it, of ``k`` and of ``v`` any strides but the last.
         k: ``[T, Hkv, D]``.
         v: ``[T, Hkv, Dv]``, Dv at most D; None where the first ``value_dim`` elements of a key are
             its value.

@@ -8,11 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import GUEST_TOKENS
+from wkvm.core.layout import GUEST_TABLE, GUEST_TOKENS
 from wkvm.kernels.rows import Rows
-
-Part: TypeAlias = "Callable[[Tensor, Step], Tensor]"
-"""``[T, C]`` to ``[T, C]``; states of the step's slots are updated in place."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,11 @@ class Step:
         """``[N]`` int32 by slot: tokens in a slot's pages before this step."""
         return self.states[GUEST_TOKENS].squeeze(1)
 
+    @property
+    def guest_table(self) -> Tensor:
+        """``[N, max_pages]`` int32 by slot: the pages of its tokens."""
+        return self.states[GUEST_TABLE]
+
     @cached_property
     def positions(self) -> Tensor:
         """``[T]`` int64: how many tokens of its sequence are before a token. 0 for pad rows."""
@@ -46,3 +48,7 @@ class Step:
         """Count the step's tokens in the slots' pages. The last thing that a step does."""
         slots = self.rows.slots.clamp(min=0).to(torch.int64)
         self.guest_lengths.index_add_(0, slots, self.rows.live_lengths)
+
+
+Part: TypeAlias = Callable[[Tensor, Step], Tensor]
+"""``[T, C]`` to ``[T, C]``; states of the step's slots are updated in place."""
