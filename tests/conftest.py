@@ -1,12 +1,27 @@
 import os
+import sys
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["tests.stalls"]
 
 # A timing never fails a test. In continuous integration the examples are the same each time, so
 # that a change is judged by what it does; elsewhere they are new ones, to find more.
-settings.register_profile("wkvm", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "wkvm",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("wkvm")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Random tensors of a test are the same whatever ran before it in its process."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

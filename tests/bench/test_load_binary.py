@@ -20,7 +20,7 @@ Script = Callable[[Peer, Generate], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def answered(folder: Path, script: Script, *, timeout_s: float = 5.0) -> AsyncIterator[Any]:
+async def answered(folder: Path, script: Script, *, timeout_s: float = 60.0) -> AsyncIterator[Any]:
     """A source whose server answers one request by ``script``."""
     server = FakeServer(f"unix://{folder}/s.sock")
     await server.start()
@@ -44,7 +44,7 @@ async def answered(folder: Path, script: Script, *, timeout_s: float = 5.0) -> A
     await server.close()
 
 
-async def one(folder: Path, script: Script, n_out: int = 3, timeout_s: float = 5.0) -> Streamed:
+async def one(folder: Path, script: Script, n_out: int = 3, timeout_s: float = 60.0) -> Streamed:
     async with answered(folder, script, timeout_s=timeout_s) as source:
         result: Streamed = await source.stream([7, 8], n_out)
         return result

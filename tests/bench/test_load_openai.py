@@ -35,6 +35,7 @@ class Scripted:
 
     def __init__(self, *answers: list[bytes]) -> None:
         self.answers = list(answers)
+        self.pause_s = 0.01
         self.asked: list[tuple[bytes, dict[str, object]]] = []
         self.serving: list[asyncio.Task[None]] = []
 
@@ -54,7 +55,7 @@ class Scripted:
             for data in answer:
                 writer.write(data)
                 await writer.drain()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(self.pause_s)
             if not answer:
                 break
         writer.close()
@@ -68,7 +69,7 @@ async def source_of(
     *,
     model: str | None = "m",
     vocab_size: int | None = 100,
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
 ) -> AsyncIterator[OpenAiSource]:
     path = str(folder / "http.sock")
     listening = await asyncio.start_unix_server(server.connected, path)
@@ -88,10 +89,12 @@ async def source_of(
         await asyncio.gather(*server.serving)
 
 
+@pytest.mark.timed(0.1)
 async def test_events_with_text_have_their_times_wherever_reads_are_cut(tmp_path: Path) -> None:
     whole = HEAD + event("a") + event("b") + event("") + usage(3) + DONE
     cut = whole.index(b"data: ", whole.index(b"data: ") + 1) + 3
     server = Scripted([whole[:cut], whole[cut:-3], whole[-3:]], [whole])
+    server.pause_s = 0.1
     async with source_of(tmp_path, server) as source:
         results = [await source.stream([7, 8], 3), await source.stream([9], 3)]
     for result in results:

@@ -89,7 +89,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "wkvm_bench", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 from wkvm_bench.timed_engine import TimedDevice, TimedEngine
 
 from wkvm.core.config import EngineConfig
@@ -66,6 +67,7 @@ async def test_without_a_second_step_in_flight_ids_are_told_as_soon_as_they_are_
     assert ids == [*range(2, 2 + N_OUT), -1]
 
 
+@pytest.mark.timed(0.01)
 def test_a_step_takes_its_time_and_the_next_one_begins_at_its_end() -> None:
     device = TimedDevice(0.01, depth=2)
     start = time.perf_counter()

@@ -34,7 +34,7 @@ class RunningServer:
     def end(self) -> int:
         """SIGTERM, and the exit status."""
         self.process.terminate()
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=300)
 
 
 def environment() -> dict[str, str]:

@@ -1,12 +1,14 @@
 """A server as ``wkvm serve`` makes it, for tests that are not about its engine; it starts at once.
 
 The engine computes nothing, and says that it is the bundled model. argv is the path of the binary
-protocol's socket, the grace of a drain in seconds, and the key, if it asks for one.
+protocol's socket, the grace of a drain in seconds, and the key, if it asks for one. While there is
+a file of that path and ``.hold``, no request gets its last id.
 """
 
 import dataclasses
 import sys
 import time
+from pathlib import Path
 
 from tests.server.fountain import Fountain
 from wkvm.assembly.http import HttpDoor, beside
@@ -22,8 +24,9 @@ from wkvm.server.serve import Server, run
 class SlowFountain(Fountain):
     """Slow enough for its requests to be met."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Path) -> None:
         super().__init__()
+        self._hold = hold
         self.info = dataclasses.replace(
             self.info,
             model="rwkv7-tinystories",
@@ -34,6 +37,18 @@ class SlowFountain(Fountain):
     def collect(self, plan: StepPlan) -> StepResult:
         time.sleep(0.002)
         return super().collect(plan)
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        ending = [
+            one
+            for one in self._requests.values()
+            if not one.held and one.n_output + 1 == one.max_tokens and self._hold.exists()
+        ]
+        for one in ending:
+            one.held = True
+        super().commit(plan, result, now)
+        for one in ending:
+            one.held = False
 
 
 def main() -> None:
@@ -54,7 +69,7 @@ def main() -> None:
     def ready(server: Server) -> None:
         print("ready", *server.addresses, *opened[0].addresses, flush=True)
 
-    run(SlowFountain(), config, ready=ready, doors=doors)
+    run(SlowFountain(Path(f"{path}.hold")), config, ready=ready, doors=doors)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def test_an_answer_that_the_server_cuts_short_is_a_failure(
             assert process.stdout is not None
             assert process.stdout.read(8)
             assert server.end() == 0
-            _, error = process.communicate(timeout=20)
+            _, error = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (process.returncode, error) == (1, b"wkvm: the server ended the answer early\n")
@@ -252,7 +252,7 @@ def test_ctrl_c_cancels_the_request_and_ends_with_130(address: str) -> None:
             assert process.stdout.read(8)
             process.send_signal(signal.SIGINT)
             process.stdout.read()
-            assert process.wait(timeout=20) == 130
+            assert process.wait(timeout=60) == 130
         finally:
             process.kill()
 

@@ -51,10 +51,10 @@ def open_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    loop, stop = started.result(timeout=30)
+    loop, stop = started.result(timeout=60)
     yield f"unix://{path}"
     loop.call_soon_threadsafe(stop.set)
-    thread.join(timeout=30)
+    thread.join(timeout=60)
 
 
 def output_of(name: str, *arguments: str, key: str | None = None) -> str:
@@ -62,7 +62,7 @@ def output_of(name: str, *arguments: str, key: str | None = None) -> str:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     env = environment() | ({} if key is None else {"WKVM_API_KEY": key})
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, env=env, timeout=60
+        command, capture_output=True, text=True, check=True, env=env, timeout=300
     ).stdout
 
 
@@ -123,7 +123,7 @@ def test_the_readme_begins_with_a_program_that_runs(base_url: str) -> None:
         assert there in program
         program = program.replace(there, here[there])
     command = [sys.executable, "-c", program]
-    answer = subprocess.check_output(command, text=True, env=environment(), timeout=60)
+    answer = subprocess.check_output(command, text=True, env=environment(), timeout=300)
     assert answer.startswith("The sun is")
 
 

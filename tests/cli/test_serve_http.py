@@ -229,6 +229,8 @@ async def test_idle_connections_keep_no_server_alive(tmp_path: Path) -> None:
 
 
 async def test_a_hundred_streams_end_in_full_while_the_server_drains(tmp_path: Path) -> None:
+    hold = tmp_path / "b.hold"  # no stream is over before it has been seen that the server drains
+    hold.touch()
     with engine(tmp_path / "b", KEY, grace_s=3600) as process:
         connector = aiohttp.TCPConnector(limit=0)
         async with session(connector=connector) as http, session() as others:
@@ -239,6 +241,7 @@ async def test_a_hundred_streams_end_in_full_while_the_server_drains(tmp_path: P
             async with others.get(f"{url}/v1/models") as response:
                 assert response.status == 503
                 assert int(response.headers["Retry-After"]) >= 1
+            hold.unlink()
             for text in await asyncio.gather(*(one.read() for one in streams)):
                 *_, last, done = events(text)
                 assert done == "[DONE]"

@@ -35,7 +35,7 @@ def serving(folder: Path) -> Iterator[str]:
     )
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         yield addresses[0]
     finally:
         over.set()

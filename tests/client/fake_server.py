@@ -22,7 +22,7 @@ from wkvm_protocol.messages import (
 )
 
 M = TypeVar("M", bound=Message)
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 """Longer than anything here takes; a test that waits this long has failed."""
 
 

@@ -27,6 +27,12 @@ async def connected(
     return peer
 
 
+async def settled() -> None:
+    """Let a client of this loop take in what its server has sent, or that it has gone."""
+    for _ in range(10):  # in each turn the loop looks at its sockets
+        await asyncio.sleep(0)
+
+
 async def opened(driver: Driver, peer: Peer, **options: Any) -> tuple[Any, Generate]:
     """Open a lane; returns the stream and what the server was asked."""
     stream = await driver.generate([1, 2, 3], **options)

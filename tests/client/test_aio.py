@@ -14,7 +14,7 @@ from wkvm_protocol.messages import Cancel, End, Generate, GoAway, Ping, Pong, St
 
 from tests.client.drivers import AioDriver
 from tests.client.fake_server import FakeServer, Peer, answer
-from tests.client.scripts import connected
+from tests.client.scripts import connected, settled
 
 
 async def dial(server: FakeServer, **options: object) -> tuple[aio.Client, Peer]:
@@ -34,7 +34,7 @@ async def test_cancelling_the_task_in_a_loop_cancels_the_lane(server: FakeServer
 
     task = asyncio.create_task(consume())
     peer.tokens([request.request_id], [5])
-    await asyncio.sleep(0.01)
+    await settled()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -166,7 +166,7 @@ async def test_stats_and_requests_share_the_connection(server: FakeServer) -> No
 async def test_requests_that_find_no_connection_share_the_next(server: FakeServer) -> None:
     client, peer = await dial(server)
     await peer.vanish()
-    await asyncio.sleep(0.01)
+    await settled()
     asking = [asyncio.create_task(client.generate([1])) for _ in range(5)]
     successor = await server.peer()
     await successor.hello()
@@ -191,8 +191,11 @@ async def test_a_request_waits_while_the_server_does_not_read(server: FakeServer
 
     sending = asyncio.create_task(send_all())
     # the reader's own buffer stops it at 128 KiB: nobody calls read
-    await asyncio.sleep(0.05)
-    assert 0 < sent[0] < 40
+    n_before = -1
+    while n_before < sent[0] or not sent[0]:
+        n_before = sent[0]
+        await settled()
+    assert sent[0] < 40
     for _ in range(40):
         await answer(peer, [5])
     await sending
@@ -219,7 +222,7 @@ async def test_close_ends_the_connection_that_was_going_away_too(server: FakeSer
     stream = await client.generate([1])
     await old.next(Generate)
     old.send(GoAway())
-    await asyncio.sleep(0.01)
+    await settled()
     asking = asyncio.create_task(client.ping())
     new = await server.peer()
     await new.hello()
@@ -235,7 +238,7 @@ async def test_close_ends_the_connection_that_was_going_away_too(server: FakeSer
 async def test_close_while_connecting_again(server: FakeServer) -> None:
     client, peer = await dial(server)
     await peer.vanish()
-    await asyncio.sleep(0.01)
+    await settled()
     asking = asyncio.create_task(client.generate([1]))
     successor = await server.peer()
     await client.aclose()
@@ -267,7 +270,7 @@ async def test_nothing_is_left_running(server: FakeServer) -> None:
     await client.aclose()
     assert tick_timer.cancelled()
     await peer.vanish()
-    await asyncio.sleep(0.01)
+    await settled()
     gc.collect()
     assert asyncio.all_tasks() <= before
 

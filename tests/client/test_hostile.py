@@ -30,7 +30,7 @@ from wkvm_protocol.messages import (
 )
 
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
-from tests.client.fake_server import FakeServer, frame
+from tests.client.fake_server import PATIENCE_S, FakeServer, frame
 from tests.client.scripts import connected, opened
 
 BIG = [7] * 250_000
@@ -124,7 +124,7 @@ async def test_times_hold_while_the_server_does_not_read(
 ) -> None:
     deaf.ping_interval_ms = ping_interval_ms
     await filled(either, deaf)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RequestTimeoutError):
             await either.generate([1], timeout_s=0.05)
         with pytest.raises(ReplyTimeoutError):
@@ -138,7 +138,7 @@ async def test_a_server_that_pings_and_does_not_read_is_left(either: Driver, dea
     deaf.flood = PINGS
     deaf.start()
     await either.connect(deaf.address, reconnect=False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BadPeerError, match="takes no answers"):
             await either.completion(await either.generate([1]))
     await either.close()
@@ -161,7 +161,7 @@ async def test_a_request_gets_past_a_server_that_never_stops_pinging(
             pass
 
     tasks = [asyncio.create_task(flood()), asyncio.create_task(drink())]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RequestTimeoutError):
             await driver.completion(await driver.generate([1], timeout_s=0.1))
     for task in tasks:
@@ -202,7 +202,7 @@ async def test_connecting_can_be_cancelled_at_any_turn(server: FakeServer, turns
         for _ in range(turns):
             await asyncio.sleep(0)
         connecting.cancel()
-        done, _ = await asyncio.wait([connecting], timeout=1.0)
+        done, _ = await asyncio.wait([connecting], timeout=PATIENCE_S)
         assert done
 
 
@@ -360,5 +360,5 @@ async def test_a_cancelled_close_closes(server: FakeServer, turns: int) -> None:
     for _ in range(turns):
         await asyncio.sleep(0)
     closing.cancel()
-    await asyncio.wait([closing], timeout=1.0)
+    await asyncio.wait([closing], timeout=PATIENCE_S)
     await peer.eof()

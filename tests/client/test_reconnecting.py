@@ -15,7 +15,7 @@ from wkvm_protocol.messages import Cancel, GoAway, Hello, Ping, Pong
 
 from tests.client.drivers import Driver
 from tests.client.fake_server import PATIENCE_S, FakeServer, answer
-from tests.client.scripts import connected, opened
+from tests.client.scripts import connected, opened, settled
 
 
 async def lose(driver: Driver, server: FakeServer) -> None:
@@ -134,7 +134,7 @@ async def test_after_goaway_a_lane_can_still_be_cancelled(
 async def test_goaway_without_lanes_closes(driver: Driver, server: FakeServer) -> None:
     peer = await connected(driver, server, reconnect=False)
     peer.send(GoAway("upgrade", retry_after_ms=250))
-    await asyncio.sleep(0.01)
+    await settled()
     with pytest.raises(GoingAwayError, match="upgrade") as raised:
         await driver.generate([1])
     assert raised.value.retryable
@@ -149,7 +149,7 @@ async def test_a_server_is_not_bothered_before_it_asked_to(
     loop = asyncio.get_running_loop()
     peer.send(GoAway("upgrade", retry_after_ms=150))
     start = loop.time()
-    await asyncio.sleep(0.01)
+    await settled()
     asking = asyncio.create_task(driver.generate([1]))
     await (await server.peer()).hello()
     assert loop.time() - start >= 0.14
@@ -161,7 +161,7 @@ async def test_a_wait_longer_than_the_patience_is_refused_at_once(
 ) -> None:
     peer = await connected(driver, server, reconnect_timeout_s=1)
     peer.send(GoAway("upgrade", retry_after_ms=60_000))
-    await asyncio.sleep(0.01)
+    await settled()
     with pytest.raises(GoingAwayError) as raised:
         await driver.generate([1])
     assert raised.value.retry_after_ms == 60_000

@@ -17,7 +17,7 @@ async def called(watch: Callable[[Callable[[], None]], None]) -> None:
     """Wait until it calls back."""
     done = asyncio.Event()
     watch(done.set)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 60)
 
 
 def is_called_now(watch: Callable[[Callable[[], None]], None]) -> bool:

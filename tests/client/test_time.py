@@ -17,6 +17,8 @@ from tests.client.drivers import Driver
 from tests.client.fake_server import FakeServer
 from tests.client.scripts import connected, opened
 
+pytestmark = pytest.mark.timed(0.02)
+
 
 async def test_a_server_that_does_not_answer_hello(driver: Driver, server: FakeServer) -> None:
     connecting = asyncio.create_task(driver.connect(server.address, connect_timeout_s=0.05))

@@ -32,7 +32,7 @@ from wkvm_protocol.messages import (
 
 from tests.client.drivers import Driver
 from tests.client.fake_server import FakeServer, Peer, frame
-from tests.client.scripts import connected, opened
+from tests.client.scripts import connected, opened, settled
 
 
 async def test_nobody_at_the_address(driver: Driver, server: FakeServer) -> None:
@@ -61,50 +61,26 @@ async def test_a_peer_that_vanishes_instead_of_answering_hello(
     assert raised.value.retryable
 
 
-Call = Callable[[Driver, Peer], Coroutine[Any, Any, None]]
+CALLS = ["read", "take", "completion", "completions", "ping", "stats"]
+EVERY_WAITING_CALL = pytest.mark.parametrize("call", CALLS)
 
 
-async def _read(driver: Driver, peer: Peer) -> None:
-    await driver.read((await opened(driver, peer))[0])
-
-
-async def _take(driver: Driver, peer: Peer) -> None:
-    await driver.take((await opened(driver, peer))[0])
-
-
-async def _completion(driver: Driver, peer: Peer) -> None:
-    await driver.completion((await opened(driver, peer))[0])
-
-
-async def _completions(driver: Driver, peer: Peer) -> None:
-    await driver.completions((await opened(driver, peer, n=2))[0])
-
-
-async def _ping(driver: Driver, peer: Peer) -> None:
-    await driver.ping()
-
-
-async def _stats(driver: Driver, peer: Peer) -> None:
-    await driver.stats()
-
-
-WAITING_CALLS = [_read, _take, _completion, _completions, _ping, _stats]
-EVERY_WAITING_CALL = pytest.mark.parametrize("call", WAITING_CALLS, ids=lambda call: call.__name__)
-
-
-async def waiting(call: Call, driver: Driver, peer: Peer) -> "asyncio.Task[Any]":
+async def waiting(call: str, driver: Driver, peer: Peer) -> "asyncio.Task[Any]":
     """Start a call, and return when the server has its request."""
-    task: asyncio.Task[Any] = asyncio.create_task(call(driver, peer))
-    if call in (_ping, _stats):
-        await peer.next(Ping if call is _ping else Stats)
+    method: Callable[..., Coroutine[Any, Any, Any]] = getattr(driver, call)
+    if call in ("ping", "stats"):
+        task = asyncio.create_task(method())
+        await peer.next(Ping if call == "ping" else Stats)
     else:
-        await asyncio.sleep(0.01)
+        stream, _ = await opened(driver, peer, n=2 if call == "completions" else 1)
+        task = asyncio.create_task(method(stream))
+        await settled()
     return task
 
 
 @EVERY_WAITING_CALL
 async def test_a_peer_that_vanishes_while_a_call_waits(
-    driver: Driver, server: FakeServer, call: Call
+    driver: Driver, server: FakeServer, call: str
 ) -> None:
     peer = await connected(driver, server)
     task = await waiting(call, driver, peer)
@@ -115,7 +91,7 @@ async def test_a_peer_that_vanishes_while_a_call_waits(
 
 
 @EVERY_WAITING_CALL
-async def test_half_a_frame_and_the_end(driver: Driver, server: FakeServer, call: Call) -> None:
+async def test_half_a_frame_and_the_end(driver: Driver, server: FakeServer, call: str) -> None:
     peer = await connected(driver, server)
     task = await waiting(call, driver, peer)
     peer.raw(struct.pack("<I", 100) + b"\x95\x18")
@@ -135,10 +111,10 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("call", [_take, _ping], ids=["take", "ping"])
+@pytest.mark.parametrize("call", ["take", "ping"])
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_garbage_ends_the_connection(
-    driver: Driver, server: FakeServer, call: Call, garbage: bytes
+    driver: Driver, server: FakeServer, call: str, garbage: bytes
 ) -> None:
     peer = await connected(driver, server)
     task = await waiting(call, driver, peer)
@@ -167,7 +143,7 @@ async def test_garbage_instead_of_hello_ok(
 
 @EVERY_WAITING_CALL
 async def test_the_servers_reason_reaches_every_call(
-    driver: Driver, server: FakeServer, call: Call
+    driver: Driver, server: FakeServer, call: str
 ) -> None:
     peer = await connected(driver, server)
     task = await waiting(call, driver, peer)

@@ -37,7 +37,7 @@ class Curl:
     def __call__(self, path: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run it to its end."""
         command = self.command(path, *arguments)
-        return subprocess.run(command, capture_output=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, timeout=300, check=False)
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_http_1_0_gets_a_stream_without_chunks(curl: Curl) -> None:
 
 def test_a_body_that_waits_for_100_continue_is_asked_for(curl: Curl) -> None:
     # Longer than the server waits for a body would be, if it did not answer.
-    waits = ("-H", "Expect: 100-continue", "--expect100-timeout", "60")
-    result = curl("/v1/chat/completions", *posted(CHAT), *waits, "-i", "--max-time", "20")
+    waits = ("-H", "Expect: 100-continue", "--expect100-timeout", "600")
+    result = curl("/v1/chat/completions", *posted(CHAT), *waits, "-i", "--max-time", "120")
     assert result.returncode == 0
     assert result.stdout.startswith(b"HTTP/1.1 100")
     assert json.loads(result.stdout.rsplit(b"\r\n\r\n", 1)[1])["object"] == "chat.completion"

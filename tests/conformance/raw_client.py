@@ -22,7 +22,7 @@ import sys
 import time
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 15.0  # for any one thing that is waited for
+TIMEOUT_S = 60.0  # for any one thing that is waited for
 PROMPT = [825, 699, 15, 262, 489, 561, 492, 976]
 
 HELLO, HELLO_OK, PING, PONG, GO_AWAY, ERROR = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06

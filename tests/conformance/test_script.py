@@ -109,6 +109,7 @@ def expected_ids(row: Row) -> list[int]:
     return alone(row.prompt, row.options) if row.ids is None else row.ids
 
 
+@pytest.mark.timed(1.0)
 @pytest.mark.parametrize("row", SCRIPT, ids=lambda row: row.name)
 async def test_a_request_has_one_answer_whoever_asks(driver: Driver, row: Row) -> None:
     got = await outcome(driver, await ask(driver, row))

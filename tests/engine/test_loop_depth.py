@@ -27,7 +27,7 @@ from wkvm.engine.interface import EngineInfo
 from wkvm.engine.loop import EngineLoop
 
 VOCAB_SIZE = 64
-PATIENCE_S = 20
+PATIENCE_S = 60.0
 
 
 class DeviceEngine:

@@ -12,7 +12,7 @@ from wkvm.engine.engine import Engine
 from wkvm.engine.loop import EngineLoop
 
 PROMPT = (5, 6, 7)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Told:

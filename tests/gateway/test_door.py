@@ -255,6 +255,7 @@ async def test_a_handshake_that_stops_is_given_up(
         await one.rest()
 
 
+@pytest.mark.timed(0.5)
 async def test_headers_that_stop_are_given_up_under_tls(certificate: tuple[str, str]) -> None:
     config = with_tls(certificate, header_timeout_s=0.5)
     async with (
@@ -266,6 +267,7 @@ async def test_headers_that_stop_are_given_up_under_tls(certificate: tuple[str, 
         await until(lambda: running.door.n_connections == 0)
 
 
+@pytest.mark.timed(0.1)
 async def test_an_unread_stream_is_cancelled_under_tls(certificate: tuple[str, str]) -> None:
     spout = Spout()
     config = with_tls(certificate, write_timeout_s=0.1)

@@ -14,6 +14,7 @@ from wkvm.gateway.config import GatewayConfig
 
 SOON_S = 0.25
 """A deadline that passes soon, and yet not between two turns of the loop on a busy machine."""
+pytestmark = pytest.mark.timed(SOON_S)
 HALF = b"GET /ok HTTP/1.1\r\nHost: x\r\nX-A"
 POST = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
 

@@ -101,7 +101,7 @@ async def test_a_step_that_does_not_end_makes_the_gateway_unready_until_it_does(
 
     def block(batch: Batch) -> None:
         entered.set()
-        may_return.wait(10)
+        may_return.wait(60)
 
     engine = Engine(FakeModel(vocab_size=256, before_forward=block), EngineConfig(n_slots=2))
     monkeypatch.setattr(health, "MAX_STEP_AGE_S", 0.0)

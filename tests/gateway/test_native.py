@@ -131,6 +131,7 @@ async def test_a_request_without_output_scores_its_prompt(running: Running) -> N
     assert got["timings"]["first_token_s"] == 0
 
 
+@pytest.mark.timed(1.0)
 async def test_a_deadline_that_passes_leaves_the_ids_up_to_then(running: Running) -> None:
     status, got = await post(running, "/v1/generate", {**LONG, "timeout_s": 0.05})
     assert status == 200

@@ -321,6 +321,7 @@ async def test_a_recorded_violation_is_one_here_too(name: str) -> None:
         assert await peer.closed() == 1002
 
 
+@pytest.mark.timed(0.05)
 async def test_who_says_no_hello_is_sent_away() -> None:
     config = ServerConfig(binary_port=None, auth_timeout_s=0.05)
     async with gateway_running(server_config=config) as running, joined(running) as peer:
@@ -355,6 +356,7 @@ async def test_pings_of_both_kinds_are_answered() -> None:
         writer.close()
 
 
+@pytest.mark.timed(0.2)
 async def test_who_does_not_read_is_held_up_and_then_cut_off() -> None:
     config = GatewayConfig(write_timeout_s=0.2)
     async with gateway_running(config=config) as running:

@@ -78,14 +78,14 @@ def test_a_queue_that_others_have_filled_is_waited_for(monkeypatch: pytest.Monke
     with backend_of(FakeModel(VOCAB), config) as backend:
         held = backend.run(_hold).result()
         waiting = backend.run(Batch([job([2])], byte_texts()).run)
-        assert refused.wait(timeout=30)
+        assert refused.wait(timeout=60)
         assert not waiting.done()
 
         async def let_go(client: aio.Client) -> None:
             held.cancel()
 
         backend.run(let_go).result()
-        (output,) = waiting.result(timeout=30)
+        (output,) = waiting.result(timeout=60)
     assert output.outputs[0].ids == fake_continuation([2], 8, VOCAB)
 
 
@@ -94,7 +94,7 @@ def test_a_queue_that_stays_full_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     with backend_of(FakeModel(VOCAB), EngineConfig(n_slots=1, max_queue=0)) as backend:
         backend.run(_hold).result()
         with pytest.raises(QueueFullError):
-            backend.run(Batch([job([2])], byte_texts()).run).result(timeout=30)
+            backend.run(Batch([job([2])], byte_texts()).run).result(timeout=60)
 
 
 def test_the_first_failure_is_raised_and_ends_the_others() -> None:
@@ -105,7 +105,7 @@ def test_the_first_failure_is_raised_and_ends_the_others() -> None:
     jobs = [job([7]), job([8], max_tokens=1_000_000)]
     with backend_of(FakeModel(VOCAB, before_forward=fail_on_7), EngineConfig(n_slots=1)) as backend:
         with pytest.raises(StepFailedError):
-            backend.run(Batch(jobs, byte_texts()).run).result(timeout=30)
+            backend.run(Batch(jobs, byte_texts()).run).result(timeout=60)
         assert wait_until_idle(backend)
 
 
@@ -119,7 +119,7 @@ def test_cancelling_the_future_frees_all_slots() -> None:
     with backend_of(model, EngineConfig(n_slots=2)) as backend:
         jobs = [job([i], max_tokens=1_000_000) for i in range(9)]
         running = backend.run(Batch(jobs, byte_texts()).run)
-        assert began.wait(timeout=30)
+        assert began.wait(timeout=60)
         running.cancel()
         assert wait_until_idle(backend)
 
@@ -128,7 +128,7 @@ def test_what_the_server_ends_for_its_time_keeps_what_came_until_then() -> None:
     config = EngineConfig(n_slots=1, request_timeout_s=0.05)
     with backend_of(FakeModel(VOCAB), config) as backend:
         jobs = [job([1], max_tokens=1_000_000)]
-        (output,) = backend.run(Batch(jobs, byte_texts()).run).result(timeout=30)
+        (output,) = backend.run(Batch(jobs, byte_texts()).run).result(timeout=60)
     (completion,) = output.outputs
     assert completion.finish_reason == "timed_out"
     assert completion.stop_reason is None
@@ -144,7 +144,7 @@ def test_each_choice_ends_at_its_own_stop_string_and_its_ids_with_it() -> None:
             base = {"n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 60, "ignore_eos": True}
             letters = {"allowed_ids": list(b"abcde")}
             jobs = [job([1], **base | letters | params)]
-            (output,) = backend.run(Batch(jobs, texts).run).result(timeout=30)
+            (output,) = backend.run(Batch(jobs, texts).run).result(timeout=60)
             return [(one.text, one.ids, one.stop_reason) for one in output.outputs]
 
         whole = run()
@@ -160,13 +160,13 @@ def test_each_choice_ends_at_its_own_stop_string_and_its_ids_with_it() -> None:
 def test_before_min_tokens_no_stop_string_counts() -> None:
     jobs = [job([1], stop="a", min_tokens=5, max_tokens=9, allowed_ids=list(b"a"))]
     with backend_of(FakeModel(VOCAB), EngineConfig(n_slots=1)) as backend:
-        (output,) = backend.run(Batch(jobs, byte_texts()).run).result(timeout=30)
+        (output,) = backend.run(Batch(jobs, byte_texts()).run).result(timeout=60)
     assert output.outputs[0].text == "aaaaa"
 
 
 def test_no_jobs_are_no_results() -> None:
     with backend_of(FakeModel(VOCAB), EngineConfig(n_slots=1)) as backend:
-        assert backend.run(Batch([], byte_texts()).run).result(timeout=30) == []
+        assert backend.run(Batch([], byte_texts()).run).result(timeout=60) == []
 
 
 def wait_until_idle(backend: Backend) -> bool:

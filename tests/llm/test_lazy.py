@@ -12,7 +12,7 @@ from tests.cli.conftest import environment
 def output_of(program: str) -> str:
     command = [sys.executable, "-c", program]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=60, check=True
+        command, capture_output=True, text=True, env=environment(), timeout=300, check=True
     ).stdout
 
 

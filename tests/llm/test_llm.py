@@ -282,7 +282,7 @@ def test_a_program_that_does_not_close_it_ends_quietly() -> None:
     )
     command = [sys.executable, "-c", program]
     result = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=60, check=False
+        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "3\n", "")
 

@@ -38,7 +38,7 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.server.serve import Server
 
 VOCAB_SIZE = 64
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 """Nothing that a test waits for takes this long unless it is broken."""
 
 MessageT = TypeVar("MessageT")

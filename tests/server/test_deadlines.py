@@ -9,11 +9,13 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import pytest
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import Ping, Stats
 
 from tests.server.fountain import Fountain
 from tests.server.harness import (
+    TIMEOUT_S,
     RawClient,
     frame,
     local_config,
@@ -27,6 +29,7 @@ from wkvm.core.config import ServerConfig
 MIB = 2**20
 
 
+@pytest.mark.timed(0.05)
 async def test_a_client_that_does_not_say_hello_is_closed() -> None:
     async with serving(tcp_config(auth_timeout_s=0.05)) as rig:
         client = await rig.connect()
@@ -49,6 +52,7 @@ async def test_300_half_frames_are_all_closed_and_nobody_else_notices() -> None:
         await rig.assert_alive()
 
 
+@pytest.mark.timed(0.03)
 async def test_a_silent_peer_is_pinged_and_given_up() -> None:
     config = tcp_config(ping_interval_s=0.03, max_missed_pings=2, idle_timeout_s=3600)
     async with serving(config, control_key=None) as rig:
@@ -87,13 +91,13 @@ async def test_30_stalled_readers_cost_bounded_memory_and_are_cut_off(tmp_path: 
         for client in clients:
             stop_reading(client)
             flood(client)
-        await until(lambda: rig.server.n_requests == 30 * 8)
-        async with asyncio.timeout(15):
+        # each has to be stalled, not only most: every one is held before it is cut off
+        await until(lambda: fountain.n_holds == 30 * 8)
+        async with asyncio.timeout(TIMEOUT_S):
             while rig.server.n_requests:
                 # those that read are served meanwhile
                 assert (await rig.control.generate(max_tokens=2)).ends
                 peak = max(peak, rss_bytes() - before)
-        # each has to be stalled, not only most: every one was held before it was cut off
         assert fountain.n_holds == 30 * 8
         # 64 KiB each in the server, as much here, and what the allocator makes of it
         assert peak < 32 * MIB

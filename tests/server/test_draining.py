@@ -250,7 +250,8 @@ async def test_streams_beyond_the_grace_are_cancelled_and_the_server_ends(tmp_pa
     with process(path, drain_timeout_s=0.2) as child:
         clients = [await client_of(path) for _ in range(10)]
         lanes = [client.start(max_tokens=10**6) for client in clients]
-        await clients[0].next()
+        for client in clients:
+            await client.next()
         child.send_signal(signal.SIGTERM)
         for client, lane in zip(clients, lanes, strict=True):
             assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED

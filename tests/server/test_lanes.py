@@ -47,10 +47,10 @@ class Gate:
     def _pass(self, batch: Batch) -> None:
         del batch
         self.entered.set()
-        assert self._open.wait(10)
+        assert self._open.wait(60)
 
     async def until_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 10)
+        assert await asyncio.to_thread(self.entered.wait, 60)
 
 
 STATES = ("queued", "in its prompt", "in its output", "out of credit")

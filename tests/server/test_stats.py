@@ -42,7 +42,7 @@ async def test_a_step_ages_until_it_returns() -> None:
 
     def block(batch: Batch) -> None:
         entered.set()
-        may_return.wait(10)
+        may_return.wait(60)
 
     async with serving(model=FakeModel(VOCAB_SIZE, before_forward=block)) as rig:
         client = await rig.client()

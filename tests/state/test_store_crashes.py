@@ -121,4 +121,5 @@ def test_power_loss_loses_nothing_that_was_acknowledged(
 def test_power_loss_is_noticed_where_syncs_are_left_out(
     nursery: Nursery, tmp_path: Path, form: str
 ) -> None:
-    assert cut_power_often(nursery, tmp_path, 10, form=form) != []
+    # Most cuts show it. Not each: what was not synced may have been written all the same.
+    assert cut_power_often(nursery, tmp_path, 100, form=form) != []

@@ -198,7 +198,7 @@ def test_readers_see_what_was_acknowledged_and_never_go_back(tmp_path: Path) -> 
 
         with ThreadPoolExecutor(3) as threads:
             for one in [threads.submit(work) for work in (write, read, read)]:
-                one.result(60)
+                one.result(300)
 
 
 def test_memory_for_rows_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def run(folder: Path, inject: str) -> list[str]:
         [*command, sys.executable, "-c", PROGRAM, str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     # Otherwise the store could not be opened, and said why.
     assert result.returncode == 0 or result.stderr.splitlines()[-1].startswith("wkvm.core.errors.")

@@ -17,7 +17,7 @@ from wkvm.state.image import EncodedImage
 def together(*works: Callable[[], None]) -> None:
     with ThreadPoolExecutor(len(works)) as threads:
         for one in [threads.submit(work) for work in works]:
-            one.result(30)
+            one.result(300)
 
 
 def test_of_commits_on_one_version_one_wins(tmp_path: Path) -> None:

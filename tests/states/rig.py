@@ -39,7 +39,7 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.engine.states import StateService
 from wkvm.server.serve import Server
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 TENANTS = ("anna", "bert")
 
 

@@ -45,9 +45,12 @@ class Shelf:
             case "lost old version":
                 self.visible[name] = {head: self.visible[name][head]}
             case "stale":
-                self.visible[name][head] = self.visible[name][min(self.visible[name])]
+                # Of one that has not just been rolled back to it.
+                name = next(one for one in names if self._head_of(one) != self._first_of(one))
+                self.visible[name][max(self.visible[name])] = self._first_of(name)
             case "foreign":
-                self.visible[name][head] = self.visible[names[1]][max(self.visible[names[1]])]
+                other = next(one for one in names if self._head_of(one) != self._head_of(name))
+                self.visible[name][head] = self._head_of(other)
             case "doubled token":
                 self.visible[name][head] = self.visible[name][head].after([1])
             case "ghost":
@@ -57,6 +60,12 @@ class Shelf:
             case _:
                 pass
         self.durable = {one: dict(versions) for one, versions in self.visible.items()}
+
+    def _first_of(self, name: str) -> History:
+        return self.visible[name][min(self.visible[name])]
+
+    def _head_of(self, name: str) -> History:
+        return self.visible[name][max(self.visible[name])]
 
     def put(self, name: str, history: History, durable: bool) -> Known:
         versions = self.visible.setdefault(name, {})

@@ -86,8 +86,11 @@ async def test_a_stream_that_moves_again_and_again_loses_and_repeats_no_id(
             there = servers[(at + 1) % 2].address
             names = f"moving-{at}", f"moving-{at + 1}"
             await aio.migrate(source.states, names[0], target.states, there, name=names[1])
-        n_connections = [(await client.stats())["n_connections"] for client in clients]
-        assert max(n_connections) <= 2, "one of this test's, and one that followed the stream"
+        # One of this test's, and one that followed the stream; others may be ending still.
+        async with asyncio.timeout(60):
+            for client in clients:
+                while (await client.stats())["n_connections"] > 2:
+                    pass
         stream.cancel()
         await reading
         assert ids == HashLog(PROMPT).generate(len(ids))

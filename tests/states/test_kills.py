@@ -116,7 +116,9 @@ async def test_a_loss_of_power_is_noticed_where_syncs_are_ignored(tmp_path: Path
     with LoopDisk(tmp_path, mib=512) as disk, Nursery(preload=library) as nursery:
         ask = ask_for(disk.path / "store", tmp_path)
         try:
-            trial = await trial_of(nursery, ask, 5, seed=1, after_kill=disk.cut, stop_at_first=True)
+            trial = await trial_of(
+                nursery, ask, 50, seed=1, after_kill=disk.cut, stop_at_first=True
+            )
         except ServerNotStartedError as error:
             noticed = "BadStoreError" in str(error)
         else:

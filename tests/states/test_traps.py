@@ -146,7 +146,7 @@ async def test_a_turn_whose_bytes_are_cut_off_anywhere_changes_nothing(make_rig:
 
 
 async def until_version(door: Door, name: str, version: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await door.get(name)).version < version:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

@@ -37,7 +37,7 @@ class Same(Parameters, frozen=True, kw_only=True):
 SAME = Operation("same", Same, lambda parameters, parents: {})
 """A mutation that the fake's tensors can have: they stay as they are."""
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass

@@ -218,7 +218,7 @@ async def test_a_state_that_is_deleted_while_others_leave_memory_ends_no_sweep(
 
         def slow(tenant: str, ref: Ref) -> VersionRecord:
             begun.set()
-            deleted.wait(5)
+            deleted.wait(60)
             return cool(tenant, ref)
 
         monkeypatch.setattr(rig.store, "cool", slow)
@@ -272,7 +272,7 @@ async def test_a_drain_ends_what_waits_for_a_move(tmp_path: Path) -> None:
         parked = await streaming(rig)
         await rig.service.migrate_begin(TENANT, "chat")
         waiting = rig.submit((1,), state="chat", save_as="chat")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await rig.service.drain(0.01)
         end = await rig.end(parked)
         assert (await rig.end(waiting)).status is Status.CANCELLED

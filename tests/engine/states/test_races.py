@@ -36,16 +36,23 @@ class Gate:
 
     def _held(self, *arguments: Any, **keywords: Any) -> Any:
         self.n_waiting += 1
-        assert self._open.wait(10)
+        assert self._open.wait(60)
         return self._real(*arguments, **keywords)
 
     async def reached(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.n_waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     def open(self) -> None:
         self._open.set()
+
+
+async def settled() -> None:
+    """Let whatever can go on without what a gate holds back go on."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
 
 
 async def streaming(rig: Rig, n: int = 3, **keywords: object) -> int:
@@ -89,9 +96,9 @@ async def test_a_snapshot_of_a_request_that_ends_is_not_newer_than_its_end(tmp_p
         first = asyncio.create_task(rig.service.snapshot_running(TENANT, turn, save_as="other"))
         await gate.reached()  # holds what commits of this turn
         second = asyncio.create_task(rig.service.snapshot_running(TENANT, turn))
-        await asyncio.sleep(0.01)
+        await settled()
         rig.service.grant(turn, 100)
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         await asyncio.wait([first, second])
         end = await rig.end(turn)
@@ -110,9 +117,9 @@ async def test_a_snapshot_whose_request_is_parked_meanwhile_is_of_one_moment(
         first = asyncio.create_task(rig.service.snapshot_running(TENANT, turn, save_as="other"))
         await gate.reached()
         second = asyncio.create_task(rig.service.snapshot_running(TENANT, turn, save_as="third"))
-        await asyncio.sleep(0.01)
+        await settled()
         begin = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         await asyncio.wait([first, second, begin])
         assert second.exception() is None
@@ -191,7 +198,7 @@ async def test_nothing_is_acknowledged_on_a_handle_that_has_moved(tmp_path: Path
         await rig.turn(PROMPT, save_as="chat")
         await rig.service.migrate_begin(TENANT, "chat")
         late = rig.submit((9,), state="chat", save_as="chat", max_tokens=40, credit=3)
-        await asyncio.sleep(0.02)
+        await settled()
         try:
             await rig.service.migrate_end(TENANT, "chat", moved=THERE)
         except WkvmError:
@@ -208,7 +215,7 @@ async def test_a_turn_that_is_being_committed_moves_with_its_handle(tmp_path: Pa
         rig.service.grant(turn, 100)
         await gate.reached()
         begin = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         end = await rig.end(turn)
         assert end.state is not None
@@ -223,7 +230,7 @@ async def test_a_turn_that_is_being_loaded_moves_with_its_handle(tmp_path: Path)
         turn = rig.submit((9,), state="chat", save_as="chat", max_tokens=40, credit=3)
         await gate.reached()
         begin = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         await begin
         try:
@@ -422,7 +429,7 @@ async def test_a_stream_goes_on_if_who_begins_to_move_it_is_gone_at_once(tmp_pat
         begin.cancel()
         await asyncio.wait([begin])
         again = asyncio.create_task(rig.service.migrate_begin(TENANT, "chat"))
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         assert (await again).version.ref == Ref("chat", 2)
         await rig.service.migrate_end(TENANT, "chat", moved=None)
@@ -447,7 +454,7 @@ async def test_an_append_is_whole_although_its_handle_hibernates(tmp_path: Path)
         )
         await gate.reached()
         hibernating = asyncio.create_task(rig.service.hibernate(TENANT, Ref("chat")))
-        await asyncio.sleep(0.01)
+        await settled()
         gate.open()
         await hibernating
         assert (await append).version.ref == Ref("chat", 2)
