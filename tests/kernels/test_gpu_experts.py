@@ -93,8 +93,8 @@ if INTERPRETED or torch.cuda.is_available():
 
     def plain(weight: Weight) -> Tensor:
         """The values that a weight stands for."""
-        scales = 1 if weight.scales is None else weight.scales.double()[..., None]
-        return weight.values.double() * scales
+        values = weight.values.double()
+        return values if weight.scales is None else values * weight.scales.double()[..., None]
 
     def exact_by_expert(
         x: Tensor, first: Tensor, second: Tensor, ids: Tensor, shares: Tensor
