@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.kernels.linear import Linear, linear
+from wkvm.kernels.linear import Linear
+from wkvm.models.products import Products
 from wkvm.models.weights import Checkpoint
 
 N_NAMED = 4
@@ -51,6 +52,7 @@ class Parameters:
     Args:
         weights: their names, in the order in which they are likely to be taken.
         dtype: of matrices.
+        quantization: of those that ``linear`` is given, on a GPU.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Parameters:
         *,
         device: str,
         dtype: torch.dtype,
+        quantization: str = "none",
     ) -> None:
         self.device, self.dtype = device, dtype
+        self.products = Products(device, quantization)
         self._arriving = zip(weights, checkpoint.load_all(list(weights), device), strict=True)
         self._waiting = dict[str, Tensor]()
 
@@ -101,7 +105,7 @@ class Parameters:
             biases: of as many vectors; none for none.
         """
         weight = self.matrix(*names)
-        return linear(weight, self.vector(*biases) if biases else None)
+        return self.products.linear(weight, self.vector(*biases) if biases else None)
 
     def stack(self, names: Sequence[tuple[str, ...]]) -> Tensor:
         """Matrices of one shape on top of each other, as experts have them: ``[E, out, in]``.
@@ -120,7 +124,9 @@ class Parameters:
 
     def head(self, table: Tensor, name: str | None) -> Linear:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""
-        return linear(table) if name is None else self.linear(name)
+        if name is None:
+            return self.products.logits(table, is_counted=True)
+        return self.products.logits(self.matrix(name), is_counted=False)
 
 
 def _listed(names: list[str]) -> str:
