@@ -2,13 +2,16 @@
 
 It knows nothing of requests but what the rows say. Of each slot it keeps the log of the tokens
 that the state has absorbed; the id that follows a log is ``next_id_of``. A record is a log, too.
+Where slots have pages the log is in these, and in them alone: a page that was lost, shared by who
+writes to it, or filled with another's tokens changes what comes after.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import RowPlan, StepPlan
-from wkvm.core.start import SavedRecord
+from wkvm.core.start import Grant, SavedRecord
 
 
 def next_id_of(key: int, log: Sequence[int], vocab_size: int) -> int:
@@ -59,21 +62,55 @@ class FakeDevice:
 
     Attributes:
         saved: what the last plan was to save, by ticket.
+        table: the pages of each slot, as they were granted last.
+        pages: what each page holds, one entry a token.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.slots = dict[int, Slot]()
         self.saved = dict[int, SavedRecord]()
+        self.table = dict[int, tuple[int, ...]]()
+        self.pages = dict[int, list[int | None]]()
 
     def run(self, plan: StepPlan) -> list[int | None]:
         """The sampled id of each row; None for one that samples none or is frozen."""
         self.saved = {
-            save.ticket: SavedRecord(tuple(self.slots[save.slot].log)) for save in plan.saves
+            save.ticket: SavedRecord(tuple(self._log(save.slot, save.pages))) for save in plan.saves
         }
         for slot in plan.freed:
             self.slots.pop(slot, None)
+        for page in plan.freed_pages:
+            self.pages[page] = [None] * PAGE_TOKENS
+        assert len(plan.grants) in (0, sum(row.fresh for row in plan.rows))
+        for grant in plan.grants:
+            self._grant(grant)
         return [self._run_row(row) for row in plan.rows]
+
+    def _grant(self, grant: Grant) -> None:
+        assert len(set(grant.pages)) == len(grant.pages)
+        self.table[grant.slot] = grant.pages
+        log = grant.record or ()
+        for at, page in enumerate(grant.pages):
+            there = log[at * PAGE_TOKENS : (at + 1) * PAGE_TOKENS]
+            if at >= grant.n_shared:
+                self.pages[page] = [*there, *[None] * (PAGE_TOKENS - len(there))]
+            assert self.pages[page][: len(there)] == list(there), "it shares what is not there"
+
+    def _log(self, slot: int, pages: Sequence[int] | None = None) -> list[int]:
+        """The tokens of a slot, from its pages if it has any."""
+        log = self.slots[slot].log
+        if slot not in self.table:
+            return log
+        pages = self.table[slot] if pages is None else pages
+        held = [token_id for page in pages for token_id in self.pages[page]][: len(log)]
+        assert held == log, "a page is not its own"
+        return log
+
+    def _write(self, slot: int, ids: Sequence[int], at: int) -> None:
+        for place, token_id in enumerate(ids, start=at):
+            page = self.table[slot][place // PAGE_TOKENS]
+            self.pages[page][place % PAGE_TOKENS] = token_id
 
     def _run_row(self, row: RowPlan) -> int | None:
         if row.fresh:
@@ -88,6 +125,9 @@ class FakeDevice:
             assert slot.next_id is not None
             assert ids in ((), (slot.next_id,)), "the host and the device know different ids"
             ids = (slot.next_id,)
+        self._log(row.slot)
+        if row.slot in self.table:
+            self._write(row.slot, ids, len(slot.log))
         slot.log += ids
         if not row.samples:
             return None

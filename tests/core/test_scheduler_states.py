@@ -3,164 +3,20 @@
 The steps run on a fake device, up to three of them in flight.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.device import FakeDevice, continuation
-from wkvm.core.config import EngineConfig
+from tests.core.rig import VOCAB_SIZE, Rig, Told, alone, check, length, start_of
 from wkvm.core.errors import InvalidParameterError, NonFiniteError, StepFailedError
 from wkvm.core.lives import PATIENCE_S
-from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import (
-    EndEvent,
-    PromptLogprobsEvent,
     RequestSpec,
-    SavedEvent,
     Status,
-    TokenEvent,
-    by_request,
 )
-from wkvm.core.sampling import SamplingParams
 from wkvm.core.saving import MAX_SAVES
-from wkvm.core.scheduler import MAX_ENTRIES, Scheduler
-from wkvm.core.start import Saved, Start
-
-VOCAB_SIZE = 1000
-KEY = 3
-
-
-@dataclass
-class Told:
-    """What a request was told."""
-
-    ids: list[int] = field(default_factory=list[int])
-    saved: list[SavedEvent] = field(default_factory=list[SavedEvent])
-    end: EndEvent | None = None
-
-    @property
-    def last(self) -> Saved:
-        assert self.end is not None
-        assert self.end.saved is not None, self.end
-        return self.end.saved
-
-
-class Rig:
-    """A scheduler and its device."""
-
-    def __init__(
-        self, *, depth: int = 2, n_slots: int = 4, max_hibernated: int = 0, limit: int | None = None
-    ) -> None:
-        config = EngineConfig(
-            n_slots=n_slots, max_hibernated=max_hibernated, max_slots_per_tenant=limit
-        )
-        self.scheduler = Scheduler(config, vocab_size=VOCAB_SIZE, eos_ids=(), depth=depth, blank=())
-        self.depth = depth
-        self.device = FakeDevice(VOCAB_SIZE)
-        self.now = 0.0
-        self.told = dict[int, Told]()
-        self.in_flight = deque[StepPlan]()
-        self.unsaved = False
-        self.bad = set[int]()
-
-    def submit(self, spec: RequestSpec, *, key: int = KEY) -> int:
-        request_id = len(self.told)
-        self.scheduler.submit((request_id,), spec, seed=key, branches=(0,), now=self.now)
-        self.told[request_id] = Told()
-        return request_id
-
-    def fill(self) -> None:
-        while len(self.in_flight) < self.depth:
-            plan = self.scheduler.plan(self.now)
-            self.note()
-            if plan is None:
-                return
-            assert plan.rows or plan.saves
-            self.in_flight.append(plan)
-
-    def land(self) -> None:
-        plan = self.in_flight.popleft()
-        ids = self.device.run(plan)
-        bad = frozenset(at for at, row in enumerate(plan.rows) if row.request_id in self.bad)
-        saved = {} if self.unsaved else self.device.saved
-        result = StepResult(
-            tuple(None if at in bad else one for at, one in enumerate(ids)),
-            not_finite=bad,
-            saved=saved,
-        )
-        self.scheduler.commit(plan, result, self.now)
-        self.note()
-
-    def fail(self) -> None:
-        plan = self.in_flight.popleft()
-        self.device.run(plan)
-        self.scheduler.fail(plan, StepFailedError(), self.now)
-        self.note()
-
-    def turn(self, n: int = 1) -> None:
-        for _ in range(n):
-            self.fill()
-            if self.in_flight:
-                self.land()
-
-    def finish(self) -> None:
-        for _ in range(2000):
-            if all(one.end is not None for one in self.told.values()) and not self.in_flight:
-                break
-            self.turn()
-        else:
-            raise AssertionError("somebody never ends")
-        stats = self.scheduler.stats()
-        assert stats["n_free_slots"] == stats["n_slots"]
-        assert stats["n_hibernated"] == stats["n_running"] == stats["n_queued"] == 0
-
-    def run(self, spec: RequestSpec, *, key: int = KEY) -> Told:
-        request_id = self.submit(spec, key=key)
-        self.finish()
-        return self.told[request_id]
-
-    def note(self) -> None:
-        for event in by_request(self.scheduler.take_events()):
-            told = self.told[event.request_id]
-            assert told.end is None, "something was told after the end"
-            match event:
-                case TokenEvent():
-                    assert event.index == len(told.ids)
-                    told.ids.append(event.token_id)
-                case PromptLogprobsEvent():
-                    raise AssertionError
-                case SavedEvent():
-                    told.saved.append(event)
-                case EndEvent():
-                    told.end = event
-
-
-def length(max_tokens: int, **others: object) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, **others)  # type: ignore[arg-type]
-
-
-def alone(prompt: tuple[int, ...], n: int, *, key: int = KEY) -> list[int]:
-    """What a request gives that is never interrupted."""
-    ids, _ = continuation(
-        key, prompt, max_tokens=n, min_tokens=0, stops=frozenset(), vocab_size=VOCAB_SIZE
-    )
-    return ids
-
-
-def start_of(saved: Saved) -> Start:
-    return Start(
-        record=saved.record, n_computed=saved.n_computed, pending=saved.pending, memory=saved.memory
-    )
-
-
-def check(saved: Saved, before: tuple[int, ...] = ()) -> None:
-    """The record is the state after what was absorbed."""
-    assert saved.record == (*before, *saved.absorbed)
-    assert saved.n_computed == len(saved.record)
-
+from wkvm.core.scheduler import MAX_ENTRIES
+from wkvm.core.start import Saved
 
 depths = pytest.mark.parametrize("depth", [1, 2, 3])
 PROMPT = (11, 12, 13)
@@ -624,7 +480,13 @@ def test_whatever_happens_a_chain_of_turns_is_one_run(
     data: st.DataObject, depth: int, n_slots: int
 ) -> None:
     """Sessions of a few turns, each from the state before it, among others that hibernate."""
-    rig = Rig(depth=depth, n_slots=n_slots, max_hibernated=data.draw(st.integers(0, 2)))
+    rig = Rig(
+        depth=depth,
+        n_slots=n_slots,
+        max_hibernated=data.draw(st.integers(0, 2)),
+        n_pages=data.draw(st.sampled_from([0, 0, 40, 60])),
+        late=data.draw(st.sampled_from([0, 0, 1, 3])),
+    )
     sessions = data.draw(st.integers(1, 4))
     logs = [list[int]() for _ in range(sessions)]
     saved: list[Saved | None] = [None] * sessions

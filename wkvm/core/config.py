@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass, field
 
 from wkvm.core.errors import ConfigError
-from wkvm.core.layout import StateOptions
+from wkvm.core.layout import PAGE_TOKENS, StateOptions
 
 CUT_MULTIPLE = 64
 """A prompt is cut only after a multiple of this many tokens, counted from its start."""
+
+SLOT_GUEST_TOKENS = 4096
+"""For each slot, where ``guest_tokens`` is None and nobody looked at the machine's memory."""
 
 MAX_THREADS = 1024
 MAX_SLOTS = 2**20
@@ -23,7 +26,10 @@ class EngineConfig:
     Attributes:
         n_slots: how many states can be live at once.
         max_slots_per_tenant: how many of them one tenant may hold, so that some are left
-            for others; None for no limit.
+            for others; None for no limit. Of the pages of a guest it may hold the same share.
+        guest_tokens: how many tokens the pages of a guest hold, of all live states together, cut
+            to whole pages; None for what suits the machine, or a few a slot. Models without
+            attention layers have no use for it.
         max_num_batched_tokens: the budget of a step. Each running request gets its one
             token of decode in any case; prompts share what is left.
         decode_prompt_tokens: how much prompts share at most in a step that makes others wait
@@ -55,6 +61,7 @@ class EngineConfig:
 
     n_slots: int = 64
     max_slots_per_tenant: int | None = None
+    guest_tokens: int | None = None
     max_num_batched_tokens: int = 2048
     decode_prompt_tokens: int | None = None
     max_queue: int = 1024
@@ -79,6 +86,8 @@ class EngineConfig:
         _at_most("slots", self.n_slots, MAX_SLOTS)
         if self.max_slots_per_tenant is not None:
             _at_least("max-slots-per-tenant", self.max_slots_per_tenant, 1)
+        if self.guest_tokens is not None:
+            _at_least("guest-tokens", self.guest_tokens, PAGE_TOKENS)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
         if self.decode_prompt_tokens is not None:
             _at_least("decode-prompt-tokens", self.decode_prompt_tokens, 1)
@@ -105,6 +114,20 @@ class EngineConfig:
         """How states are kept."""
         dtype = "float32" if self.state_dtype == "auto" else self.state_dtype
         return StateOptions(dtype, self.deferred_writes)
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of the guest pool, for a model that has a guest."""
+        n_tokens = self.guest_tokens or self.n_slots * SLOT_GUEST_TOKENS
+        return n_tokens // PAGE_TOKENS
+
+    @property
+    def max_pages_per_tenant(self) -> int:
+        """How many of them one tenant may hold."""
+        if self.max_slots_per_tenant is None:
+            return self.n_pages
+        share = self.n_pages * self.max_slots_per_tenant // self.n_slots
+        return min(max(share, 1), self.n_pages)
 
     @property
     def max_prompt_tokens(self) -> int:

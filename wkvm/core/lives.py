@@ -11,6 +11,7 @@ from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
 from wkvm.core.errors import InvalidParameterError, StalledError, StepFailedError, WkvmError
 from wkvm.core.grammar import Constraint, Unbound
+from wkvm.core.guests import Guests
 from wkvm.core.outcome import held_back
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, SavedEvent, Status
@@ -31,20 +32,22 @@ class Lives:
     has the copy, and ends with that plan's result. One that is interrupted does the same, after
     the steps that were in flight.
 
-    Hibernation: a slot that somebody waits for is taken from a request that has not been allowed
-    to produce for ``PATIENCE_S``, or from one of the same tenant that comes after in priority. Its
-    state goes to host memory, as that of one which is interrupted. It waits again, before others
-    of its priority, and until it may produce it does not even do that. In a slot again it goes on
-    as if nothing had been: nothing is computed twice, and no id depends on it.
-
     Args:
         blank: the record of the empty sequence, for requests that end before they absorb anything.
+        has_guest: whether states have pages, too.
     """
 
-    def __init__(self, config: EngineConfig, *, blank: Any) -> None:
+    def __init__(self, config: EngineConfig, *, blank: Any, has_guest: bool) -> None:
         self._config = config
         self._blank = blank
         self._slots = TenantSlots(config.n_slots, config.max_slots_per_tenant)
+        self._guests: Guests | None = None
+        if has_guest:
+            self._guests = Guests(
+                config.n_pages,
+                limit=config.max_pages_per_tenant,
+                notes_freed=config.poison_freed_slots,
+            )
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
         self._running = dict[int, Request]()
@@ -60,6 +63,8 @@ class Lives:
         """By tenant and priority."""
         self._planned_at = 0.0
         self._savings = Savings()
+        self._late = set[int]()
+        """Tickets of copies that come with the result of a later plan than their own."""
         self._deadlines = Deadlines(self._due)
         self._unbound = list[Unbound]()
         self._events = list[Event]()
@@ -174,14 +179,25 @@ class Lives:
     # --- states that are copied ----------------------------------------------------------
 
     def _take_saved(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Tell the copies of a plan, which were made before its rows ran."""
-        for save in plan.saves:
-            wanted = self._savings.landed(save)
+        """Tell the copies of a plan, which were made before its rows ran, and those that are late.
+
+        Those of plans before come first.
+        """
+        tickets = list[int]()
+        if self._late:
+            tickets += [one for one in (*result.saved, *result.unsaved) if one in self._late]
+            self._late.difference_update(tickets)
+        tickets += [save.ticket for save in plan.saves if save.ticket not in result.late]
+        self._late |= result.late
+        for ticket in tickets:
+            if self._guests is not None:
+                self._guests.let_go(ticket)
+            wanted = self._savings.landed(ticket)
             if wanted is None:
                 continue
-            record = result.saved.get(save.ticket)
+            record = result.saved.get(ticket)
             if record is None:
-                error = result.unsaved.get(save.ticket, StepFailedError())
+                error = result.unsaved.get(ticket, StepFailedError())
                 self._not_saved(wanted, error, now)
                 continue
             self._counters.n_saves += 1
@@ -256,9 +272,8 @@ class Lives:
         """The one way out: the slot, the deadline and the place in the line are given up."""
         if request.in_line:
             self._waiting.remove(request)
-        elif request.slot is not None:
-            self._slots.free(request.slot, request.tenant)
-            request.slot = None
+        else:
+            self._give_back(request)
         self._pull(request)
         self._running.pop(request.request_id, None)
         self._hibernated.discard(request.request_id)
@@ -267,6 +282,14 @@ class Lives:
         end = request.end_event(status, now, stop_id=stop_id, error=error, saved=saved)
         self._counters.ended(end)
         self._events.append(end)
+
+    def _give_back(self, request: Request) -> None:
+        """Take the slot and the pages of a request, if it has any."""
+        if request.slot is not None:
+            self._slots.free(request.slot, request.tenant)
+            request.slot = None
+            if self._guests is not None:
+                self._guests.give_back(request)
 
     def _end_unsaved(self, request: Request, status: Status, now: float) -> None:
         """End a request whose state is what it began with: there is nothing to be copied."""
@@ -323,51 +346,6 @@ class Lives:
 
     # --- hibernation ------------------------------------------------------------------------
 
-    def _make_room(self, now: float) -> None:
-        """Have slots given up for those that are next in line: one a plan for each tenant."""
-        self._planned_at = now
-        n_places = self._config.max_hibernated - len(self._hibernated)
-        if n_places <= 0 or not len(self._waiting):
-            return
-        n_free = self._slots.n_free + self._savings.n_leaving
-        for waiter in self._waiting.firsts():
-            is_at_limit = self._slots.is_at_limit(waiter.tenant)
-            if n_free and not is_at_limit:
-                n_free -= 1
-                continue
-            victim = self._victim(waiter, now, of_own=is_at_limit)
-            if victim is not None and victim.is_fresh:
-                self._unseat(victim)
-            elif victim is not None:
-                self._hibernated.add(victim.request_id)
-                self._leave(victim)
-                n_places -= 1
-            # The next slot is this one's turn: nobody behind it gives one up for it.
-            if not n_places or (victim is None and not is_at_limit):
-                return
-
-    def _victim(self, waiter: Request, now: float, *, of_own: bool) -> Request | None:
-        """The request whose slot ``waiter`` may have; ``of_own``: of its tenant alone."""
-        for paused in self._paused.values():
-            if (paused.paused_since or 0.0) + PATIENCE_S > now:
-                break
-            if paused.may_hibernate and (not of_own or paused.tenant == waiter.tenant):
-                return paused
-        lower = [
-            priority
-            for tenant, priority in self._n_active
-            if tenant == waiter.tenant and priority > waiter.priority
-        ]
-        for priority in sorted(lower, reverse=True):
-            for request in reversed(self._active.values()):
-                if (
-                    request.tenant == waiter.tenant
-                    and request.priority == priority
-                    and request.may_hibernate
-                ):
-                    return request
-        return None
-
     def _put_back(self, request: Request, record: SavedRecord) -> None:
         """A request whose state is in host memory waits again."""
         if request.is_asked_for:
@@ -379,14 +357,6 @@ class Lives:
         )
         request.is_fresh, request.is_leaving = True, False
         self._counters.n_hibernated += 1
-        self._queue_again(request)
-
-    def _unseat(self, request: Request) -> None:
-        """Take the slot of a request of which nothing is in there yet."""
-        if request.slot is not None:
-            self._slots.free(request.slot, request.tenant)
-            request.slot = None
-        self._pull(request)
         self._queue_again(request)
 
     def _queue_again(self, request: Request) -> None:

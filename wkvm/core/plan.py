@@ -8,7 +8,7 @@ from wkvm.core.errors import RequestError, WkvmError
 from wkvm.core.grammar import Constraint
 from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
-from wkvm.core.start import Entry, Save, SavedRecord
+from wkvm.core.start import Entry, Grant, Save, SavedRecord
 
 
 class RowPlan(NamedTuple):
@@ -71,13 +71,20 @@ class StepPlan:
 
     It is carried out in this order: first ``saves`` are copied, as the plans before left them;
     then ``freed`` are filled with NaN, if that debugging aid is on, and what is kept for them is
-    forgotten; then the fresh rows are started, and all are run. So a slot may be in all three:
-    saved for one request and handed out to the next. There may be saves and no rows.
+    forgotten; then ``grants`` are carried out in their order, the fresh rows are started, and all
+    are run. So a slot may be in all three: saved for one request and handed out to the next. There
+    may be saves and no rows, and neither of them where copies of plans before are waited for.
+
+    Attributes:
+        freed_pages: pages that were freed, to be filled with NaN if that debugging aid is on.
+        grants: of models with a guest, one for each fresh row.
     """
 
     rows: tuple[RowPlan, ...]
     freed: tuple[int, ...] = ()
     saves: tuple[Save, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    freed_pages: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -99,8 +106,10 @@ class StepResult:
         complete: indices of rows whose grammars let nothing follow, after the id if any.
         unmet: why a row has no id that its grammar allows, by row index.
         failed: what ends a row's request, by row index, where the rest of the step ran.
-        saved: the copies of ``StepPlan.saves``, by ticket.
+        saved: the copies of ``StepPlan.saves``, by ticket, and those of plans before that came
+            late.
         unsaved: why there is none, by ticket.
+        late: tickets of ``StepPlan.saves`` whose copies come with the result of a later plan.
     """
 
     token_ids: tuple[int | None, ...]
@@ -114,3 +123,4 @@ class StepResult:
     failed: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     saved: Mapping[int, SavedRecord] = field(default_factory=dict[int, SavedRecord])
     unsaved: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])
+    late: frozenset[int] = frozenset()

@@ -64,12 +64,13 @@ class Savings:
         self._n_tickets = 0
 
     @property
-    def n_leaving(self) -> int:
-        """How many slots become free with copies that are wanted and not planned yet."""
-        return sum(
-            one.purpose is Purpose.LAST and one.request.slot is not None
+    def leaving(self) -> list[Request]:
+        """Those whose slots become free with copies that are wanted and not planned yet."""
+        return [
+            one.request
             for one in self._wanted.values()
-        )
+            if one.purpose is Purpose.LAST and one.request.slot is not None
+        ]
 
     def want(self, request: Request, purpose: Purpose) -> None:
         """Have the state of a running request copied with the next plan that has room for it.
@@ -101,10 +102,10 @@ class Savings:
             return self._wanted.pop(next(iter(self._wanted)))
         return self._checkpoints.pop(next(iter(self._checkpoints)))
 
-    def landed(self, save: Save) -> Wanted | None:
+    def landed(self, ticket: int) -> Wanted | None:
         """What a copy that was planned is for; None if nobody wants it any more."""
-        wanted = self._planned.pop(save.ticket)
-        return wanted if wanted.counts else None
+        wanted = self._planned.pop(ticket, None)
+        return None if wanted is None or not wanted.counts else wanted
 
 
 def checkpoint_after(request: Request) -> int | None:

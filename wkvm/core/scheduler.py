@@ -22,7 +22,7 @@ from wkvm.core.errors import (
     WkvmError,
 )
 from wkvm.core.grammar import Unbound
-from wkvm.core.lives import Lives
+from wkvm.core.hibernation import Hibernation
 from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
@@ -39,13 +39,15 @@ MAX_ENTRIES = 4
 for all of them, which must not take longer than a step."""
 
 
-class Scheduler(Lives):
+class Scheduler(Hibernation):
     """Requests in, plans out; results in, events out.
 
     Admission: in ``plan``, a waiting request gets a slot iff one is free and its tenant
     holds less than it may. Tenants take turns; among a tenant's own requests the lower
     priority goes first, then arrival. The bounds of the queue hold for each tenant, so that
-    one cannot keep another out.
+    one cannot keep another out. Where states have guests, pages for all that the request may
+    absorb must be free as well, and it gets them together with the slot. If they are not, nobody
+    whose turn comes after gets any: a long request is not overtaken until it starves.
 
     Budget: a running request that lacks one id (each of those that decode) always gets it;
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
@@ -76,6 +78,7 @@ class Scheduler(Lives):
         depth: how many plans may be in flight, at least 1.
         decode_prompt_tokens: as configured, or what suits the device; None for no such limit.
         blank: the record of the empty sequence, for requests that end before they absorb anything.
+        has_guest: whether states have pages in a guest pool.
     """
 
     def __init__(
@@ -87,8 +90,9 @@ class Scheduler(Lives):
         depth: int = 1,
         decode_prompt_tokens: int | None = None,
         blank: Any = None,
+        has_guest: bool = False,
     ) -> None:
-        super().__init__(config, blank=blank)
+        super().__init__(config, blank=blank, has_guest=has_guest)
         self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
         self._vocab_size = vocab_size
@@ -129,6 +133,8 @@ class Scheduler(Lives):
         stops = check_spec(
             spec, self._vocab_size, self._eos_ids, max_model_len=config.max_model_len
         )
+        if self._guests is not None:
+            self._guests.check(spec)
         if self._draining:
             raise DrainingError
         check_room(spec, config, self._waiting, self._slots.n_free_for(spec.tenant))
@@ -185,9 +191,16 @@ class Scheduler(Lives):
         if not (rows or saves):
             if not self._in_flight:
                 self._counters.idle()
-            return None
+            # A copy that is late comes with the result of a plan: of an empty one, at worst.
+            if self._in_flight or not self._late:
+                return None
         self._counters.planned(now)
-        plan = StepPlan(tuple(rows), self._slots.take_freed(), saves)
+        freed, guests = self._slots.take_freed(), self._guests
+        if guests is None:
+            plan = StepPlan(tuple(rows), freed, saves)
+        else:
+            grants = guests.grants(rows, self._running)
+            plan = StepPlan(tuple(rows), freed, saves, grants, guests.take_freed())
         self._in_flight.append(plan)
         return plan
 
@@ -197,25 +210,37 @@ class Scheduler(Lives):
             if request.n_computed == request.next_checkpoint:
                 request.next_checkpoint = checkpoint_after(request)
                 self._savings.want(request, Purpose.CHECKPOINT)
-        saves = list[Save]()
+        saves, guests = list[Save](), self._guests
         for save, wanted in self._savings.take():
+            request, is_last = wanted.request, wanted.purpose is Purpose.LAST
+            if guests is not None:
+                n_tokens = request.n_start + wanted.n_computed
+                save = save._replace(pages=guests.keep(save.ticket, request, n_tokens))
+                if is_last:
+                    guests.leave(save.ticket, request)
             saves.append(save)
-            if wanted.purpose is Purpose.LAST:
-                self._slots.free(save.slot, wanted.request.tenant)
+            if is_last:
+                self._slots.free(save.slot, request.tenant)
         return tuple(saves)
 
     def _admit(self, now: float) -> bool:
         """Give out slots. Returns whether somebody was passed over for want of room for records."""
         entries, n_passed = dict[int, object](), 0
+        guests, lacks_pages = self._guests, False
 
         def may_go(request: Request) -> bool:
-            nonlocal n_passed
-            if not self._slots.n_free_for(request.tenant):
+            nonlocal n_passed, lacks_pages
+            if lacks_pages or not self._slots.n_free_for(request.tenant):
                 return False
             entry = request.entry
             fits = entry is None or id(entry.record) in entries or len(entries) < MAX_ENTRIES
             n_passed += not fits
-            return fits
+            if guests is None or not fits:
+                return fits
+            if guests.is_at_limit(request):
+                return False
+            lacks_pages = guests.n_needed(request) > guests.n_free
+            return not lacks_pages
 
         while self._slots.n_free:
             request = self._waiting.pop(may_go)
@@ -248,6 +273,8 @@ class Scheduler(Lives):
     def _settle(self, request: Request, now: float) -> None:
         """Give a request a slot."""
         request.slot = self._slots.alloc(request.tenant)
+        if self._guests is not None:
+            self._guests.take(request)
         if request.admitted_at is None:
             request.admitted_at = now
             self._counters.admitted(now - request.submitted_at)
@@ -309,13 +336,17 @@ class Scheduler(Lives):
             ValueError: ``plan`` is not the oldest in flight.
         """
         self._land(plan, now)
+        guests = self._guests
         for save in plan.saves:
-            wanted = self._savings.landed(save)
+            if guests is not None:
+                guests.let_go(save.ticket)
+            wanted = self._savings.landed(save.ticket)
             if wanted is not None:
                 self._not_saved(wanted, error, now)
-        for row in plan.rows:
-            request = self._running.get(row.request_id)
-            if request is not None:
+        lost = [] if guests is None else guests.lost(plan, self._running.values())
+        ended = (self._running.get(row.request_id) for row in plan.rows)
+        for request in (*ended, *lost):
+            if request is not None and not request.status.is_final:
                 self._end(request, Status.FINISHED_ERROR, now, error=error)
 
     def _land(self, plan: StepPlan, now: float) -> None:
@@ -330,9 +361,14 @@ class Scheduler(Lives):
         """Gauges, and what was counted since the start; names as in ``docs/protocol.md``."""
         live = self._table.live
         n_running = sum(request.status is Status.RUNNING for request in live)
+        guests = self._guests
+        of_guests = {}
+        if guests is not None:
+            of_guests = {"n_pages": guests.n_pages, "n_free_pages": guests.n_free}
         return {
             "n_slots": self._slots.n_slots,
             "n_free_slots": self._slots.n_free,
+            **of_guests,
             "n_queued": len(live) - n_running,
             "n_running": n_running,
             "n_hibernated": len(self._hibernated),

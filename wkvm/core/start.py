@@ -15,9 +15,10 @@ class Start:
     """A state that a request begins from. Nothing in it may change while requests use it.
 
     Attributes:
-        record: ``[record_bytes]`` uint8 in host memory. Requests that begin from the same object
-            at the same time share one transfer. From pinned memory it goes to a GPU at once;
-            other memory is first copied by the thread that launches steps.
+        record: the state's image, ``[image_bytes(n_computed)]`` uint8 in host memory. Requests
+            that begin from the same object at the same time share one transfer, and as long as
+            one of them lives the full pages of its guest. From pinned memory it goes to a GPU at
+            once; other memory is first copied by the thread that launches steps.
         n_computed: how many tokens it has absorbed.
         pending: ids that are absorbed before the prompt: sampled, or held back, and not fed.
         memory: what the sampler remembers. Its key is the request's, unless that has a seed or
@@ -43,7 +44,7 @@ class Saved:
     """The state of a request, and what a request that goes on from it needs.
 
     Attributes:
-        record: ``[record_bytes]`` uint8 in host memory; nobody writes to it any more.
+        record: ``[image_bytes(n_computed)]`` uint8 in host memory; nobody writes to it any more.
         n_computed: how many tokens it has absorbed, those before the request included.
         absorbed: which of them this request absorbed, in order.
         pending: the id that was sampled, or held back, and not fed; or none.
@@ -79,10 +80,33 @@ class Entry:
 
 
 class Save(NamedTuple):
-    """A slot whose state is copied to the host, and the number under which the copy comes back."""
+    """A slot whose state is copied to the host, and the number under which the copy comes back.
+
+    Attributes:
+        pages: that hold its tokens, in order, if all rows of the plans before run. They are
+            nobody else's until the copy has come back; rows write to the last one alone, and to
+            that only if it is not full.
+    """
 
     slot: int
     ticket: int
+    pages: tuple[int, ...] = ()
+
+
+class Grant(NamedTuple):
+    """The pages of the guest pool that a slot has from here on, until its next grant.
+
+    Attributes:
+        pages: for all tokens that its request may ever absorb, in order.
+        n_shared: how many of the first ones hold what they should: full pages of ``record``,
+            which a grant before this one filled. Nobody writes to them.
+        record: the image whose pages are put into the first of the others; None for none.
+    """
+
+    slot: int
+    pages: tuple[int, ...]
+    n_shared: int = 0
+    record: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from wkvm.core.beginning import entry_of, ids_to_feed, is_fed_alone, may_be_save
 from wkvm.core.errors import WkvmError
 from wkvm.core.forced import Forced
 from wkvm.core.grammar import Constraint, Grammar
+from wkvm.core.pages import Holding
 from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.start import Entry, Saved
@@ -58,6 +59,7 @@ class Request:
         submitted_at, admitted_at, first_token_at: of the caller's clock.
         deadline: when it is ended wherever it is.
         slot: where its state lives; None while it waits, and from when it is saved for good.
+        holding: its pages of the guest pool, while it has a slot; None without a guest.
         in_line: whether it is in the waiting line.
         entry: what its slot is filled with before its next row, if ``is_fresh``; None for zeros.
         is_fresh: whether it has no row since it got its slot.
@@ -106,6 +108,7 @@ class Request:
     admitted_at: float | None = None
     first_token_at: float | None = None
     slot: int | None = None
+    holding: Holding | None = None
     in_line: bool = False
     entry: Entry | None = None
     is_fresh: bool = True

@@ -1,0 +1,208 @@
+"""The guest pages of requests: who gets how many, who shares them, and when they come back.
+
+A request gets pages for all tokens that it may ever absorb when it gets its slot, or it waits. So
+its row of the table is written once, and it never has to stop for want of a page.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from wkvm.core.errors import PromptTooLongError
+from wkvm.core.layout import PAGE_TOKENS
+from wkvm.core.pages import Holding, PageAllocator, Prefix
+from wkvm.core.plan import RowPlan, StepPlan
+from wkvm.core.request import RequestSpec
+from wkvm.core.start import Grant
+from wkvm.core.table import Request
+
+
+def pages_for(n_tokens: int) -> int:
+    """How many pages hold ``n_tokens`` tokens."""
+    return -(-n_tokens // PAGE_TOKENS)
+
+
+def agreed_tokens(spec: RequestSpec) -> int:
+    """How many tokens the state of a request may come to have, with those that it starts from."""
+    start = spec.start
+    n_start = 0 if start is None else start.n_computed + len(start.pending)
+    return n_start + len(spec.prompt) + spec.params.max_tokens
+
+
+class Guests:
+    """The pages of all requests.
+
+    Full pages of the image that several requests begin from are shared as long as one of them has
+    its slot; they count once. Whoever needs a copy of a state keeps its pages until that is made,
+    whatever becomes of the request.
+
+    Args:
+        limit: how many pages one tenant may hold.
+        notes_freed: whether ``take_freed`` is asked for what was freed.
+    """
+
+    def __init__(self, n_pages: int, *, limit: int, notes_freed: bool) -> None:
+        self._pages = PageAllocator(n_pages)
+        self._limit = limit
+        self._n_held = Counter[str]()
+        self._prefixes = dict[int, Prefix]()
+        self._kept = dict[int, tuple[int, ...]]()
+        self._coming = dict[int, int]()
+        self._notes_freed = notes_freed
+        self._freed = dict[int, None]()
+
+    @property
+    def n_pages(self) -> int:
+        """How many pages there are."""
+        return self._pages.n_pages
+
+    @property
+    def n_free(self) -> int:
+        """How many of them nobody holds."""
+        return self._pages.n_free
+
+    @property
+    def n_coming(self) -> int:
+        """About how many become free with copies that are on their way."""
+        return sum(self._coming.values())
+
+    def check(self, spec: RequestSpec) -> None:
+        """Check that a request could have its pages if nobody else had any.
+
+        Raises:
+            PromptTooLongError: it could not.
+        """
+        n_tokens = agreed_tokens(spec)
+        if pages_for(n_tokens) > self._limit:
+            max_tokens = spec.params.max_tokens
+            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self._limit * PAGE_TOKENS)
+
+    def n_needed(self, request: Request) -> int:
+        """How many free pages a request needs to get a slot."""
+        return pages_for(agreed_tokens(request.spec)) - len(self._shared_with(request))
+
+    def is_at_limit(self, request: Request) -> bool:
+        """Whether a tenant would hold too much with a request's pages, however many are free."""
+        return self._n_held[request.tenant] + self.n_needed(request) > self._limit
+
+    def take(self, request: Request) -> None:
+        """Give a request its pages, which are free."""
+        shared, prefix = self._shared_with(request), None
+        n_own = pages_for(agreed_tokens(request.spec)) - n_full_pages(request)
+        if shared:
+            self._pages.share(shared)
+            prefix = self._prefixes[id(_image_of(request))]
+        elif n_full_pages(request):
+            image = _image_of(request)
+            pages = self._pages.alloc(n_full_pages(request))
+            prefix = self._prefixes[id(image)] = Prefix(image, request.tenant, pages)
+            self._n_held[request.tenant] += len(pages)
+        if prefix is not None:
+            prefix.n_holders += 1
+        request.holding = Holding(prefix, self._pages.alloc(n_own))
+        self._n_held[request.tenant] += n_own
+
+    def give_back(self, request: Request) -> None:
+        """Take the pages of a request that has some; those of copies on their way stay."""
+        holding, request.holding = request.holding, None
+        if holding is None:
+            return
+        prefix = holding.prefix
+        if prefix is not None:
+            prefix.n_holders -= 1
+            if not prefix.n_holders:
+                del self._prefixes[id(prefix.record)]
+                self._n_held[prefix.tenant] -= len(prefix.pages)
+        self._n_held[request.tenant] -= len(holding.own)
+        self._free(holding.pages)
+
+    def grants(self, rows: Iterable[RowPlan], running: dict[int, Request]) -> tuple[Grant, ...]:
+        """What the device is to be told of the fresh ones among ``rows``."""
+        return tuple(
+            self._grant(row, holding)
+            for row in rows
+            if row.fresh and (holding := running[row.request_id].holding) is not None
+        )
+
+    def _grant(self, row: RowPlan, holding: Holding) -> Grant:
+        holding.is_granted = True
+        prefix, n_shared = holding.prefix, 0
+        if prefix is not None:
+            n_shared = len(prefix.pages) if prefix.is_filled else 0
+            prefix.is_filled = True
+        record = None if row.entry is None else row.entry.record
+        return Grant(row.slot, holding.pages, n_shared, record)
+
+    def lost(self, plan: StepPlan, running: Iterable[Request]) -> list[Request]:
+        """A plan did not run: what its grants were to fill is not.
+
+        Returns:
+            The requests that count on it, all of them in plans by now. Others fill it again.
+        """
+        prefixes = list[Prefix]()
+        for grant in plan.grants:
+            prefix = self._prefixes.get(id(grant.record))
+            if prefix is not None and not grant.n_shared:
+                prefix.is_filled = False
+                prefixes.append(prefix)
+        if not prefixes:
+            return []
+        return [
+            request
+            for request in running
+            if (holding := request.holding) is not None
+            and holding.is_granted
+            and holding.prefix in prefixes
+        ]
+
+    def keep(self, ticket: int, request: Request, n_tokens: int) -> tuple[int, ...]:
+        """The pages of a request's first ``n_tokens`` tokens, held until ``let_go``."""
+        if request.holding is None:
+            return ()
+        pages = request.holding.pages[: pages_for(n_tokens)]
+        self._pages.share(pages)
+        self._kept[ticket] = pages
+        return pages
+
+    def leave(self, ticket: int, request: Request) -> None:
+        """Take the pages of a request that gives up its slot with a copy."""
+        if request.holding is not None:
+            self._coming[ticket] = len(request.holding.own)
+        self.give_back(request)
+
+    def let_go(self, ticket: int) -> None:
+        """The copy of that ticket is made, or will never be."""
+        self._coming.pop(ticket, None)
+        self._free(self._kept.pop(ticket, ()))
+
+    def take_freed(self) -> tuple[int, ...]:
+        """The pages that became free since the last call, if they are noted."""
+        freed = tuple(self._freed)
+        self._freed.clear()
+        return freed
+
+    def _free(self, pages: tuple[int, ...]) -> None:
+        freed = self._pages.free(pages)
+        if self._notes_freed:
+            self._freed |= dict.fromkeys(freed)
+
+    def _shared_with(self, request: Request) -> tuple[int, ...]:
+        if not n_full_pages(request):
+            return ()
+        prefix = self._prefixes.get(id(_image_of(request)))
+        return () if prefix is None else prefix.pages
+
+
+def _image_of(request: Request) -> object:
+    """The image that a request is to be filled with."""
+    return None if request.entry is None else request.entry.record
+
+
+def n_full_pages(request: Request) -> int:
+    """How many pages of what a waiting request begins with are full, and may be shared.
+
+    None of what it left itself: nobody else begins from that.
+    """
+    start = request.spec.start
+    if start is None or _image_of(request) is not start.record:
+        return 0
+    return start.n_computed // PAGE_TOKENS
