@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from wkvm.kernels.cpu.conv import causal_conv
+from wkvm.kernels.cpu.decays import spans, sums_after
 from wkvm.kernels.reference.delta import heads_of, unit
 from wkvm.kernels.rows import Rows
 
@@ -89,7 +90,7 @@ def _chunk(pairs: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tens
     by_head = g.transpose(0, 1)
     meet = _meet_scalar(both, by_head) if g.shape[2] == 1 else _meet_channels(both, by_head)
     from_start = by_head.cumsum(1)
-    to_end = _sums_after(by_head)
+    to_end = sums_after(by_head)
     read = torch.bmm((both * from_start.exp().unsqueeze(1)).reshape(n_heads, 2 * n, size), S)
     strengths = beta.t().unsqueeze(2)
     wanted = (v.transpose(0, 1) - read[:, :n]) * strengths
@@ -102,26 +103,11 @@ def _chunk(pairs: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tens
     return out
 
 
-def _sums_after(g: Tensor) -> Tensor:
-    """For each token of ``[Hv, T, C]`` the sum of those after it, made without what is before."""
-    sums = torch.zeros_like(g)
-    sums[:, :-1] = g[:, 1:].flip(1).cumsum(1).flip(1)
-    return sums
-
-
-def _spans(g: Tensor) -> Tensor:
-    """The decay from token s to token t, ``[Hv, T, T, C]`` at t, s; 0 where s is after t."""
-    n = g.shape[1]
-    after = torch.ones(n, n, dtype=torch.bool, device=g.device).tril_(-1)[:, :, None]
-    sums = torch.where(after, g.unsqueeze(2), 0).cumsum(1)
-    return sums.masked_fill_(after.transpose(0, 1), float("-inf")).exp_()
-
-
 def _meet_scalar(both: Tensor, g: Tensor) -> Tensor:
     """Keys and queries ``[Hv, 2, T, K]`` by keys, decayed by ``[Hv, T, 1]``: ``[Hv, 2, T, T]``."""
     n_heads, _, n, size = both.shape
     products = torch.bmm(both.reshape(n_heads, 2 * n, size), both[:, 0].transpose(1, 2))
-    return products.view(n_heads, 2, n, n).mul_(_spans(g).squeeze(3).unsqueeze(1))
+    return products.view(n_heads, 2, n, n).mul_(spans(g).squeeze(3).unsqueeze(1))
 
 
 def _meet_channels(both: Tensor, g: Tensor) -> Tensor:
@@ -135,12 +121,12 @@ def _meet_channels(both: Tensor, g: Tensor) -> Tensor:
     for start in range(0, n, BLOCK):
         block = slice(start, min(start + BLOCK, n))
         decays, own = g[:, block], both[:, :, block]
-        weighed = _spans(decays) * own[:, 0].unsqueeze(1)
+        weighed = spans(decays) * own[:, 0].unsqueeze(1)
         meet[:, :, block, block] = torch.einsum("htsk,hptk->hpts", weighed, own)
         if start == 0:
             continue
         since = (own * decays.cumsum(1).exp().unsqueeze(1)).reshape(n_heads, -1, size)
-        until = both[:, 0, :start] * _sums_after(g[:, :start]).exp()
+        until = both[:, 0, :start] * sums_after(g[:, :start]).exp()
         products = torch.bmm(since, until.transpose(1, 2))
         meet[:, :, block, :start] = products.view(n_heads, 2, -1, start)
     return meet

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from wkvm.kernels.cpu.decays import spans, sums_after
 from wkvm.kernels.rows import Rows
 
 CHUNK = 64
@@ -44,19 +45,13 @@ def _chunk(
     x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, S: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens ``[T, H, ...]`` after the state ``S``: their outputs without D, and the new state."""
-    by_head = log_decay.t().cumsum(1)
-    total = by_head[:, -1]
-    # From token s to token t, the decays after s up to t. Those to the past are never looked at:
-    # they could overflow.
-    spans = by_head.unsqueeze(2) - by_head.unsqueeze(1)
-    is_past = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).tril_()
-    spans = spans.masked_fill(~is_past, float("-inf")).exp_()
+    by_head = log_decay.t().unsqueeze(2)
+    from_start = by_head.cumsum(1).exp_()
     queries, keys, inputs = C.transpose(0, 1), B.transpose(0, 1), (dt.unsqueeze(2) * x)
     inputs = inputs.transpose(0, 1)
-    meet = torch.bmm(queries, keys.transpose(1, 2)).mul_(spans)
+    meet = torch.bmm(queries, keys.transpose(1, 2)).mul_(spans(by_head).squeeze(3))
     out = torch.bmm(meet, inputs)
-    before = torch.bmm(queries, S.transpose(1, 2))
-    out.addcmul_(before, by_head.exp().unsqueeze(2))
-    left = (total.unsqueeze(1) - by_head).exp_().unsqueeze(2)
+    out.addcmul_(torch.bmm(queries, S.transpose(1, 2)), from_start)
+    left = sums_after(by_head).exp_()
     added = torch.bmm((inputs * left).transpose(1, 2), keys)
-    return out.transpose(0, 1), torch.addcmul(added, S, total.exp()[:, None, None])
+    return out.transpose(0, 1), torch.addcmul(added, S, from_start[:, -1:])
