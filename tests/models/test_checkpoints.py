@@ -473,6 +473,13 @@ def test_a_pipe_in_place_of_the_weights_is_not_waited_for(folder: Path) -> None:
         load_model(folder, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_are_unsupported_and_not_read(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*convert it to safetensors"):
+        load_model(folder, device="cpu")
+
+
 def test_nothing_at_the_path_is_not_found(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -5,6 +5,7 @@ They arrive in the order in which they will be asked for, so that little is held
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.linear import Linear
 from wkvm.models.products import Products
 from wkvm.models.weights import Checkpoint
+
+Scale: TypeAlias = float | Tensor
+"""A number, or one for each output: ``[out]`` float32."""
 
 N_NAMED = 4
 """How many of several missing or unknown tensors an error names."""
@@ -88,24 +92,42 @@ class Parameters:
         """A tensor in float32: what is not an operand of a matrix product."""
         return self.stored(name).float()
 
-    def matrix(self, *names: str) -> Tensor:
-        """A matrix ``[out, in]`` in the model's dtype; several become one, outputs in order."""
-        parts = [self.stored(name).to(self.dtype) for name in names]
+    def matrix(self, *names: str, scales: Sequence[Scale] = ()) -> Tensor:
+        """A matrix ``[out, in]`` in the model's dtype; several become one, outputs in order.
+
+        Args:
+            scales: what each is multiplied by, before it is rounded to the model's dtype; none
+                for none.
+        """
+        each = scales or (1.0,) * len(names)
+        parts = [
+            scaled(self.stored(name), scale).to(self.dtype)
+            for name, scale in zip(names, each, strict=True)
+        ]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
-    def vector(self, *names: str) -> Tensor:
+    def vector(self, *names: str, scales: Sequence[Scale] = ()) -> Tensor:
         """Likewise of vectors."""
-        return self.matrix(*names)
+        return self.matrix(*names, scales=scales)
 
-    def linear(self, *names: str, biases: tuple[str, ...] = ()) -> Linear:
+    def linear(
+        self,
+        *names: str,
+        biases: tuple[str, ...] = (),
+        scales: Sequence[Scale] = (),
+        bias_scales: Sequence[Scale] = (),
+    ) -> Linear:
         """The product with one matrix, or with several that share their input.
 
         Args:
             names: of the matrices, ``[out, in]``; what comes of them lies in that order.
             biases: of as many vectors; none for none.
+            scales: of the matrices, as in ``matrix``.
+            bias_scales: of the biases.
         """
-        weight = self.matrix(*names)
-        return self.products.linear(weight, self.vector(*biases) if biases else None)
+        weight = self.matrix(*names, scales=scales)
+        bias = self.vector(*biases, scales=bias_scales) if biases else None
+        return self.products.linear(weight, bias)
 
     def stack(self, names: Sequence[tuple[str, ...]]) -> Tensor:
         """Matrices of one shape on top of each other, as experts have them: ``[E, out, in]``.
@@ -127,6 +149,14 @@ class Parameters:
         if name is None:
             return self.products.logits(table, is_counted=True)
         return self.products.logits(self.matrix(name), is_counted=False)
+
+
+def scaled(weight: Tensor, scale: Scale) -> Tensor:
+    """``weight`` with its outputs, the first axis, times ``scale``: in float32, if at all."""
+    if isinstance(scale, Tensor):
+        by_output = scale.to(weight.device).view(-1, *[1] * (weight.dim() - 1))
+        return weight.float() * by_output
+    return weight if scale == 1.0 else weight.float() * scale
 
 
 def _listed(names: list[str]) -> str:

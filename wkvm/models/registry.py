@@ -23,6 +23,9 @@ MODULES = {
 """By ``model_type``, the module of an architecture other than RWKV-7: its ``read`` makes a
 ``Blueprint`` of a checkpoint. Imported when it is needed."""
 
+STATE_SPACES = "mamba2"
+"""The models of state-spaces name none, but have an ``ssm_cfg``."""
+
 BLINK_EOS_IDS = (0,)
 """The end of a document in the vocabulary that ``.pth`` files come with."""
 
@@ -184,6 +187,8 @@ def _source(checkpoint: Checkpoint) -> Source:
         some = ", ".join(sorted(checkpoint.stored)[:4])
         raise UnsupportedModelError(path, f"no RWKV-7 model; it has {some}")
     model_type = config.get("model_type") if config else RWKV7
+    if model_type is None and "ssm_cfg" in config:
+        model_type = STATE_SPACES
     if not isinstance(model_type, str):
         raise CorruptCheckpointError(path, "config.json names no model_type")
     if model_type == RWKV7:

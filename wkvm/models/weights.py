@@ -22,6 +22,9 @@ from torch import Tensor
 from wkvm.core.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
 from wkvm.models.safetensors_file import StoredTensor, read_header, reading
 
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weights as many folders had them before safetensors."""
+
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -144,6 +147,7 @@ def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
     if not index.exists():
         single = path / "model.safetensors"
         if not single.is_file():
+            _refuse_pickles(path)
             raise ModelNotFoundError(str(path), f"has neither {single.name} nor {INDEX_NAME}")
         return (single,), frozenset()
     weight_map = _read_json(index).get("weight_map")
@@ -159,6 +163,13 @@ def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
                 str(path / name), "the index names it, but it is not there"
             )
     return tuple(path / name for name in sorted(names)), frozenset(weight_map)
+
+
+def _refuse_pickles(path: Path) -> None:
+    for name in PICKLED:
+        if (path / name).exists():
+            why = f"has {name}, which could run code when it is read; convert it to safetensors"
+            raise UnsupportedModelError(str(path), why)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -34,12 +34,14 @@ class Refusal:
     """A configuration that would change the computation, and is not run.
 
     Attributes:
-        changes: fields of the first case's ``config.json`` that are set.
+        changes: fields of a case's ``config.json`` that are set.
         says: a part of the error's message.
+        case: the name of the case; the first one if it is empty.
     """
 
     changes: Mapping[str, object]
     says: str
+    case: str = ""
 
 
 @dataclass(frozen=True, slots=True)

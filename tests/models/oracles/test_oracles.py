@@ -30,9 +30,9 @@ TOLERANCE = 1e-4
 CASES = named_cases()
 FIRST = {a.name: f"{a.name}: {a.cases[0].name}" for a in ARCHITECTURES}
 REFUSALS = [
-    pytest.param(a.name, refusal, id=f"{a.name}: {refusal.changes}")
+    pytest.param(f"{a.name}: {one.case or a.cases[0].name}", one, id=f"{a.name}: {one.changes}")
     for a in ARCHITECTURES
-    for refusal in a.refusals
+    for one in a.refusals
 ]
 
 pytestmark = pytest.mark.long
@@ -247,11 +247,11 @@ def test_an_unknown_weight_is_named(architecture: Subject, strange: str, tmp_pat
             call(folder, device="cpu")
 
 
-@pytest.mark.parametrize(("architecture", "refusal"), REFUSALS, indirect=["architecture"])
+@pytest.mark.parametrize(("subject", "refusal"), REFUSALS, indirect=["subject"])
 def test_a_config_that_would_change_the_computation_is_refused(
-    architecture: Subject, refusal: Refusal, tmp_path: Path
+    subject: Subject, refusal: Refusal, tmp_path: Path
 ) -> None:
-    folder = copied(architecture.folder, tmp_path)
+    folder = copied(subject.folder, tmp_path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config | dict(refusal.changes)))
     for call in (load_model, describe):
