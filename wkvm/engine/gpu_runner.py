@@ -152,7 +152,7 @@ class GpuRunner:
     def _save(self, saves: Sequence[Save]) -> tuple[list[Saving], dict[int, WkvmError]]:
         """Send states to the host; those for which it has no memory are told as errors."""
         on_their_way, unsaved = list[Saving](), dict[int, WkvmError]()
-        for slot, ticket in saves:
+        for slot, ticket, _ in saves:
             counts = self._sampler.remembered(slot)
             try:
                 copy = self._mover.down(self._arena.records[slot])
