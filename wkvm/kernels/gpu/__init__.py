@@ -5,6 +5,7 @@ so that a captured step can be replayed on others. None that updates in place is
 each trial run would apply its update once more.
 """
 
+from wkvm.kernels.gpu.attention_prefill import attention
 from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm, rotary
 
-__all__ = ["add_rms_norm", "gated_rms_norm", "rms_norm", "rotary"]
+__all__ = ["add_rms_norm", "attention", "gated_rms_norm", "rms_norm", "rotary"]
