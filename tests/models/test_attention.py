@@ -27,7 +27,6 @@ class Options:
     is_gated: bool = False
     norms: str = "none"
     n_turned: int = 0
-    key_scale: float = 1.0
     window: int | None = None
 
 
@@ -35,7 +34,7 @@ OPTIONS = {
     "plain": Options(),
     "gates, norms of heads, a part turned": Options(is_gated=True, norms="heads", n_turned=4),
     "norms of all heads": Options(norms="all"),
-    "all turned, keys scaled": Options(n_turned=D, key_scale=0.4),
+    "all turned": Options(n_turned=D),
     "a window": Options(n_turned=D, window=20),
 }
 
@@ -69,7 +68,6 @@ def part_of(options: Options) -> Attention:
         project=linear(project),
         output=linear(output),
         scale=0.3,
-        key_scale=options.key_scale,
         query_norm=HeadNorm(cpu, query_norm, EPS) if has_norms else None,
         key_norm=HeadNorm(cpu, key_norm, EPS) if has_norms else None,
         rotary=Rotary(frequencies, 1.2) if options.n_turned else None,
@@ -103,7 +101,6 @@ def expected(x: Tensor, options: Options) -> Tensor:
     v = y[:, n_queries + HKV * D :].view(-1, HKV, D)
     if options.norms != "none":
         q, k = normed(q, query_norm), normed(k, key_norm)
-    k = k * options.key_scale
     if options.n_turned:
         q, k = turned(q, frequencies), turned(k, frequencies)
     k, v = (heads.repeat_interleave(HQ // HKV, 1) for heads in (k, v))

@@ -1,17 +1,15 @@
 """Mixtures of experts against loops over tokens in float64."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
-from wkvm.kernels.grouped import grouped_linear
+from wkvm.kernels import cpu
 from wkvm.kernels.linear import linear
 from wkvm.kernels.rows import Rows
-from wkvm.models.parts.mlp import ACTIVATIONS, GatedMlp, Mlp, squared_relu
-from wkvm.models.parts.moe import Experts, Moe, Router, SigmoidRouter, SoftmaxRouter
+from wkvm.kernels.weight import Weight
+from wkvm.models.parts.mlp import ACTIVATIONS, Mlp, gated, squared_relu
+from wkvm.models.parts.moe import Moe, Router, SigmoidRouter, SoftmaxRouter
 from wkvm.models.parts.step import Step
 
 T, C, E, K, I = 13, 10, 12, 3, 7
@@ -74,38 +72,6 @@ def test_sigmoid_scores_are_chosen_with_a_bias_and_within_groups(
         assert (weights - 2.5 * expected).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize("n_tokens", [1, T])
-def test_each_token_goes_through_its_experts(n_tokens: int, is_gated: bool) -> None:
-    up, down = normal(E, 2 * I if is_gated else I, C), normal(E, C, I)
-    activation: Callable[[Tensor], Tensor] = silu if is_gated else squared_relu
-    experts = Experts(
-        n_experts=E,
-        project=grouped_linear(up),
-        activation=activation,
-        output=grouped_linear(down),
-        is_gated=is_gated,
-    )
-    x = normal(n_tokens, C)
-    weights, chosen = SoftmaxRouter(weight=normal(E, C), n_chosen=K, is_renormalised=True)(x)
-    found = experts(x, weights, chosen)
-    for token, row in enumerate(x.double()):
-        expected = torch.zeros(C, dtype=torch.float64)
-        for weight, expert in zip(weights[token].tolist(), chosen[token].tolist(), strict=True):
-            hidden = up[expert].double() @ row
-            hidden = silu(hidden[:I]) * hidden[I:] if is_gated else hidden.relu() ** 2
-            expected += weight * (down[expert].double() @ hidden)
-        assert (found[token] - expected).abs().max() < 1e-5
-
-
-def test_grouped_products_on_a_gpu_are_given_what_torch_takes() -> None:
-    """The same call, which torch has for a CPU too."""
-    weight, x = normal(3, 8, 16), normal(6, 16)
-    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
-    found = torch.nn.functional.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-    assert (found - grouped_linear(weight)(x, ends)).abs().max() < 1e-5
-
-
 def mlp(width: int) -> Mlp:
     return Mlp(
         project=linear(normal(I, width)), activation=squared_relu, output=linear(normal(width, I))
@@ -115,19 +81,22 @@ def mlp(width: int) -> Mlp:
 def moe(router: Router, *, gate: bool = False, width: int | None = None) -> Moe:
     inner = width or C
     return Moe(
+        kernels=cpu,
         router=router,
-        experts=Experts(
-            n_experts=E,
-            project=grouped_linear(normal(E, I, inner)),
-            activation=squared_relu,
-            output=grouped_linear(normal(E, inner, I)),
-            is_gated=False,
-        ),
+        first=Weight(normal(E, I, inner)),
+        second=Weight(normal(E, inner, I)),
+        activation="relu2",
         shared=mlp(C),
         shared_gate=linear(normal(1, C)) if gate else None,
         narrow=None if width is None else linear(normal(width, C)),
         widen=None if width is None else linear(normal(C, width)),
     )
+
+
+def routed(part: Moe, x: Tensor, seen: Tensor) -> Tensor:
+    """What the routed experts make of ``seen`` where the router sees ``x``."""
+    shares, ids = part.router(x)
+    return cpu.experts(seen, part.first, part.second, ids, shares, activation="relu2")
 
 
 @pytest.mark.parametrize("has_gate", [True, False])
@@ -136,26 +105,19 @@ def test_a_shared_expert_is_added(has_gate: bool) -> None:
     shared = mlp(C)(x, STEP)
     if has_gate:
         shared = (x @ normal(1, C).t()).sigmoid() * shared
-    weights, experts = part.router(x)
-    assert (part(x, STEP) - part.experts(x, weights, experts) - shared).abs().max() < 1e-5
+    assert (part(x, STEP) - routed(part, x, x) - shared).abs().max() < 1e-5
 
 
 def test_routed_experts_may_work_at_another_width() -> None:
     part, x = moe(sigmoid_router(1, 1, True), width=4), normal(T, C)
-    weights, experts = part.router(x)
-    routed = part.experts(x @ normal(4, C).t(), weights, experts) @ normal(C, 4).t()
-    assert (part(x, STEP) - routed - mlp(C)(x, STEP)).abs().max() < 1e-5
+    wide = routed(part, x, x @ normal(4, C).t()) @ normal(C, 4).t()
+    assert (part(x, STEP) - wide - mlp(C)(x, STEP)).abs().max() < 1e-5
 
 
-def test_multipliers_of_a_gated_layer_stand_where_they_belong() -> None:
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+def test_a_gate_opens_what_lies_behind_it(name: str) -> None:
     gate_up, down, x = normal(2 * I, C), normal(C, I), normal(T, C)
-    part = GatedMlp(
-        project=linear(gate_up),
-        activation=ACTIVATIONS["gelu_pytorch_tanh"],
-        output=linear(down),
-        gate_scale=0.5,
-        output_scale=3.0,
-    )
+    part = Mlp(project=linear(gate_up), activation=gated(cpu, name), output=linear(down))
     gate, up = (x @ gate_up.t()).chunk(2, 1)
-    gelu = torch.nn.functional.gelu(gate * 0.5, approximate="tanh")
-    assert (part(x, STEP) - 3.0 * (gelu * up) @ down.t()).abs().max() < 1e-5
+    expected = (ACTIVATIONS[name](gate) * up) @ down.t()
+    assert (part(x, STEP) - expected).abs().max() < 1e-5

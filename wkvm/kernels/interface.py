@@ -5,7 +5,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wkvm.kernels.reference.experts import ExpertActivation
 from wkvm.kernels.rows import Rows
+from wkvm.kernels.weight import Weight
 
 
 class Kernels(Protocol):
@@ -77,6 +79,23 @@ class Kernels(Protocol):
         max_strength: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """What the gated delta rule is steered by."""
+        ...
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """A gate's silu times what it opens."""
+        ...
+
+    def experts(
+        self,
+        x: Tensor,
+        first: Weight,
+        second: Weight,
+        ids: Tensor,
+        shares: Tensor,
+        *,
+        activation: ExpertActivation,
+    ) -> Tensor:
+        """Each token through the experts it was given."""
         ...
 
     def rotary(

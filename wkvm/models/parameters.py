@@ -3,7 +3,7 @@
 They arrive in the order in which they will be asked for, so that little is held twice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.linear import Linear
+from wkvm.kernels.weight import Weight
 from wkvm.models.products import Products
 from wkvm.models.weights import Checkpoint
 
@@ -129,20 +130,23 @@ class Parameters:
         bias = self.vector(*biases, scales=bias_scales) if biases else None
         return self.products.linear(weight, bias)
 
-    def stack(self, names: Sequence[tuple[str, ...]]) -> Tensor:
-        """Matrices of one shape on top of each other, as experts have them: ``[E, out, in]``.
+    def experts(self, names: Sequence[tuple[str, ...]]) -> Weight:
+        """Matrices of one shape on top of each other, ``[E, out, in]``, held as the model's are.
 
-        Each layer is what ``matrix`` makes of one of ``names``; no weight is held twice.
+        Each is quantised by itself as it arrives, so that they are never held twice.
+
+        Args:
+            names: for each expert its tensors, whose outputs become those of its matrix in order;
+                or a single name, of a tensor that is such a stack.
         """
-        first = self.matrix(*names[0])
-        stacked = first.new_empty(len(names), *first.shape)
-        stacked[0] = first
-        for into, parts in zip(stacked[1:], names[1:], strict=True):
-            at = 0
-            for part in map(self.stored, parts):
-                into[at : at + part.shape[0]] = part
-                at += part.shape[0]
-        return stacked
+        first = names[0]
+        if len(names) == 1 and len(first) == 1:
+            stack = self.stored(first[0])
+            matrices: Iterable[Tensor] = (matrix.to(self.dtype) for matrix in stack)
+            n_matrices = len(stack)
+        else:
+            matrices, n_matrices = (self.matrix(*parts) for parts in names), len(names)
+        return _stacked(map(self.products.held, matrices), n_matrices)
 
     def head(self, table: Tensor, name: str | None) -> Linear:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""
@@ -157,6 +161,23 @@ def scaled(weight: Tensor, scale: Scale) -> Tensor:
         by_output = scale.to(weight.device).view(-1, *[1] * (weight.dim() - 1))
         return weight.float() * by_output
     return weight if scale == 1.0 else weight.float() * scale
+
+
+def _stacked(matrices: Iterable[Weight], n_matrices: int) -> Weight:
+    stack: Weight | None = None
+    for index, matrix in enumerate(matrices):
+        if stack is None:
+            values = matrix.values.new_empty(n_matrices, *matrix.values.shape)
+            scales = matrix.scales
+            if scales is not None:
+                scales = scales.new_empty(n_matrices, *scales.shape)
+            stack = Weight(values, scales)
+        stack.values[index] = matrix.values
+        if stack.scales is not None and matrix.scales is not None:
+            stack.scales[index] = matrix.scales
+    if stack is None:
+        raise ValueError("a stack of no matrices")
+    return stack
 
 
 def _listed(names: list[str]) -> str:

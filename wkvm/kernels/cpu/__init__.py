@@ -7,6 +7,7 @@ depends on nothing but the row itself.
 from wkvm.kernels.cpu.attention import attention
 from wkvm.kernels.cpu.conv import causal_conv
 from wkvm.kernels.cpu.delta import delta_mix, gated_delta
+from wkvm.kernels.cpu.experts import experts, swiglu
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd
 from wkvm.kernels.reference.delta import delta_gates
@@ -19,11 +20,13 @@ __all__ = [
     "causal_conv",
     "delta_gates",
     "delta_mix",
+    "experts",
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",
     "rotary",
     "ssd",
+    "swiglu",
     "token_shift",
     "wkv7",
 ]

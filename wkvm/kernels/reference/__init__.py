@@ -7,6 +7,7 @@ computes in the dtype of its arguments, so float64 arguments give a float64 answ
 from wkvm.kernels.reference.attention import attention
 from wkvm.kernels.reference.conv import causal_conv
 from wkvm.kernels.reference.delta import delta_gates, delta_mix, gated_delta
+from wkvm.kernels.reference.experts import experts, swiglu
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.reference.rotary import rotary
 from wkvm.kernels.reference.rwkv7 import token_shift, wkv7
@@ -18,11 +19,13 @@ __all__ = [
     "causal_conv",
     "delta_gates",
     "delta_mix",
+    "experts",
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",
     "rotary",
     "ssd",
+    "swiglu",
     "token_shift",
     "wkv7",
 ]

@@ -78,7 +78,6 @@ class Attention:
             the queries is query and gate: ``[T, Hq, D | D]``.
         output: from ``[T, Hq D]`` to ``[T, C]``.
         scale: of the scores.
-        key_scale: what keys are multiplied by.
         query_norm, key_norm: None for none.
         rotary: None where positions are not told.
         window: tokens that one sees, itself among them; None for all.
@@ -93,7 +92,6 @@ class Attention:
     project: Linear
     output: Linear
     scale: float
-    key_scale: float = 1.0
     query_norm: HeadNorm | None = None
     key_norm: HeadNorm | None = None
     rotary: Rotary | None = None
@@ -113,8 +111,6 @@ class Attention:
             q = self.query_norm(q)
         if self.key_norm is not None:
             k = self.key_norm(k)
-        if self.key_scale != 1.0:
-            k = k * self.key_scale
         if self.rotary is not None:
             self.kernels.rotary(q, k, self.rotary.frequencies, step.positions, self.rotary.scaling)
         y = self.kernels.attention(

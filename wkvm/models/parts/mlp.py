@@ -8,6 +8,7 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
+from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.parts.step import Step
 
@@ -31,39 +32,33 @@ ACTIVATIONS: dict[str, Activation] = {
 """By the name that ``hidden_act`` has in ``config.json``."""
 
 
+def gated(kernels: Kernels, name: str) -> Activation:
+    """``[T, F | F]``, gate and up, to ``activation(gate) * up``; ``name`` is of ``ACTIVATIONS``."""
+    activation = ACTIVATIONS[name]
+    if activation is silu:
+        return kernels.swiglu
+
+    def of_both(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return activation(gate) * up
+
+    return of_both
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mlp:
-    """``output_scale * output(activation(project(x)))``."""
-
-    project: Linear
-    activation: Activation
-    output: Linear
-    output_scale: float = 1.0
-
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """``[T, C]`` to ``[T, C]``."""
-        y = self.output(self.activation(self.project(x)))
-        return y if self.output_scale == 1.0 else y * self.output_scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GatedMlp:
-    """``output_scale * output(activation(gate_scale * gate) * up)``.
+    """``output(activation(project(x)))``.
 
     Attributes:
-        project: ``[T, C]`` to ``[T, I | I]``: gate, up.
+        project: ``[T, C]`` to ``[T, F]``, or to ``[T, F | F]`` for an activation that is ``gated``.
+        activation: to ``[T, F]``.
+        output: to ``[T, C]``.
     """
 
     project: Linear
     activation: Activation
     output: Linear
-    gate_scale: float = 1.0
-    output_scale: float = 1.0
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
-        gate, up = self.project(x).chunk(2, dim=1)
-        if self.gate_scale != 1.0:
-            gate = gate * self.gate_scale
-        y = self.output(self.activation(gate) * up)
-        return y if self.output_scale == 1.0 else y * self.output_scale
+        return self.output(self.activation(self.project(x)))

@@ -7,13 +7,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wkvm.kernels.grouped import GroupedLinear
+from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
-from wkvm.models.parts.mlp import Activation
+from wkvm.kernels.reference.experts import ExpertActivation
+from wkvm.kernels.weight import Weight
 from wkvm.models.parts.step import Part, Step
 
 Router: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""``[T, C]`` to the weights ``[T, k]`` float32 and the numbers ``[T, k]`` int64 of k experts."""
+"""``[T, C]`` to the shares ``[T, k]`` float32 and the numbers ``[T, k]`` int64 of k experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +24,7 @@ class SoftmaxRouter:
     Attributes:
         weight: ``[E, C]``, of the dtype in which logits are computed.
         n_chosen: k.
-        is_renormalised: whether the k weights sum to 1. They are then also what a softmax over the
+        is_renormalised: whether the k shares sum to 1. They are then also what a softmax over the
             k largest logits gives.
     """
 
@@ -35,10 +36,10 @@ class SoftmaxRouter:
         """See ``Router``."""
         logits = torch.mm(x.to(self.weight.dtype), self.weight.t())
         probabilities = torch.softmax(logits, dim=1, dtype=torch.float32)
-        weights, experts = torch.topk(probabilities, self.n_chosen, dim=1)
+        shares, ids = torch.topk(probabilities, self.n_chosen, dim=1)
         if self.is_renormalised:
-            weights = weights / weights.sum(1, keepdim=True)
-        return weights, experts
+            shares = shares / shares.sum(1, keepdim=True)
+        return shares, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,11 +48,11 @@ class SigmoidRouter:
 
     Attributes:
         weight: ``[E, C]`` float32.
-        bias: ``[E]`` float32: added to the scores to choose by, and not to the weights.
+        bias: ``[E]`` float32: added to the scores to choose by, and not to the shares.
         n_chosen: k.
         n_groups: of E / n_groups experts in order; one group is as good as its two best experts.
         n_chosen_groups: experts are chosen from that many groups alone.
-        is_renormalised: whether the k weights are made to sum to 1 before ``scale``.
+        is_renormalised: whether the k shares are made to sum to 1 before ``scale``.
         scale: what they are multiplied by.
 
     Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437.
@@ -71,11 +72,11 @@ class SigmoidRouter:
         choice = scores + self.bias
         if self.n_chosen_groups < self.n_groups:
             choice = self._within_groups(choice)
-        experts = torch.topk(choice, self.n_chosen, dim=1).indices
-        weights = scores.gather(1, experts)
+        ids = torch.topk(choice, self.n_chosen, dim=1).indices
+        shares = scores.gather(1, ids)
         if self.is_renormalised:
-            weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
-        return weights * self.scale, experts
+            shares = shares / (shares.sum(1, keepdim=True) + 1e-20)
+        return shares * self.scale, ids
 
     def _within_groups(self, choice: Tensor) -> Tensor:
         grouped = choice.view(choice.shape[0], self.n_groups, -1)
@@ -86,59 +87,24 @@ class SigmoidRouter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Experts:
-    """Feed-forward layers side by side.
-
-    Attributes:
-        n_experts: E.
-        project: ``[E, I, C]``, or ``[E, 2 I, C]`` of gates and ups if ``is_gated``.
-        output: ``[E, C, I]``.
-    """
-
-    n_experts: int
-    project: GroupedLinear
-    activation: Activation
-    output: GroupedLinear
-    is_gated: bool
-
-    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """The weighted sum of what the chosen experts make of each token.
-
-        Rows are sorted by their experts and put back in order: no sum depends on other tokens, and
-        nothing on a GPU waits for the host.
-
-        Args:
-            x: ``[T, C]``. weights, experts: ``[T, k]``, of a router.
-        """
-        n_tokens, n_chosen = experts.shape
-        sorted_experts, order = experts.flatten().sort(stable=True)
-        numbers = torch.arange(self.n_experts, device=x.device)
-        ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
-        hidden = self.project(x.index_select(0, order // n_chosen), ends)
-        if self.is_gated:
-            gate, up = hidden.chunk(2, dim=1)
-            hidden = self.activation(gate) * up
-        else:
-            hidden = self.activation(hidden)
-        sorted_rows = self.output(hidden, ends)
-        rows = torch.empty_like(sorted_rows).index_copy_(0, order, sorted_rows)
-        by_token = rows.view(n_tokens, n_chosen, -1)
-        return torch.bmm(weights.to(rows.dtype).unsqueeze(1), by_token).squeeze(1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moe:
     """Routed experts, and a shared one that all tokens go through.
 
     Attributes:
+        first: ``[E, F, C]``, or ``[E, F | F, C]`` of gates and ups for ``swiglu``.
+        second: ``[E, C, F]``.
+        activation: between them.
         shared: None for none.
         shared_gate: ``[T, C]`` to ``[T, 1]``: the sigmoid of it weighs the shared one; or None.
         narrow, widen: the width at which routed experts work, there and back; or None. The router
             and the shared one see the token as it is.
     """
 
+    kernels: Kernels
     router: Router
-    experts: Experts
+    first: Weight
+    second: Weight
+    activation: ExpertActivation
     shared: Part | None = None
     shared_gate: Linear | None = None
     narrow: Linear | None = None
@@ -146,8 +112,15 @@ class Moe:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
-        weights, experts = self.router(x)
-        y = self.experts(x if self.narrow is None else self.narrow(x), weights, experts)
+        shares, ids = self.router(x)
+        y = self.kernels.experts(
+            x if self.narrow is None else self.narrow(x),
+            self.first,
+            self.second,
+            ids,
+            shares,
+            activation=self.activation,
+        )
         if self.widen is not None:
             y = self.widen(y)
         if self.shared is None:
