@@ -52,18 +52,20 @@ def check_weights(
 
 
 class Parameters:
-    """The weights of a checkpoint, each to be taken once.
+    """The weights of a model, each to be taken once.
 
     Args:
-        weights: their names, in the order in which they are likely to be taken.
+        names: of all, in the order in which they are likely to be taken.
+        tensors: as many, as they are stored; each is asked for when it, or one behind it, is taken.
+        device: ``cpu`` or ``cuda``, where the tensors are.
         dtype: of matrices.
         quantization: of those that ``linear`` is given, on a GPU.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        weights: Mapping[str, tuple[int, ...]],
+        names: Iterable[str],
+        tensors: Iterable[Tensor],
         *,
         device: str,
         dtype: torch.dtype,
@@ -71,8 +73,14 @@ class Parameters:
     ) -> None:
         self.device, self.dtype = device, dtype
         self.products = Products(device, quantization)
-        self._arriving = zip(weights, checkpoint.load_all(list(weights), device), strict=True)
+        self._arriving = zip(names, tensors, strict=True)
         self._waiting = dict[str, Tensor]()
+        self._taken_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all that was taken, as it is held."""
+        return self._taken_bytes - self.products.saved_bytes
 
     def stored(self, name: str) -> Tensor:
         """A tensor in the dtype it is stored in.
@@ -91,7 +99,7 @@ class Parameters:
 
     def exact(self, name: str) -> Tensor:
         """A tensor in float32: what is not an operand of a matrix product."""
-        return self.stored(name).float()
+        return self._counted(self.stored(name).float())
 
     def matrix(self, *names: str, scales: Sequence[Scale] = ()) -> Tensor:
         """A matrix ``[out, in]`` in the model's dtype; several become one, outputs in order.
@@ -105,7 +113,7 @@ class Parameters:
             scaled(self.stored(name), scale).to(self.dtype)
             for name, scale in zip(names, each, strict=True)
         ]
-        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        return self._counted(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts))
 
     def vector(self, *names: str, scales: Sequence[Scale] = ()) -> Tensor:
         """Likewise of vectors."""
@@ -142,7 +150,7 @@ class Parameters:
         first = names[0]
         if len(names) == 1 and len(first) == 1:
             stack = self.stored(first[0])
-            matrices: Iterable[Tensor] = (matrix.to(self.dtype) for matrix in stack)
+            matrices: Iterable[Tensor] = (self._counted(one.to(self.dtype)) for one in stack)
             n_matrices = len(stack)
         else:
             matrices, n_matrices = (self.matrix(*parts) for parts in names), len(names)
@@ -150,9 +158,11 @@ class Parameters:
 
     def head(self, table: Tensor, name: str | None) -> Linear:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""
-        if name is None:
-            return self.products.logits(table, is_counted=True)
-        return self.products.logits(self.matrix(name), is_counted=False)
+        return self.products.logits(table if name is None else self.matrix(name))
+
+    def _counted(self, tensor: Tensor) -> Tensor:
+        self._taken_bytes += tensor.nbytes
+        return tensor
 
 
 def scaled(weight: Tensor, scale: Scale) -> Tensor:

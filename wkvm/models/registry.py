@@ -10,12 +10,10 @@ from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedMod
 from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
 from wkvm.models.base import Model
 from wkvm.models.rwkv7_params import read_shape
-from wkvm.models.sources import DecoderSource, Loading, Rwkv7Source, Source
+from wkvm.models.sources import RWKV7, DecoderSource, Loading, Rwkv7Source, Source
 from wkvm.models.weights import Checkpoint, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-RWKV7 = "rwkv7"
 
 MODULES = {
     "mamba2": "wkvm.models.mamba2",

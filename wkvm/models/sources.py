@@ -1,5 +1,6 @@
 """A checkpoint whose architecture is known: what can be said of it, and how it is loaded."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,8 @@ from wkvm.models.decoder import Decoder
 from wkvm.models.parameters import Parameters, check_weights
 from wkvm.models.rwkv7_params import Rwkv7Shape
 from wkvm.models.weights import Checkpoint
+
+RWKV7 = "rwkv7"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Rwkv7Source:
         """See ``Source``."""
         shape = self.shape
         return Sizes(
-            architecture="rwkv7",
+            architecture=RWKV7,
             vocab_size=shape.vocab_size,
             n_layers=shape.n_layers,
             width=shape.width,
@@ -133,36 +136,63 @@ class DecoderSource:
 
     def load(self, loading: Loading) -> Model:
         """See ``Source``. The files are read a second time for their digest, beside the first."""
-        blueprint, sizes = self._blueprint, self.sizes
-        self._check(loading)
-        from wkvm.kernels import cpu
-
-        with ThreadPoolExecutor(1, "wkvm-digest") as pool, torch.inference_mode():
+        blueprint = self._blueprint
+        check_decoder(blueprint.sizes.architecture, loading)
+        with ThreadPoolExecutor(1, "wkvm-digest") as pool:
             digest = pool.submit(self._checkpoint.digest)
             parameters = Parameters(
-                self._checkpoint, blueprint.weights, device=loading.device, dtype=loading.dtype
-            )
-            network = blueprint.build(parameters, cpu)
-            dtype = str(loading.dtype).removeprefix("torch.")
-            info = ModelInfo(
-                name=sizes.architecture,
-                vocab_size=sizes.vocab_size,
-                n_layers=sizes.n_layers,
-                width=sizes.width,
-                n_heads=sizes.n_heads,
-                head_size=sizes.head_size,
-                n_parameters=self.n_parameters,
-                weight_bytes=self.n_parameters * loading.dtype.itemsize,
-                dtype=dtype,
+                blueprint.weights,
+                self._checkpoint.load_all(list(blueprint.weights), loading.device),
                 device=loading.device,
-                digest=digest.result(),
-                eos_ids=loading.eos_ids,
+                dtype=loading.dtype,
+                quantization=loading.quantization,
             )
-        return Decoder(info, blueprint.layout(dtype, loading.state), network)
+            return decoder_of(blueprint, parameters, loading, self.n_parameters, digest.result)
 
-    def _check(self, loading: Loading) -> None:
-        name = self.sizes.architecture
-        if loading.device != "cpu":
-            raise ConfigError("device", f"{name} runs on a CPU alone")
-        if loading.state.deferred:
-            raise ConfigError("deferred-writes", f"{name} has none; rwkv7 does")
+
+def check_decoder(architecture: str, loading: Loading) -> None:
+    """Check that a model other than RWKV-7 can be loaded so.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if loading.device != "cpu":
+        raise ConfigError("device", f"{architecture} runs on a CPU alone")
+    if loading.state.deferred:
+        raise ConfigError("deferred-writes", f"{architecture} has none; {RWKV7} does")
+
+
+def decoder_of(
+    blueprint: Blueprint,
+    parameters: Parameters,
+    loading: Loading,
+    n_parameters: int,
+    digest: Callable[[], str],
+) -> Decoder:
+    """The model that a blueprint makes of weights.
+
+    Args:
+        parameters: the weights, none taken yet.
+        n_parameters: their elements.
+        digest: called once the weights have been taken; see ``ModelInfo``.
+    """
+    from wkvm.kernels import cpu
+
+    sizes, dtype = blueprint.sizes, str(loading.dtype).removeprefix("torch.")
+    with torch.inference_mode():
+        network = blueprint.build(parameters, cpu)
+    info = ModelInfo(
+        name=sizes.architecture,
+        vocab_size=sizes.vocab_size,
+        n_layers=sizes.n_layers,
+        width=sizes.width,
+        n_heads=sizes.n_heads,
+        head_size=sizes.head_size,
+        n_parameters=n_parameters,
+        weight_bytes=parameters.held_bytes,
+        dtype=dtype,
+        device=loading.device,
+        digest=digest(),
+        eos_ids=loading.eos_ids,
+    )
+    return Decoder(info, blueprint.layout(dtype, loading.state), network)
