@@ -21,6 +21,7 @@ from tests.cli.conftest import (
     running_server,
     wkvm_command,
 )
+from tests.state.stores import opened
 from wkvm.assembly.engine import auto_slots, build_engine
 from wkvm.assembly.models import BUNDLED
 from wkvm.cli import main
@@ -136,6 +137,20 @@ def test_a_socket_in_use_is_named_before_the_model_is_loaded(
     assert main(["serve", "--port", "none", "--binary-port", "none", "--binary-uds", path]) == 2
     why = f"binary-uds: {path}: another server listens there"
     assert capsys.readouterr().err == f"wkvm serve: {why}\n"
+
+
+def test_a_store_in_use_is_named_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
+    where = ("--port", "none", "--binary-port", "none", "--binary-uds", str(tmp_path / "s"))
+    folder = tmp_path / "store"
+    with opened(folder):
+        assert main(["serve", *where, "--state-dir", str(folder)]) == 1
+    assert "another process" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["serve", *where, "--state-dir", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_at_info_it_is_logged_what_was_loaded(caplog: pytest.LogCaptureFixture) -> None:

@@ -318,6 +318,50 @@ async def test_a_session_is_deleted(running: Running) -> None:
     assert (await ask(running, "GET", "/v1/sessions/talk"))[0] == 404
 
 
+async def test_every_answer_that_is_the_session_tells_its_last_turn(running: Running) -> None:
+    made = await begin(running)
+    assert made["turn"] is None
+    assert (await ask(running, "GET", "/v1/sessions/talk"))[1] == made
+    last = (await turn(running))["turn"]
+    for method, path, body in (
+        ("GET", "", None),
+        ("POST", "/append", {"ids": [4]}),
+        ("POST", "/interrupt", None),
+        ("POST", "/rollback", {"version": 1}),
+        ("GET", "", None),
+    ):
+        status, session = await ask(running, method, f"/v1/sessions/talk{path}", body)
+        assert (status, session["object"]) == (200, "session")
+        assert (session["turn"]["id"], session["turn"]["status"]) == (last, "done"), path
+
+
+@pytest.mark.parametrize("how", ["create", "fork"])
+async def test_a_new_session_has_no_turn_of_the_one_that_had_its_name(
+    running: Running, how: str
+) -> None:
+    await begin(running, "other")
+    await begin(running)
+    await turn(running)
+    # As a state it is deleted as well, without a word to the sessions.
+    await ask(running, "DELETE", "/v1/states/talk")
+    if how == "create":
+        made = await begin(running)
+    else:
+        forks = {"names": ["talk"]}
+        made = (await ask(running, "POST", "/v1/sessions/other/fork", forks))[1]["data"][0]
+    assert made["turn"] is None
+    assert (await ask(running, "GET", "/v1/sessions/talk"))[1]["turn"] is None
+    status, answer = await ask(running, "GET", "/v1/sessions/talk/events")
+    assert (status, answer["error"]["code"]) == (410, "events_gone")
+
+
+async def test_the_turn_of_a_deleted_session_is_forgotten(running: Running) -> None:
+    await begin(running)
+    await turn(running)
+    await ask(running, "DELETE", "/v1/sessions/talk")
+    assert (await ask(running, "GET", "/v1/sessions/talk/events"))[0] == 404
+
+
 async def test_a_session_outlives_the_server(tmp_path: Path) -> None:
     expected = fake_continuation([1, 2, 3], 8, 256)
     async with states_running(tmp_path) as running:

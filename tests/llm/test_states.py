@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from wkvm_client.errors import StateExistsError, StateNotFoundError
 
-from wkvm.core.errors import ConfigError, InvalidParameterError
+from tests.state.stores import opened
+from wkvm.core.errors import ConfigError, InvalidParameterError, StoreLockedError
 from wkvm.llm import LLM, SamplingParams
 
 STORY = "Once upon a time, there was a girl named Lily."
@@ -87,6 +88,14 @@ def test_states_in_a_folder_outlive_the_llm(tmp_path: Path) -> None:
         whole = text_of(llm, STORY)
     with LLM(device="cpu", slots=2, threads=1, state_dir=folder) as llm:
         assert text_of(llm, "", state="kept") == whole
+
+
+def test_a_folder_in_use_is_named_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wkvm.assembly.engine.load_model", lambda *a, **k: pytest.fail("loaded"))
+    with opened(tmp_path / "store"), pytest.raises(StoreLockedError):
+        LLM(device="cpu", state_dir=tmp_path / "store")
 
 
 def test_where_the_server_keeps_states_is_its_own_affair(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import logging
 import os
 import time
-from tempfile import TemporaryDirectory
 
 import wkvm
+from wkvm.assembly.memory_folder import MemoryFolder
 from wkvm.core.registry import Identity
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
@@ -15,14 +15,24 @@ from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.models.ring import fold_vectors
 from wkvm.state.folding import Fold, fold_with
-from wkvm.state.io import IO
+from wkvm.state.io import IO, SystemIO
 from wkvm.state.mutations import Mutations
 from wkvm.state.objects import open_objects
+from wkvm.state.opening import check_folder
 from wkvm.state.store import Store
 
 logger = logging.getLogger("wkvm.assembly")
 
-MEMORY_FOLDER_PREFIX = "wkvm-states-"
+
+def check_states(config: StateConfig) -> None:
+    """Check that a store can be opened where it is to be, before a model is loaded for it.
+
+    Raises:
+        BadStoreError: its folder is none that may be used.
+        StoreLockedError: another process has it open.
+    """
+    if config.folder is not None:
+        check_folder(SystemIO(), config.folder)
 
 
 class OpenStates:
@@ -41,11 +51,11 @@ class OpenStates:
     def __init__(self, engine: Engine, config: StateConfig, io: IO | None = None) -> None:
         self._engine = engine
         self._config = config
-        self._temporary: TemporaryDirectory[str] | None = None
+        self._temporary: MemoryFolder | None = None
         folder = config.folder
         if folder is None:
-            self._temporary = TemporaryDirectory(prefix=MEMORY_FOLDER_PREFIX)
-            folder = os.path.join(self._temporary.name, "store")
+            self._temporary = MemoryFolder()
+            folder = os.path.join(self._temporary.path, "store")
         version = wkvm.__version__
         objects = None if config.cold is None else open_objects(config.cold)
         try:
@@ -91,7 +101,7 @@ class OpenStates:
 
     def _cleanup(self) -> None:
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
 
 
 def _fold(engine: Engine) -> Fold | None:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import build_engine, check_slots
-    from wkvm.assembly.states import OpenStates
+    from wkvm.assembly.states import OpenStates, check_states
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_auto:
         check_slots(path, engine_config)
     check_addresses(server_config)
+    check_states(state_config)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
     engine = build_engine(

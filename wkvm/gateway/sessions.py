@@ -6,6 +6,7 @@ a version. The gateway keeps nothing of it but the events of its last turn.
 
 import uuid
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -46,13 +47,14 @@ async def create(call: Call) -> web.StreamResponse:
         (info,) = await states.fork(body.state, [name], keep_randomness=keep, **keywords)
     else:
         raise invalid("ids", "a session begins with ids, text, messages or a state")
-    return _session(info, None, status=201)
+    _begun(call, info)
+    return _session(call, info, status=201)
 
 
 async def get(call: Call) -> web.StreamResponse:
     """``GET /v1/sessions/{id}``: where it is."""
     info = await call.client.states.get(_name(call))
-    return _session(info, _turn(call))
+    return _session(call, info)
 
 
 async def delete(call: Call) -> web.StreamResponse:
@@ -60,6 +62,7 @@ async def delete(call: Call) -> web.StreamResponse:
     name = _name(call)
     _check_idle(call)
     await call.client.states.delete(name)
+    call.gateway.turns.forget(call.tenant, name)
     answer = {"object": "session.deleted", "session": name, "deleted": True}
     return json_response(msgspec.json.encode(answer))
 
@@ -76,14 +79,16 @@ async def append(call: Call) -> web.StreamResponse:
     keywords = given(body, *INPUT, "timeout_s")
     keywords.setdefault("expected_version", head.version)
     states = within(call, body.timeout_s)
-    return _session(await states.create(name, ids, state=head.ref, **keywords), None)
+    return _session(call, await states.create(name, ids, state=head.ref, **keywords))
 
 
 async def fork(call: Call) -> web.StreamResponse:
     """``POST /v1/sessions/{id}/fork``: branches that go their own ways."""
     body = await call.body(ForkBody)
     infos = await call.client.states.fork(_name(call), body.names, **given(body, "names"))
-    data = [bodies.session_json(info, None) for info in infos]
+    for info in infos:
+        _begun(call, info)
+    data = [_told(call, info) for info in infos]
     answer = {"object": "list", "data": data, "next": None}
     return json_response(msgspec.json.encode(answer), status=201)
 
@@ -111,7 +116,7 @@ async def rollback(call: Call) -> web.StreamResponse:
         info = await states.rollback(
             name, version=body.version, position=body.position, expected_version=expected
         )
-        return _session(info, None)
+        return _session(call, info)
     n_turns = 1 if body.turns is None else body.turns
     if not 1 <= n_turns <= MAX_TURNS:
         raise invalid("turns", f"{n_turns} is not in [1, {MAX_TURNS}]")
@@ -119,7 +124,7 @@ async def rollback(call: Call) -> web.StreamResponse:
     for _ in range(n_turns):
         target = await _before_turn(call, target)
     info = await states.rollback(name, version=target.version, expected_version=expected)
-    return _session(info, None)
+    return _session(call, info)
 
 
 MAX_TURNS = 1000
@@ -159,7 +164,7 @@ async def interrupt(call: Call) -> web.StreamResponse:
         turn.interrupt()
         await turn.over()
     info = await call.client.states.get(_name(call))
-    return _session(info, turn)
+    return _session(call, info)
 
 
 async def events(call: Call) -> web.StreamResponse:
@@ -301,5 +306,17 @@ def _check_idle(call: Call) -> None:
     call.gateway.turns.check_idle(call.tenant, _name(call))
 
 
-def _session(info: StateInfo, turn: Turn | None, *, status: int = 200) -> web.StreamResponse:
-    return json_response(msgspec.json.encode(bodies.session_json(info, turn)), status=status)
+def _begun(call: Call, info: StateInfo) -> None:
+    """Forget the turn of what had the name of a session before it was made just now."""
+    if info.n_versions == 1:
+        call.gateway.turns.forget(call.tenant, info.name)
+
+
+def _told(call: Call, info: StateInfo) -> dict[str, Any]:
+    """A session, and its last turn."""
+    turn = call.gateway.turns.find(call.tenant, info.name)
+    return bodies.session_json(info, turn)
+
+
+def _session(call: Call, info: StateInfo, *, status: int = 200) -> web.StreamResponse:
+    return json_response(msgspec.json.encode(_told(call, info)), status=status)

@@ -160,6 +160,12 @@ class Turns:
         shelf = self._shelves.get(tenant)
         return None if shelf is None else shelf.turns.get(session)
 
+    def forget(self, tenant: bytes, session: str) -> None:
+        """Forget the last turn of what had a session's name before, if it is over."""
+        turn = self.find(tenant, session)
+        if turn is not None and turn.is_over:
+            del self._shelves[tenant].turns[session]
+
     def check_idle(self, tenant: bytes, session: str) -> None:
         """Check that no turn of a session runs.
 

@@ -330,15 +330,16 @@ def _local(path: Path, settings: Mapping[str, Any], state_dir: str | Path | None
     is_auto = "n_slots" not in settings
     given: dict[str, Any] = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
     config = EngineConfig(**given, request_timeout_s=MAX_SECONDS)
+    states = StateConfig(folder=None if state_dir is None else str(state_dir))
     require_engine()
     from wkvm.assembly.engine import build_engine, check_slots
-    from wkvm.assembly.states import OpenStates
+    from wkvm.assembly.states import OpenStates, check_states
 
     if not is_auto:
         check_slots(path, config)
+    check_states(states)
     engine = build_engine(path, config, served_name=model_name(path), fits_slots=is_auto)
-    folder = None if state_dir is None else str(state_dir)
-    return Local(engine, OpenStates(engine, StateConfig(folder=folder)).serve)
+    return Local(engine, OpenStates(engine, states).serve)
 
 
 def _wait(future: Future[T], show: Callable[[], None]) -> T:

@@ -78,6 +78,32 @@ def open_folders(io: IO, path: str, *, create: bool) -> Folders:
     return Folders(root, opened[1], opened[2], lock)
 
 
+def check_folder(io: IO, path: str) -> None:
+    """Check that ``open_folders`` would open a folder or make it, and leave it as it is.
+
+    Raises:
+        BadStoreError, StoreLockedError: as there.
+    """
+    root, lock = None, -1
+    try:
+        root = io.open_root(path, create=False)
+        entries = root.entries()
+        _check_entries(path, entries, create=True)
+        if any(one.name == LOCK for one in entries):
+            lock = root.lock(LOCK)
+    except FileNotFoundError:
+        return  # it will be made
+    except BlockingIOError as error:
+        raise StoreLockedError(path) from error
+    except OSError as error:
+        raise BadStoreError(path, f"cannot be opened: {reason(error)}") from error
+    finally:
+        if lock >= 0:
+            io.close(lock)
+        if root is not None:
+            root.close()
+
+
 def _check_entries(path: str, entries: list[Entry], *, create: bool) -> None:
     by_name = {one.name: one for one in entries}
     is_store = DATABASE in by_name
