@@ -16,6 +16,7 @@ from wkvm.models.weights import Checkpoint, open_checkpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MODULES = {
+    "falcon_h1": "wkvm.models.falcon_h1",
     "mamba2": "wkvm.models.mamba2",
 }
 """By ``model_type``, the module of an architecture other than RWKV-7: its ``read`` makes a

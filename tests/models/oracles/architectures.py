@@ -1,9 +1,12 @@
 """All architectures that are held to transformers, in the order of ``docs/models.md``."""
 
-from tests.models.oracles import mamba2
+from tests.models.oracles import falcon_h1, mamba2
 from tests.models.oracles.case import Architecture, Case
 
-ARCHITECTURES: tuple[Architecture, ...] = (mamba2.ARCHITECTURE,)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    mamba2.ARCHITECTURE,
+    falcon_h1.ARCHITECTURE,
+)
 
 
 def named_cases() -> dict[str, tuple[Architecture, Case]]:
