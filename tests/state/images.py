@@ -2,9 +2,9 @@
 
 import torch
 
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import GUEST_TOKENS, GuestSpec, StateLayout, TensorSpec, guest_tokens
 from wkvm.core.registry import Carried, Identity, SamplerMemory
-from wkvm.state.image import StateImage, pack_ids, views_of
+from wkvm.state.image import StateImage, pack_ids, tail_of, views_of
 
 LAYOUT = StateLayout(
     (
@@ -13,6 +13,13 @@ LAYOUT = StateLayout(
         TensorSpec("toy.count", (1,), "int64"),
     )
 )
+PAGED = StateLayout(
+    (*LAYOUT.tensors, guest_tokens()),
+    GuestSpec(n_layers=2, n_parts=2, n_heads=1, head_dim=2, dtype="bfloat16"),
+)
+KINDS = {"record": LAYOUT, "pages": PAGED}
+"""A state without attention layers, and one with them."""
+
 LARGE = StateLayout(
     (
         TensorSpec("toy.matrix", (3, 700_001), "float16"),
@@ -28,14 +35,25 @@ def identity_of(layout: StateLayout, model: str = "ab" * 32) -> Identity:
 IDENTITY = identity_of(LAYOUT)
 
 
+class Default:
+    """The layout of images of which none is said: ``either_kind`` of conftest sets it."""
+
+    layout = LAYOUT
+
+
 def an_image(
-    seed: int = 0, *, n_tokens: int = 3, layout: StateLayout = LAYOUT, branch: int = 0
+    seed: int = 0, *, n_tokens: int = 3, layout: StateLayout | None = None, branch: int = 0
 ) -> StateImage:
     """An image whose bytes and ids follow from ``seed``."""
+    layout = Default.layout if layout is None else layout
     random = torch.Generator().manual_seed(seed)
-    record = torch.zeros(layout.record_bytes, dtype=torch.uint8)
-    for view in views_of(layout, record).values():
+    record = torch.zeros(layout.image_bytes(n_tokens), dtype=torch.uint8)
+    for name, view in views_of(layout, record).items():
         view.copy_(torch.randint(0, 1000, view.shape, generator=random))
+        if name == GUEST_TOKENS:
+            view.fill_(n_tokens)
+    if (tail := tail_of(layout, record, n_tokens)) is not None:
+        tail.zero_()
     return StateImage(
         identity=identity_of(layout),
         layout=layout,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.state.random_images import HEAD, N_HEADS, N_LAYERS, image
+from tests.state.random_images import HEAD, KINDS, N_HEADS, N_LAYERS, image
 from wkvm.core.errors import InvalidParameterError, StateMismatchError, StateNotFiniteError
 from wkvm.state.difference import Distance, difference
 from wkvm.state.image import StateImage
@@ -14,6 +14,60 @@ from wkvm.state.mutations import Mutations
 
 WKV, ATT, FFN = "rwkv7.wkv", "rwkv7.att_shift", "rwkv7.ffn_shift"
 NONE = Distance(0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_every_family_a_state_has_no_distance_from_itself(kind: str) -> None:
+    found = difference(image(kind=kind), image(kind=kind))
+    assert found.equal
+    assert all(one.whole == NONE for one in found.tensors)
+    names = {spec.name for spec in image(kind=kind).layout.tensors} - {"guest.n_tokens"}
+    assert {one.name for one in found.tensors} - {"guest.pages"} == names
+
+
+def test_a_change_of_one_head_of_one_attention_layer_is_seen_there_alone() -> None:
+    one, other = (image(kind="gdn+guest", n_computed=70) for _ in range(2))
+    other.view("guest.pages")[1, 1, :, :6, 2] = 0
+    *others, pages = difference(one, other).tensors
+    assert pages.name == "guest.pages"
+    assert all(distance.whole == NONE for distance in others)
+    changed = one.view("guest.pages")[1, 1, :, :6, 2].double()
+    of_head = one.view("guest.pages")[:, 1, :, :, 2].double()
+    assert pages.layers[1].heads[2].relative == pytest.approx(
+        float(changed.norm() / of_head.norm())
+    )
+    assert pages.layers[1].heads[2].max_abs == float(changed.abs().max())
+    assert [layer.whole == NONE for layer in pages.layers] == [True, False]
+    assert [head == NONE for head in pages.layers[1].heads] == [True, True, False]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 64, 70])
+def test_pages_are_compared_as_far_as_both_states_have_tokens(n_tokens: int) -> None:
+    one = image(kind="gdn+guest", n_computed=n_tokens)
+    longer = image(kind="gdn+guest", n_computed=200)
+    for page in range(len(one.view("guest.pages"))):
+        n = min(64, n_tokens - 64 * page)
+        one.view("guest.pages")[page, :, :, :n] = longer.view("guest.pages")[page, :, :, :n]
+    found = difference(one, longer)
+    assert not found.equal
+    assert found.tensors[-1].whole == NONE
+    longer.view("guest.pages")[(n_tokens - 1) // 64, 0, 0, (n_tokens - 1) % 64] += 1
+    assert difference(longer, one).tensors[-1].whole != NONE
+
+
+def test_without_tokens_there_are_no_pages_to_compare() -> None:
+    empty = image(kind="gdn+guest", n_computed=0)
+    assert [one.name for one in difference(empty, image(kind="gdn+guest")).tensors] == [
+        "gdn.delta",
+        "gdn.conv",
+    ]
+
+
+def test_pages_that_are_not_finite_are_refused() -> None:
+    other = image(kind="gdn+guest")
+    other.view("guest.pages")[0, 0, 0, 0] = torch.inf
+    with pytest.raises(StateNotFiniteError, match=r"guest\.pages"):
+        difference(image(kind="gdn+guest"), other)
 
 
 def test_a_state_has_no_distance_from_itself() -> None:

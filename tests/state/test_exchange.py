@@ -1,6 +1,7 @@
 """States as one file in chunks: out, and in from a peer that sends anything."""
 
 import json
+import resource
 import struct
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -24,13 +25,14 @@ from wkvm.core.errors import (
 )
 from wkvm.core.registry import Carried, Parent, Provenance, SamplerMemory, canonical_json
 from wkvm.state.exchange import MAX_TOKENS, Imported, Receiver, export_image
-from wkvm.state.format import digest_of
+from wkvm.state.format import data_bytes, digest_of, encode_header
 from wkvm.state.history import MAX_HISTORY_BYTES, History, decode_history, encode_history
 from wkvm.state.image import StateImage
 from wkvm.state.mutations import Mutations
 
 VOCAB = 100
-STATE = image(3)
+STATE, PAGED = image(3), image(3, kind="gdn+guest", n_computed=70)
+EITHER = pytest.mark.parametrize("state", [STATE, PAGED], ids=["record", "pages"])
 RECORDS = (
     Provenance(operation="create", n_after=5, engine="0.1", cuts=(64,)),
     Provenance(
@@ -62,10 +64,11 @@ def received(
     return receiver.finish()
 
 
+@EITHER
 @pytest.mark.parametrize("n_chunk", [1, 7, 8, 255, 4096, 10**6])
-def test_a_state_comes_back_equal_however_it_is_cut(n_chunk: int) -> None:
-    found = received(FILE, n_chunk=n_chunk)
-    assert same(found.image, STATE)
+def test_a_state_comes_back_equal_however_it_is_cut(n_chunk: int, state: StateImage) -> None:
+    found = received(file_of(state), n_chunk=n_chunk, like=state)
+    assert same(found.image, state)
     assert found.history == History(records=RECORDS)
 
 
@@ -77,22 +80,26 @@ def test_cuts_of_any_length_do_not_matter(cuts: list[int]) -> None:
     assert same(receiver.finish().image, STATE)
 
 
-def test_an_export_of_an_import_has_the_same_bytes() -> None:
-    found = received(FILE)
-    assert file_of(found.image, found.history.records) == FILE
+@EITHER
+def test_an_export_of_an_import_has_the_same_bytes(state: StateImage) -> None:
+    file = file_of(state)
+    found = received(file, like=state)
+    assert file_of(found.image, found.history.records) == file
 
 
-def test_the_length_is_known_before_the_first_byte() -> None:
-    export = export_image(STATE, RECORDS)
-    assert export.n_bytes == len(FILE) == sum(map(len, export.chunks(100)))
+@EITHER
+def test_the_length_is_known_before_the_first_byte(state: StateImage) -> None:
+    export = export_image(state, RECORDS)
+    assert export.n_bytes == len(file_of(state)) == sum(map(len, export.chunks(100)))
     assert max(map(len, export.chunks(100))) == 100
 
 
-def test_the_file_is_a_safetensors_file() -> None:
-    tensors = load(FILE)
-    assert tensors.pop("wkvm.token_ids").tolist() == [3, 4, 5, 6, 7]
-    assert tensors.keys() == STATE.views().keys()
-    assert all(torch.equal(tensors[name], view) for name, view in STATE.views().items())
+@EITHER
+def test_the_file_is_a_safetensors_file(state: StateImage) -> None:
+    tensors = load(file_of(state))
+    assert tensors.pop("wkvm.token_ids").tolist() == state.ids().tolist()
+    assert tensors.keys() == state.views().keys()
+    assert all(torch.equal(tensors[name], view) for name, view in state.views().items())
 
 
 def test_padding_leaves_no_trace_in_an_export() -> None:
@@ -115,6 +122,33 @@ def test_a_ring_that_claims_more_than_it_has_is_refused(fill: int) -> None:
     state.view("rwkv7.ring_fill").fill_(fill)
     with pytest.raises(BadStateFileError, match="ring_fill"):
         received(file_of(state), like=state)
+
+
+@pytest.mark.parametrize("n_tokens", [0, 69, 71, -1])
+def test_pages_of_another_number_of_tokens_are_refused(n_tokens: int) -> None:
+    state = image(3, kind="gdn+guest", n_computed=70)
+    state.view("guest.n_tokens").fill_(n_tokens)
+    with pytest.raises(BadStateFileError, match="has absorbed 70"):
+        received(file_of(state), like=state)
+
+
+@pytest.mark.parametrize("number", [1.0, -0.0])
+def test_pages_with_anything_behind_the_last_token_are_refused(number: float) -> None:
+    state = image(3, kind="gdn+guest", n_computed=70)
+    state.view("guest.pages")[1, 0, 1, 6, 2, 1] = number
+    with pytest.raises(BadStateFileError, match="behind the last token"):
+        received(file_of(state), like=state)
+
+
+def test_a_header_that_promises_much_takes_no_memory_before_the_data() -> None:
+    n_tokens = 2**24
+    carried = Carried(n_computed=n_tokens, pending=(), sampler=None)
+    header = encode_header(PAGED.identity, PAGED.layout, carried, "1" * 32)
+    n_bytes = len(header) + data_bytes(PAGED.layout, n_tokens)
+    assert n_bytes > 2**30
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Receiver(n_bytes, PAGED.identity, PAGED.layout, VOCAB).feed(header)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB: the log
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -224,9 +258,22 @@ def test_negative_ids_are_refused() -> None:
         received(file_of(with_ids(log=-1)))
 
 
-def rewritten(change: Callable[[dict[str, Any]], None], data: bytes = FILE[N_HEADER:]) -> bytes:
-    """The file with another header and the digest that belongs to it: a peer that lies well."""
-    entries = json.loads(FILE[8:N_HEADER])
+def header_of(file: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file[8 : 8 + struct.unpack("<Q", file[:8])[0]])
+    return found
+
+
+def rewritten(
+    change: Callable[[dict[str, Any]], None],
+    data: bytes = FILE[N_HEADER:],
+    entries: dict[str, Any] | None = None,
+) -> bytes:
+    """The file with another header and the digest that belongs to it: a peer that lies well.
+
+    Args:
+        entries: of the header that is changed; by default that of ``FILE``.
+    """
+    entries = header_of(FILE) if entries is None else entries
     change(entries)
 
     def written() -> bytes:
@@ -254,11 +301,18 @@ def places(entries: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-PLACES = places(json.loads(FILE[8:N_HEADER]))
+PLACES = [
+    (state, path)
+    for state, only in ((STATE, ""), (PAGED, "guest.pages"))
+    for path in places(header_of(file_of(state)))
+    if path[0].startswith(only)
+]
 
 
-@pytest.mark.parametrize("path", PLACES, ids=lambda path: "/".join(map(str, path)))
-def test_a_header_with_another_value_anywhere_is_refused(path: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("state", "path"), PLACES, ids=lambda one: str(one)[:60])
+def test_a_header_with_another_value_anywhere_is_refused(
+    state: StateImage, path: tuple[Any, ...]
+) -> None:
     for value in VALUES:
 
         def change(entries: Any, value: Any = value) -> None:
@@ -271,8 +325,10 @@ def test_a_header_with_another_value_anywhere_is_refused(path: tuple[Any, ...]) 
 
         if path[-1] == "wkvm.digest":
             continue
+        file = file_of(state)
+        data = file[8 + struct.unpack("<Q", file[:8])[0] :]
         with pytest.raises((BadStateFileError, StateMismatchError)):
-            received(rewritten(change))
+            received(rewritten(change, data, header_of(file)), like=state)
 
 
 def corrupted(text: bytes, random: np.random.Generator) -> bytes:
@@ -307,7 +363,7 @@ def test_headers_with_changed_text_are_refused_with_a_typed_error() -> None:
 
 
 def test_a_header_without_a_value_is_refused() -> None:
-    for path in PLACES:
+    for path in places(header_of(FILE)):
 
         def change(entries: Any, path: tuple[Any, ...] = path) -> None:
             for step in path[:-1]:
@@ -359,8 +415,7 @@ def test_a_receiver_holds_one_record_and_the_log() -> None:
         receiver.feed(memoryview(file)[at : at + 2**18])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # The record is torch's memory, which is not traced.
-    assert peak - before < 200_000
+    assert peak - before < len(state.record) + len(state.token_ids) + 200_000
     assert same(receiver.finish().image, state)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.state.random_images import HEAD, N_HEADS, N_LAYERS, image
+from tests.state.random_images import HEAD, KINDS, N_HEADS, N_LAYERS, image
 from wkvm.core.errors import InvalidParameterError, StateMismatchError, StateNotFiniteError
 from wkvm.core.registry import Parent
 from wkvm.state.arithmetic import noise, not_finite, squares
@@ -47,30 +47,48 @@ def test_every_operation_has_an_example_here() -> None:
     assert EXAMPLES.keys() == {one.name for one in BUILTIN}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_parents_are_not_changed(name: str) -> None:
-    parameters, n_parents = EXAMPLES[name]
-    parents = [image(seed) for seed in range(n_parents)]
-    MUTATIONS.apply(name, parameters, parents)
-    for seed, parent in enumerate(parents):
-        assert torch.equal(parent.record, image(seed).record)
+def parents_of(name: str, kind: str, dtype: str = "float32") -> list[StateImage]:
+    """As many as the example takes, of any memory. Their attention layers keep the same."""
+    return [image(seed, dtype, kind=kind, pages=9) for seed in range(EXAMPLES[name][1])]
 
 
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_travels_beside_the_tensors_is_the_first_parents(name: str) -> None:
-    parameters, n_parents = EXAMPLES[name]
-    result = MUTATIONS.apply(name, parameters, [image(seed) for seed in range(n_parents)]).image
-    first = image(0)
+def test_the_parents_are_not_changed(name: str, kind: str) -> None:
+    parents = parents_of(name, kind)
+    MUTATIONS.apply(name, EXAMPLES[name][0], parents)
+    for parent, before in zip(parents, parents_of(name, kind), strict=True):
+        assert torch.equal(parent.record, before.record)
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_travels_beside_the_tensors_is_the_first_parents(name: str, kind: str) -> None:
+    parents = parents_of(name, kind)
+    result = MUTATIONS.apply(name, EXAMPLES[name][0], parents).image
+    first = parents[0]
     assert result.token_ids == first.token_ids
     assert result.carried == first.carried
     assert result.identity == first.identity
 
 
+@EVERY_KIND
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_operation_changes_the_memory_of_every_family(name: str, kind: str) -> None:
+    parents = parents_of(name, kind)
+    result = MUTATIONS.apply(name, EXAMPLES[name][0], parents).image
+    memory = result.layout.tensors[0].name
+    assert not torch.equal(result.view(memory), parents[0].view(memory))
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_replay_of_the_record_has_the_same_bytes(name: str, dtype: str) -> None:
-    parameters, n_parents = EXAMPLES[name]
-    parents = [image(seed, dtype) for seed in range(n_parents)]
+def test_a_replay_of_the_record_has_the_same_bytes(name: str, dtype: str, kind: str) -> None:
+    parameters, parents = EXAMPLES[name][0], parents_of(name, kind, dtype)
     once = MUTATIONS.apply(name, parameters, parents)
     again = MUTATIONS.replay(once.provenance, parents)
     assert torch.equal(again.image.record, once.image.record)
@@ -90,6 +108,49 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(name: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_attention_layers_keep_is_carried_unchanged(name: str) -> None:
+    parents = parents_of(name, "gdn+guest")
+    result = MUTATIONS.apply(name, EXAMPLES[name][0], parents).image
+    for tensor in ("guest.pages", "guest.n_tokens"):
+        assert torch.equal(result.view(tensor), parents[0].view(tensor))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("tensor", ["guest", "pages", "guest.pages", "guest.n_tokens"])
+def test_what_attention_layers_keep_is_not_to_be_changed(name: str, tensor: str) -> None:
+    parameters = {**EXAMPLES[name][0], "tensors": ["matrices", tensor]}
+    with pytest.raises(InvalidParameterError, match="rollback") as caught:
+        MUTATIONS.apply(name, parameters, parents_of(name, "gdn+guest"))
+    assert caught.value.field == "tensors"
+
+
+@pytest.mark.parametrize("name", ["blend", "add", "subtract"])
+def test_two_histories_of_attention_layers_are_not_joined(name: str) -> None:
+    first = image(0, kind="gdn+guest", pages=9)
+    others = image(1, kind="gdn+guest", pages=8), image(1, kind="gdn+guest", pages=9, n_computed=6)
+    for other in others:
+        with pytest.raises(InvalidParameterError, match="no mean of two histories") as caught:
+            MUTATIONS.apply(name, EXAMPLES[name][0], [first, other])
+        assert caught.value.field == "parents"
+
+
+def test_layers_of_the_recurrence_are_transplanted_between_two_histories() -> None:
+    first, second = (image(seed, kind="gdn+guest") for seed in (0, 1))
+    result = MUTATIONS.apply("transplant", {"layers": [1]}, [first, second]).image
+    assert torch.equal(result.view("gdn.delta")[1], second.view("gdn.delta")[1])
+    assert torch.equal(result.view("gdn.delta")[0], first.view("gdn.delta")[0])
+    assert torch.equal(result.view("guest.pages"), first.view("guest.pages"))
+
+
+def test_a_family_is_named_like_its_tensors() -> None:
+    for kind in KINDS:
+        family = kind.partition("+")[0]
+        result = MUTATIONS.apply("reset", {"tensors": [family]}, [image(kind=kind)]).image.views()
+        empty = {name.partition(".")[0] for name, view in result.items() if not view.any()}
+        assert empty == {family}
 
 
 def test_a_record_has_all_parameters_parents_and_the_seed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.state.images import LAYOUT, an_image, identity_of, same
+from tests.state.images import an_image, identity_of, same
 from tests.state.stores import CREATE, MEMORY, Clock, after, crash, files, opened, put
 from wkvm.core.errors import (
     HostTierFullError,
@@ -25,6 +25,8 @@ from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass, Durability, RandomKey, Ref
 from wkvm.core.states import Tier
 from wkvm.state.store import Store
+
+pytestmark = pytest.mark.usefixtures("either_kind")
 
 
 @pytest.fixture
@@ -348,9 +350,9 @@ def test_the_error_for_a_foreign_state_is_that_for_none(store: Store) -> None:
 
 def test_a_state_of_another_model_is_refused(store: Store) -> None:
     put(store, "a", 1)
-    assert store.load("t", "a", identity=identity_of(LAYOUT)).record.version == 1
+    assert store.load("t", "a", identity=identity_of(an_image().layout)).record.version == 1
     with pytest.raises(StateMismatchError):
-        store.load("t", "a", identity=identity_of(LAYOUT, model="ef" * 32))
+        store.load("t", "a", identity=identity_of(an_image().layout, model="ef" * 32))
 
 
 def test_a_state_that_is_not_finite_leaves_nothing_behind(store: Store, tmp_path: Path) -> None:
@@ -369,7 +371,7 @@ def test_a_state_is_loaded_into_memory_that_the_caller_has(
     put(store, "a", 1)
     if not is_in_memory:
         store._shelf.host.drop(next(iter(store._shelf.host._held)))
-    buffer = torch.full((LAYOUT.record_bytes,), 255, dtype=torch.uint8)
+    buffer = torch.full((len(an_image(1).record),), 255, dtype=torch.uint8)
     loaded = store.load("t", "a", into=buffer)
     assert loaded.image.record is buffer
     assert same(loaded.image, an_image(1))

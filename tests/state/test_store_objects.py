@@ -47,6 +47,9 @@ class Bucket:
             raise ConnectionError("nobody answers")
 
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
+
 @pytest.fixture
 def bucket() -> Bucket:
     return Bucket()

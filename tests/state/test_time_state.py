@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.state.random_images import HEAD, N_HEADS, N_LAYERS, image, layout
 from wkvm.core.errors import BadStateFileError, InvalidParameterError, StateNotFiniteError
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import StateLayout
 from wkvm.core.registry import Identity
 from wkvm.kernels import reference
 from wkvm.kernels.rows import Rows
@@ -264,10 +264,12 @@ def test_a_file_that_is_too_long_is_refused_before_it_is_read() -> None:
         imported(bytes(max_file_bytes(LAYOUT) + 1))
 
 
-def test_a_model_without_such_matrices_takes_none() -> None:
-    of = StateLayout((TensorSpec("hash.state", (4,), "int64"),))
-    with pytest.raises(BadStateFileError, match="RWKV"):
-        imported(pth(matrices()), of=of)
+@pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda", "gdn+guest"])
+def test_a_model_of_another_family_takes_none_and_gives_none(kind: str) -> None:
+    with pytest.raises(BadStateFileError, match=f"RWKV-7.*{kind.partition('+')[0]}"):
+        imported(pth(matrices()), of=layout(kind=kind))
+    with pytest.raises(BadStateFileError, match="'state'"):
+        export_time_state(image(kind=kind))
 
 
 @pytest.mark.parametrize("write", [pth, save], ids=["pth", "safetensors"])

@@ -6,7 +6,7 @@ tokens that wait beside it may not.
 
 from enum import Enum
 
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS, StateLayout, TensorSpec
 
 
 class TensorKind(Enum):
@@ -15,11 +15,14 @@ class TensorKind(Enum):
     MATRIX = "matrices"
     """``[L, H, K, V]``: what the recurrence keeps of all tokens."""
     SHIFT = "shifts"
-    """``[L, C]``: what the last token left for the next one to be mixed with."""
+    """``[L, C]``, or ``[L, W - 1, C]`` of a convolution: what the last tokens left for the next
+    one to be mixed with."""
     RING = "ring"
     """Tokens that are not in the matrices yet."""
     RING_FILL = "ring_fill"
     """How many those are."""
+    GUEST = "guest"
+    """What attention layers keep of each token, and of how many tokens."""
 
 
 KINDS = {
@@ -28,8 +31,17 @@ KINDS = {
     "rwkv7.ffn_shift": TensorKind.SHIFT,
     "rwkv7.ring": TensorKind.RING,
     "rwkv7.ring_fill": TensorKind.RING_FILL,
+    "mamba2.ssm": TensorKind.MATRIX,
+    "mamba2.conv": TensorKind.SHIFT,
+    "gdn.delta": TensorKind.MATRIX,
+    "gdn.conv": TensorKind.SHIFT,
+    "kda.delta": TensorKind.MATRIX,
+    "kda.conv": TensorKind.SHIFT,
+    GUEST_TOKENS: TensorKind.GUEST,
+    GUEST_PAGES: TensorKind.GUEST,
 }
-"""Of the tensors of all families. A tensor that is not here cannot be changed or compared."""
+"""Of the tensors of all families. A tensor that is not here cannot be changed. The first axis of a
+matrix or a shift counts the layers of its family, not those of the model."""
 
 
 def of_kind(layout: StateLayout, *kinds: TensorKind) -> tuple[TensorSpec, ...]:

@@ -127,14 +127,16 @@ class Fork:
             return edit.recall(earlier)
         parent = edit.handle(tenant, self.source.name)
         version, payload = edit.version(parent, self.source.version)
+        for name in self.names:
+            # Before the tier: what is refused makes nothing durable either.
+            if edit.live(tenant, name) is not None:
+                raise StateExistsError(name)
         edit.check_tier(payload)
         base = Base(parent.id, version.version, payload.n_computed)
         ref = Ref(parent.name, version.version)
         came_from = Parent(ref=str(ref), content_id=payload.content_id)
         records, made = list[VersionRecord](), list[list[int]]()
         for at, name in enumerate(self.names):
-            if edit.live(tenant, name) is not None:
-                raise StateExistsError(name)
             handle = edit.create(tenant, name, self.tag_text, self.expires_at)
             key = version.random_key() if self.keys is None else self.keys[at]
             parameters = {"replay": self.keys is None}

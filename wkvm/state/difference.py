@@ -1,5 +1,6 @@
 """How far two states are from each other, layer by layer, in plain numbers."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
@@ -9,9 +10,14 @@ from torch import Tensor
 
 from wkvm.core.errors import StateNotFiniteError
 from wkvm.core.kinds import KINDS, TensorKind, of_kind
+from wkvm.core.layout import GUEST_PAGES, PAGE_TOKENS
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
+from wkvm.state.histories import without_guest
 from wkvm.state.image import StateImage
+
+DOUBLES_AT_ONCE = 2**20
+"""Elements of pages that are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,9 @@ class Difference:
     Attributes:
         equal: whether all tensors are the same in every bit.
         n_common: how many ids their token logs have in common, from the start.
-        tensors: in the order of the layout, without the rings, which are taken in.
+        tensors: in the order of the layout, without the rings, which are taken in. At last, of
+            states with attention layers, ``guest.pages``: what they keep of those tokens of which
+            both have something, whichever these are, by layers and heads of their own.
     """
 
     equal: bool
@@ -74,6 +82,8 @@ class Difference:
 def difference(one: StateImage, other: StateImage, *, fold: Fold | None = None) -> Difference:
     """Compare two states. Takes about 70 ms for two of 12.8 MB, on the calling thread.
 
+    Pages are compared a few at a time, and take no memory to speak of.
+
     Args:
         one, other: the order matters nothing.
         fold: takes the tokens in a ring into the matrices.
@@ -86,19 +96,25 @@ def difference(one: StateImage, other: StateImage, *, fold: Fold | None = None) 
     other.check_fits(one.identity)
     equal = one.record.equal(other.record)
     views, others = _compared(one, fold), _compared(other, fold)
-    if (name := not_finite(views) or not_finite(others)) is not None:
+    pages = [image.views().get(GUEST_PAGES) for image in (one, other)]
+    named = [{} if of is None else {GUEST_PAGES: of} for of in pages]
+    if (name := next(filter(None, map(not_finite, (views, others, *named))), None)) is not None:
         raise StateNotFiniteError(name)
+    tensors = [_tensor(name, view, others[name]) for name, view in views.items()]
+    if pages[0] is not None and pages[1] is not None:
+        n_tokens = min(one.carried.n_computed, other.carried.n_computed)
+        tensors.append(_guest(pages[0], pages[1], n_tokens))
     return Difference(
         equal=equal,
         n_common=sum(1 for _ in takewhile(_same, zip(one.ids(), other.ids(), strict=False))),
-        tensors=tuple(_tensor(name, view, others[name]) for name, view in views.items()),
+        tensors=tuple(tensors),
     )
 
 
 def _compared(image: StateImage, fold: Fold | None) -> dict[str, Tensor]:
-    """Of what is left of an empty ring nobody takes notice."""
+    """The tensors of the record. Of what is left of an empty ring nobody takes notice."""
     rings = {spec.name for spec in of_kind(image.layout, TensorKind.RING, TensorKind.RING_FILL)}
-    views = folded(image, fold).views()
+    views = without_guest(folded(image, fold))
     return {name: view for name, view in views.items() if name not in rings}
 
 
@@ -129,12 +145,38 @@ class _Sums:
 
 def _tensor(name: str, a: Tensor, b: Tensor) -> TensorDistance:
     has_heads = KINDS.get(name) is TensorKind.MATRIX
-    sums = [_sums(x, y, has_heads) for x, y in zip(a, b, strict=True)]
+    return _by_layer(name, [_sums(x, y, has_heads) for x, y in zip(a, b, strict=True)], has_heads)
+
+
+def _guest(a: Tensor, b: Tensor, n_tokens: int) -> TensorDistance:
+    """Of the pages of two states, over the first ``n_tokens`` tokens."""
+    n_pages, n_layers, n_heads = -(-n_tokens // PAGE_TOKENS), a.shape[1], a.shape[4]
+    sums = torch.zeros(3, n_layers, n_heads, dtype=torch.float64)
+    max_abs = torch.zeros(n_layers, n_heads, dtype=torch.float64)
+    at_once = max(1, DOUBLES_AT_ONCE // a[0].numel())
+    for start in range(0, n_pages, at_once):
+        end = min(start + at_once, n_pages)
+        x, y = a[start:end].double(), b[start:end].double()
+        if end * PAGE_TOKENS > n_tokens:
+            behind = n_tokens % PAGE_TOKENS
+            x[-1, :, :, behind:] = y[-1, :, :, behind:] = 0.0
+        between = x - y
+        for total, of in zip(sums, (x, y, between), strict=True):
+            total += (of * of).sum((0, 2, 3, 5))
+        max_abs = torch.maximum(max_abs, between.abs().amax((0, 2, 3, 5)))
+    of_a, of_b, of_both = sums
+    layers = zip(of_a, of_b, of_both, max_abs, strict=True)
+    return _by_layer(GUEST_PAGES, [_Sums(*one) for one in layers], has_heads=True)
+
+
+def _by_layer(name: str, sums: Sequence[_Sums], has_heads: bool) -> TensorDistance:
     layers = [
         LayerDistance(
             layer,
             of_layer.whole(),
-            tuple(of_layer.part(head).whole() for head in range(len(a[0]))) if has_heads else (),
+            tuple(of_layer.part(head).whole() for head in range(len(of_layer.of_a)))
+            if has_heads
+            else (),
         )
         for layer, of_layer in enumerate(sums)
     ]

@@ -14,20 +14,28 @@ from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError, StateNotFiniteError
 from wkvm.core.kinds import TensorKind, of_kind
-from wkvm.core.layout import StateLayout
+from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS, StateLayout
 from wkvm.core.registry import Carried, Identity, Provenance
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.format import (
     MAX_HEADER_BYTES,
     TOKEN_BYTES,
     Header,
+    data_bytes,
     decode_header,
     digest_of,
     encode_header,
     header_bytes,
 )
 from wkvm.state.history import History, decode_history, encode_history
-from wkvm.state.image import StateImage, check_same, image_of, record_slices, views_of
+from wkvm.state.image import (
+    StateImage,
+    check_same,
+    image_of,
+    record_slices,
+    tail_of,
+    views_of,
+)
 
 CHUNK_BYTES = 2**18
 MAX_TOKENS = 2**24
@@ -97,14 +105,15 @@ def export_image(image: StateImage, records: Sequence[Provenance] = (), omitted:
 
 
 def max_file_bytes(layout: StateLayout, max_tokens: int = MAX_TOKENS) -> int:
-    """How long the file of a state of this layout may be."""
-    return _PREFIX + MAX_HEADER_BYTES + layout.payload_bytes + TOKEN_BYTES * max_tokens
+    """How long the file of a state of this layout may be, of so many tokens at most."""
+    return _PREFIX + MAX_HEADER_BYTES + data_bytes(layout, max_tokens)
 
 
 class Receiver:
     """A state on its way in, from a peer that may send anything.
 
-    Holds at most a header of 1 MiB, one record and the token log. After an error it takes no more.
+    Holds at most a header of 1 MiB, one record with its pages and the token log: as many bytes as
+    were announced, in memory that is taken as they come. After an error it takes no more.
     """
 
     def __init__(
@@ -183,7 +192,8 @@ class Receiver:
 
         Raises:
             BadStateFileError: bytes are missing, or are not those that the digest stands for; an
-                id is none of the vocabulary; the ring is fuller than it can be.
+                id is none of the vocabulary; the ring is fuller than it can be; the pages hold
+                more or fewer tokens than were absorbed.
             StateNotFiniteError: it holds NaN or infinity.
         """
         header, record = self._header, self._record
@@ -199,6 +209,7 @@ class Receiver:
         if (name := not_finite(views)) is not None:
             raise StateNotFiniteError(name)
         _check_rings(self._layout, views)
+        _check_guest(self._layout, record, views, header.carried.n_computed)
         image = image_of(header, record, bytes(self._token_ids))
         _check_ids(image, self._vocab_size)
         return Imported(image=image, history=self._history)
@@ -225,7 +236,9 @@ class Receiver:
         if header.carried.n_computed > self._max_tokens:
             raise BadStateFileError(f"a token log of more than {self._max_tokens:,} ids")
         self._history = decode_history(header.history)
-        self._record = torch.zeros(self._layout.record_bytes, dtype=torch.uint8)
+        n_bytes = self._layout.image_bytes(header.carried.n_computed)
+        # From numpy: memory that is zeros and taken when it is written. A header may promise a lot.
+        self._record = torch.from_numpy(np.zeros(n_bytes, dtype=np.uint8))
         self._token_ids = bytearray(TOKEN_BYTES * header.carried.n_computed)
         log = memoryview(self._token_ids)
         self._places = [*record_slices(self._layout, self._record), *([log] if log else [])]
@@ -239,6 +252,23 @@ def _check_rings(layout: StateLayout, views: dict[str, Tensor]) -> None:
         fill = views[spec.name]
         if not 0 <= int(fill.min()) <= int(fill.max()) <= min(places, default=0):
             raise BadStateFileError(f"{spec.name} is out of range")
+
+
+def _check_guest(
+    layout: StateLayout, record: Tensor, views: dict[str, Tensor], n_tokens: int
+) -> None:
+    """Make sure that a state's pages hold its tokens, and behind the last one nothing.
+
+    What is behind it no model would read, but the same state would have other bytes.
+    """
+    if layout.guest is None:
+        return
+    held = int(views[GUEST_TOKENS])
+    if held != n_tokens:
+        raise BadStateFileError(f"its pages hold {held} tokens, and it has absorbed {n_tokens}")
+    tail = tail_of(layout, record, n_tokens)
+    if tail is not None and bool(tail.view(torch.uint8).any()):
+        raise BadStateFileError(f"{GUEST_PAGES} is not zero behind the last token")
 
 
 def _check_ids(image: StateImage, vocab_size: int) -> None:

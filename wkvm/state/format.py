@@ -1,8 +1,9 @@
 """The file of one state: a safetensors file whose header has exactly one possible text.
 
-The data are the tensors of the layout in order, without padding, and then the token log. The
-metadata hold the format, a digest, the identity and what is carried. A header that differs in
-one byte from what its own contents make is refused, so nothing of it needs to be trusted.
+The data are the tensors of the layout in order, without padding, then the pages of its guest, if
+it has one, and then the token log. The metadata hold the format, a digest, the identity and what
+is carried. A header that differs in one byte from what its own contents make is refused, so
+nothing of it needs to be trusted.
 """
 
 import json
@@ -15,7 +16,14 @@ from typing import Any
 import xxhash
 
 from wkvm.core.errors import BadStateFileError
-from wkvm.core.layout import ITEM_BYTES, StateLayout, TensorSpec
+from wkvm.core.layout import (
+    GUEST_PAGES,
+    ITEM_BYTES,
+    PAGE_TOKENS,
+    GuestSpec,
+    StateLayout,
+    TensorSpec,
+)
 from wkvm.core.registry import Carried, Identity, canonical_json
 
 FORMAT = "1"
@@ -57,12 +65,18 @@ class Header:
     @property
     def data_bytes(self) -> int:
         """Bytes of the file after the header."""
-        return self.layout.payload_bytes + TOKEN_BYTES * self.carried.n_computed
+        return data_bytes(self.layout, self.carried.n_computed)
 
     @property
     def file_bytes(self) -> int:
         """Bytes of the whole file."""
         return self.n_bytes + self.data_bytes
+
+
+def data_bytes(layout: StateLayout, n_tokens: int) -> int:
+    """Bytes of a file after its header: tensors without padding, pages, and the token log."""
+    n_page_bytes = layout.image_bytes(n_tokens) - layout.record_bytes
+    return layout.payload_bytes + n_page_bytes + TOKEN_BYTES * n_tokens
 
 
 def encode_header(
@@ -85,6 +99,15 @@ def encode_header(
             "data_offsets": [at, at + spec.nbytes],
         }
         at += spec.nbytes
+    if (guest := layout.guest) is not None:
+        # Also where there are no pages yet: what a page is, nothing else in the file says.
+        n_pages = layout.n_pages(carried.n_computed)
+        entries[GUEST_PAGES] = {
+            "dtype": _DTYPES[guest.dtype],
+            "shape": [n_pages, *guest.page_shape],
+            "data_offsets": [at, at + n_pages * guest.page_bytes],
+        }
+        at += n_pages * guest.page_bytes
     entries[TOKEN_IDS] = {
         "dtype": "I32",
         "shape": [carried.n_computed],
@@ -138,7 +161,9 @@ def decode_header(raw: bytes) -> Header:
         if not isinstance(digest, str) or not isinstance(history, str):
             raise BadStateFileError("its metadata are not text")
         entries.pop(TOKEN_IDS)
-        layout = StateLayout(tuple(_spec(name, entries[name]) for name in _in_order(entries)))
+        guest = _guest(entries.pop(GUEST_PAGES, None))
+        specs = tuple(_spec(name, entries[name]) for name in _in_order(entries))
+        layout = StateLayout(specs, guest)
         again = encode_header(identity, layout, carried, digest, history)
     except BadStateFileError:
         raise
@@ -219,10 +244,23 @@ def _in_order(entries: dict[str, Any]) -> list[str]:
 
 
 def _spec(name: str, entry: dict[str, Any]) -> TensorSpec:
-    shape = tuple(entry["shape"])
-    if not all(type(n) is int and 0 < n < 2**48 for n in shape):
-        raise ValueError("not a shape")
-    dtype = _NAMES[entry["dtype"]]
+    shape, dtype = _shape(entry["shape"]), _NAMES[entry["dtype"]]
     if prod(shape) * ITEM_BYTES[dtype] > 2**48:
         raise ValueError("too large")
     return TensorSpec(name, shape, dtype)
+
+
+def _guest(entry: dict[str, Any] | None) -> GuestSpec | None:
+    """What a page is. How many there are is left to the comparison of the whole header."""
+    if entry is None:
+        return None
+    n_layers, n_parts, n_tokens, n_heads, head_dim = _shape(entry["shape"][1:])
+    if n_tokens != PAGE_TOKENS:
+        raise BadStateFileError(f"its pages are of {n_tokens} tokens; here they are {PAGE_TOKENS}")
+    return GuestSpec(n_layers, n_parts, n_heads, head_dim, _NAMES[entry["dtype"]])
+
+
+def _shape(given: list[int]) -> tuple[int, ...]:
+    if not all(type(n) is int and 0 < n < 2**48 for n in given):
+        raise ValueError("not a shape")
+    return tuple(given)

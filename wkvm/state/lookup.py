@@ -130,7 +130,7 @@ class Lookup:
 
         Args:
             identity: of the model that is to go on from it.
-            into: ``[record_bytes]`` uint8 on the host, which becomes the image's record. Its
+            into: ``[image_bytes]`` uint8 on the host, which becomes the image's record. Its
                 contents are undefined after an error. Without it the image may be shared with
                 others, and is not to be written.
 

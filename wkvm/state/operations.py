@@ -6,10 +6,13 @@ parent. It computes in float32, without sums whose order is open: a replay has t
 Which tensors an operation takes unless it is told otherwise: the matrices of the recurrence. They
 are the memory; the token shifts are one token's activations, which the next token is mixed with,
 and half a token is no token. ``reset`` and ``transplant`` take a layer as a whole.
+
+What attention layers keep of tokens, the guest, is not an operation's to change: keys and values
+are of tokens at positions. An operation never gets it, and the result has the first parent's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -23,7 +26,7 @@ from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.state.arithmetic import noise, squares
 
 StateTensors: TypeAlias = Mapping[str, Tensor]
-"""By name, the tensors of one state. They are to be read, never written."""
+"""By name, the tensors of one state's record, without its guest's. To be read, never written."""
 
 MAX_PARENTS = 16
 MAX_ITEMS = 1024
@@ -47,7 +50,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         tensors: what is changed: ``matrices``, ``shifts``, a family, or a tensor by its name.
-        layers: those that are changed; all without it.
+        layers: those that are changed, by their place among the layers of the tensor's family; all
+            without it.
     """
 
     tensors: Annotated[tuple[Item, ...], _Few] = MATRICES
@@ -68,7 +72,9 @@ class Operation(Generic[P]):
             the tensors that change. Deterministic. It is never given tokens that wait in a ring.
         min_parents, max_parents: how many states it takes.
         revision: rises whenever the same parameters come to give other bytes.
-        layout: the result's, where it is not that of the parents.
+        layout: the result's, where it is not that of the parents. Its guest is theirs.
+        joins: several parents become one memory. Then they have the same pages or are refused: of
+            two histories there is no mean. False where what is taken of others leaves the guest be.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Operation(Generic[P]):
     max_parents: int = 1
     revision: int = 1
     layout: Callable[[P, StateLayout], StateLayout] | None = None
+    joins: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,9 @@ def selected(parameters: Parameters, state: StateTensors) -> Iterator[tuple[str,
         if len(set(layers)) != len(layers):
             raise InvalidParameterError("layers", "a layer is named twice")
         if max(layers) >= n_layers:
-            raise InvalidParameterError("layers", f"{max(layers)} is not in [0, {n_layers})")
+            raise InvalidParameterError(
+                "layers", f"{max(layers)} is not in [0, {n_layers}), the layers of {name}"
+            )
         yield name, tuple(layers)
 
 
@@ -337,14 +346,13 @@ def _cast(parameters: Cast, parents: Sequence[StateTensors]) -> StateTensors:
 def _cast_layout(parameters: Cast, layout: StateLayout) -> StateLayout:
     if parameters.keep_layout:
         return layout
-    return StateLayout(
-        tuple(
-            TensorSpec(spec.name, spec.shape, parameters.dtype)
-            if KINDS.get(spec.name) is TensorKind.MATRIX
-            else spec
-            for spec in layout.tensors
-        )
+    tensors = tuple(
+        TensorSpec(spec.name, spec.shape, parameters.dtype)
+        if KINDS.get(spec.name) is TensorKind.MATRIX
+        else spec
+        for spec in layout.tensors
     )
+    return replace(layout, tensors=tensors)
 
 
 BUILTIN: tuple[Operation[Any], ...] = (
@@ -354,7 +362,7 @@ BUILTIN: tuple[Operation[Any], ...] = (
     Operation("add", Add, _add, min_parents=2, max_parents=2),
     Operation("subtract", Add, _subtract, min_parents=2, max_parents=2),
     Operation("reset", Reset, _reset),
-    Operation("transplant", Transplant, _transplant, min_parents=2, max_parents=2),
+    Operation("transplant", Transplant, _transplant, min_parents=2, max_parents=2, joins=False),
     Operation("noise", Noise, _noise),
     Operation("clip", Clip, _clip),
     Operation("cast", Cast, _cast, layout=_cast_layout),

@@ -110,7 +110,7 @@ class Payloads:
         Args:
             name: of the file.
             digest: what its bytes must have.
-            into: ``[record_bytes]`` uint8 on the host, which the image's record will be. Its
+            into: ``[image_bytes]`` uint8 on the host, which the image's record will be. Its
                 contents are undefined after an error. None takes new memory.
 
         Raises:
@@ -292,9 +292,10 @@ class Payloads:
     def _read_open(self, fd: int, digest: str, into: Tensor | None) -> StateImage:
         header = self._header(fd, digest)
         layout = header.layout
-        record = self._new_record(layout.record_bytes) if into is None else into
-        if record.dtype != torch.uint8 or record.shape != (layout.record_bytes,):
-            raise ValueError(f"a record of {layout.record_bytes} bytes does not fit {record.shape}")
+        n_bytes = layout.image_bytes(header.carried.n_computed)
+        record = self._new_record(n_bytes) if into is None else into
+        if record.dtype != torch.uint8 or record.shape != (n_bytes,):
+            raise ValueError(f"a record of {n_bytes} bytes does not fit {record.shape}")
         token_ids = bytearray(TOKEN_BYTES * header.carried.n_computed)
         buffers = (*record_slices(layout, record), memoryview(token_ids))
         chunks = chunks_of(buffers)

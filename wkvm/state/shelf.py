@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """An image on its way into the store.
+    """An image on its way into the store. Making one hashes it.
+
+    Raises:
+        ValueError: the image's last page is not zero behind its last token.
 
     Attributes:
         uid: of the payload that it becomes, if there is none with these bytes yet.
@@ -48,6 +51,7 @@ class Draft:
     file: str | None = None
 
     def __post_init__(self) -> None:
+        self.image.check_tail()
         self.encoded = encode_image(self.image)
 
     @property

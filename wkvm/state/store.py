@@ -183,6 +183,7 @@ class Store(Handles):
             check_finite: look for NaN and infinity; False where the caller did.
 
         Raises:
+            ValueError: an image's last page is not zero behind its last token.
             StaleVersionError: the head is elsewhere.
             StateNotFiniteError: a tensor holds NaN or infinity.
             KeyReusedError: the key stands for another operation.

@@ -33,6 +33,9 @@ from wkvm.state.pth import read_pth
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """That a file may have; it is converted to the dtype of the states."""
 
+MATRICES = "rwkv7.wkv"
+"""The tensor that such a file holds. Other families have no such files."""
+
 ZIP = b"PK\x03\x04"
 
 
@@ -113,7 +116,7 @@ def export_time_state(
         fold: takes the tokens in a ring into the matrices.
 
     Raises:
-        BadStateFileError: the model is not RWKV.
+        BadStateFileError: the model is not RWKV-7.
         InvalidParameterError: a ring is not empty, and there is no ``fold``.
         StateNotFiniteError: it holds NaN or infinity.
     """
@@ -196,8 +199,12 @@ def _turned(name: str, tensor: Tensor, shape: tuple[int, ...], orientation: Orie
 
 def _matrices(layout: StateLayout) -> TensorSpec:
     specs = of_kind(layout, TensorKind.MATRIX)
-    if len(specs) != 1 or len(specs[0].shape) != 4:
-        raise BadStateFileError("initial states are of RWKV, and this model is not")
+    if [spec.name for spec in specs] != [MATRICES]:
+        families = ", ".join(dict.fromkeys(spec.family for spec in layout.tensors))
+        raise BadStateFileError(
+            f"initial states are files of RWKV-7's matrices, and a state of this model is "
+            f"{families}: it goes out and comes in as format 'state'"
+        )
     return specs[0]
 
 

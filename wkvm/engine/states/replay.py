@@ -15,7 +15,7 @@ from wkvm.engine.states.origins import start_of, untouched
 from wkvm.engine.states.paths import n_given_of, path_of
 from wkvm.engine.states.runs import again_spec
 from wkvm.engine.states.turns import Origin
-from wkvm.state.image import StateImage, encode_image, record_slices
+from wkvm.state.image import StateImage, bytes_of, encode_image
 
 BY_TOKENS = frozenset({"create", "append", "generate"})
 COPIES = frozenset({"fork", "snapshot"})
@@ -167,7 +167,7 @@ def _compared(last: _Step, again: StateImage, n_operations: int) -> Replayed:
         equal=content_id == again_id,
         content_id=content_id,
         replayed_content_id=again_id,
-        first_difference=_first_difference(image, again),
+        first_difference=None if content_id == again_id else _first_difference(image, again),
     )
 
 
@@ -178,10 +178,6 @@ def _first_difference(image: StateImage, again: StateImage) -> str | None:
         return "carried"
     if image.layout != again.layout:
         return "layout"
-    slices = zip(
-        image.layout.tensors,
-        record_slices(image.layout, image.record),
-        record_slices(again.layout, again.record),
-        strict=True,
-    )
-    return next((spec.name for spec, mine, other in slices if mine != other), None)
+    others = bytes_of(again.layout, again.record)
+    mine = bytes_of(image.layout, image.record)
+    return next((name for name, own in mine.items() if not own.equal(others[name])), None)
