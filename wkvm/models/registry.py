@@ -9,6 +9,7 @@ import torch
 from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
 from wkvm.models.base import Model
+from wkvm.models.blueprint import Blueprint
 from wkvm.models.rwkv7_params import read_shape
 from wkvm.models.sources import RWKV7, DecoderSource, Loading, Rwkv7Source, Source
 from wkvm.models.weights import Checkpoint, open_checkpoint
@@ -134,6 +135,21 @@ def describe(
     )
 
 
+def blueprint_of(checkpoint: Checkpoint, model_type: str) -> Blueprint:
+    """The checkpoint as an architecture other than RWKV-7 reads its ``config.json``.
+
+    Raises:
+        CorruptCheckpointError: the file contradicts itself.
+        UnsupportedModelError: no such architecture, or something of it that is not run.
+    """
+    if model_type not in MODULES:
+        known = ", ".join((RWKV7, *MODULES))
+        why = f"architecture {model_type!r}; {known} are run"
+        raise UnsupportedModelError(str(checkpoint.path), why)
+    blueprint: Blueprint = importlib.import_module(MODULES[model_type]).read(checkpoint)
+    return blueprint
+
+
 def resolve_device(device: str) -> str:
     """``cpu`` or ``cuda``.
 
@@ -192,11 +208,7 @@ def _source(checkpoint: Checkpoint) -> Source:
         raise CorruptCheckpointError(path, "config.json names no model_type")
     if model_type == RWKV7:
         return Rwkv7Source(checkpoint, read_shape(checkpoint))
-    if model_type not in MODULES:
-        known = ", ".join((RWKV7, *MODULES))
-        raise UnsupportedModelError(path, f"architecture {model_type!r}; {known} are run")
-    module = importlib.import_module(MODULES[model_type])
-    return DecoderSource(checkpoint, module.read(checkpoint))
+    return DecoderSource(checkpoint, blueprint_of(checkpoint, model_type))
 
 
 def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:

@@ -1,0 +1,451 @@
+"""The models of all families on a GPU: are they right, how fast do they decode and read prompts.
+
+    python tools/gpu_families.py check --output FILE
+    python tools/gpu_families.py decode --shape mamba2-2.7B qwen3.5-9B --rows 1 32 256 --output FILE
+    python tools/gpu_families.py prompts --shape mamba2-2.7B qwen3.5-9B --output FILE
+    python tools/gpu_families.py engine --shape mamba2-2.7B --output FILE
+    python tools/gpu_families.py peer --shape mamba2-2.7B qwen3.5-9B --rows 1 32 --output FILE
+
+One JSON line per finding; timings of decode are graph replays. Random weights with bounded
+activations; states and pages hold random numbers. Exit status 1 if a check failed.
+"""
+
+import argparse
+import asyncio
+import gc
+import sys
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), *(str(ROOT / part) for part in ("bench", "protocol", "clients"))]
+
+from wkvm_bench.engine import Crowd, running  # noqa: E402
+from wkvm_bench.harness import alternate  # noqa: E402
+from wkvm_bench.random_weights import (  # noqa: E402
+    blueprint,
+    random_decoder,
+    random_weight,
+)
+
+from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
+from wkvm.core.config import EngineConfig  # noqa: E402
+from wkvm.core.layout import GUEST_TOKENS  # noqa: E402
+from wkvm.engine.engine import Engine  # noqa: E402
+from wkvm.models.base import Batch  # noqa: E402
+from wkvm.models.decoder import Decoder  # noqa: E402
+from wkvm.state.arena import Arena  # noqa: E402
+
+COPY_RATE = 4.19e12
+"""Bytes a second of a copy on an H200, read and written bytes together."""
+
+MATRIX_RATE = 780e12
+"""Operations a second of a large product in bfloat16."""
+
+CONTEXT = 4096
+"""Tokens that each sequence holds before the steps that are timed."""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "mamba2-2.7B": {
+        "model_type": "mamba2",
+        "vocab_size": 50_288,
+        "hidden_size": 2560,
+        "num_hidden_layers": 64,
+        "num_heads": 80,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 1,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-9B": {"model_type": "qwen3_5_text"},
+    "qwen3-next-80B": {"model_type": "qwen3_next"},
+    "tiny": {
+        "model_type": "mamba2",
+        "vocab_size": 101,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 2,
+    },
+}
+"""Configurations, as far as they differ from transformers' defaults."""
+
+BARS = {"bandwidth": (32, 0.7), "serial": (256, 0.7)}
+"""The share of a floor that is to be reached at so many rows, in dense models."""
+
+PROMPT_BAR = 0.45
+"""Of the matrix rate."""
+
+FEW_LAYERS = {
+    "mamba2-2.7B": {"num_hidden_layers": 2},
+    "qwen3.5-9B": {"num_hidden_layers": 4},
+    "qwen3-next-80B": {"num_hidden_layers": 4, "num_experts": 32, "vocab_size": 1024},
+}
+"""What is cut of a shape for ``check``, where float32 on the CPU is waited for."""
+
+
+def check(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """A few layers of each shape against the same weights in float32 on the CPU.
+
+    Prompts of several lengths, cut; then decode steps as a graph would replay them.
+    """
+    for shape in arguments.shape:
+        config = SHAPES[shape] | FEW_LAYERS.get(shape, {})
+        exact = random_decoder(config, device="cpu", dtype=torch.float32)
+        for dtype, bar in ((torch.float32, 1e-3), (torch.bfloat16, 5e-2)):
+            given = random_decoder(config, device=arguments.device, dtype=dtype, drawn_on="cpu")
+            worst = _differences(exact, given)
+            yield {
+                "what": "check",
+                "shape": shape,
+                "dtype": str(dtype),
+                **worst,
+                "bar": bar,
+                "ok": all(value < bar for value in worst.values()),
+            }
+
+
+def _differences(exact: Decoder, given: Decoder) -> dict[str, float]:
+    """Relative errors of logits and states after prompts in two pieces and three steps."""
+    lengths, cuts = (1, 70, 200, 64), (1, 64, 128, 10)
+    draw = torch.Generator().manual_seed(1)
+    vocab_size = exact.info.vocab_size
+    ids = [torch.randint(vocab_size, (n + 3,), generator=draw) for n in lengths]
+    slots = (4, 0, 3, 1)
+    found, arenas = list[torch.Tensor](), list[Arena]()
+    for model in (exact, given):
+        arena = _arena(model, n_slots=6, n_tokens=256)
+        logits = []
+        for start, end in ((None, cuts), (cuts, lengths)):
+            pieces = [
+                (one[(0 if start is None else start[at]) : end[at]], slots[at])
+                for at, one in enumerate(ids)
+            ]
+            pieces = [(piece, slot) for piece, slot in pieces if len(piece)]
+            logits.append(_absorb(model, arena, pieces))
+        for at in range(3):
+            step = model.decode_step(6)
+            rows = [(one[n + at], slot) for one, n, slot in zip(ids, lengths, slots, strict=True)]
+            if step is None:
+                logits.append(_absorb(model, arena, [(one[None], slot) for one, slot in rows]))
+                continue
+            step.token_ids[:4].copy_(torch.stack([one for one, _ in rows]))
+            step.slots[:4].copy_(torch.tensor(slots, dtype=torch.int32))
+            step.launch(arena.views)
+            logits.append(step.logits[:4])
+        found.append(torch.cat([one.cpu() for one in logits]).double())
+        arenas.append(arena)
+    worst = {"logits": _relative(found[1], found[0])}
+    index = torch.tensor(slots)
+    for spec in exact.layout.tensors:
+        one, two = (arena.views[spec.name].cpu()[index].double() for arena in arenas)
+        worst[spec.name] = _relative(two, one)
+    return worst
+
+
+def _relative(value: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((value - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+def _absorb(model: Decoder, arena: Arena, pieces: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+    """The logits after each piece."""
+    device = model.info.device
+    lengths = tuple(len(piece) for piece, _ in pieces)
+    slots = tuple(slot for _, slot in pieces)
+    ends = torch.tensor(lengths).cumsum(0) - 1
+    batch = Batch(
+        torch.cat([piece for piece, _ in pieces]).to(device),
+        torch.tensor(slots, dtype=torch.int32, device=device),
+        lengths,
+        slots,
+        ends.to(device),
+    )
+    return model.forward(batch, arena.views)
+
+
+def _arena(model: Decoder, n_slots: int, n_tokens: int) -> Arena:
+    """Zeros, each slot with pages for so many tokens."""
+    guest = model.layout.guest
+    if guest is None:
+        return Arena(model.layout, n_slots, model.info.device)
+    each = guest.n_pages(n_tokens)
+    arena = Arena(model.layout, n_slots, model.info.device, n_pages=n_slots * each)
+    assert arena.pool is not None
+    # Not one after the other: kernels must look them up.
+    order = torch.randperm(n_slots * each, generator=torch.Generator().manual_seed(0)).tolist()
+    for slot in range(n_slots):
+        arena.pool.grant(slot, order[slot * each : (slot + 1) * each])
+    return arena
+
+
+def _filled(model: Decoder, n_slots: int, context: int) -> Arena:
+    """As after prompts of ``context`` tokens: numbers as they could be, and room for some more."""
+    arena = _arena(model, n_slots, context + 1024)
+    for spec in model.layout.tensors:
+        view = arena.views[spec.name]
+        if spec.name == GUEST_TOKENS:
+            view.fill_(context)
+        else:
+            for slot in range(n_slots):
+                view[slot].normal_(std=0.3)
+    if arena.pool is not None:
+        for page in arena.pool.pages:
+            page.normal_()
+    return arena
+
+
+def _is_tied(shape: str) -> bool:
+    return bool(SHAPES[shape].get("tie_word_embeddings", False))
+
+
+class Floors:
+    """What a step cannot be faster than: see the docstrings."""
+
+    def __init__(self, shape: str, model: Decoder, n_rows: int, context: int) -> None:
+        info, layout, guest = model.info, model.layout, model.layout.guest
+        table = info.vocab_size * info.width
+        is_tied = _is_tied(shape)
+        n_multiplied = info.n_parameters - (0 if is_tied else table)
+        item_bytes = getattr(torch, info.dtype).itemsize
+        self.weight_bytes = info.weight_bytes - (0 if is_tied else table * item_bytes)
+        self.state_bytes = layout.payload_bytes
+        self.kv_bytes = 0 if guest is None else guest.token_bytes * context
+        traffic = n_rows * (2 * self.state_bytes + self.kv_bytes) / COPY_RATE
+        reading = self.weight_bytes / COPY_RATE
+        products = 2 * n_multiplied * n_rows / MATRIX_RATE
+        self.bandwidth_ms = (reading + traffic) * 1e3
+        """One read of the weights and of the context, one read and one write of each state."""
+        self.serial_ms = (max(reading, products) + traffic) * 1e3
+        """The same, but nothing beside the products, which may take longer than reading."""
+
+
+def decode(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Bare steps of a captured graph."""
+    for shape in arguments.shape:
+        model = _timed_model(shape, arguments)
+        for n_rows in arguments.rows:
+            arena = _filled(model, n_rows, CONTEXT)
+            step = model.decode_step(n_rows)
+            assert step is not None
+            step.slots.copy_(torch.randperm(n_rows).to(torch.int32))
+            step.token_ids.copy_(torch.randint(model.info.vocab_size, (n_rows,)))
+            graph = graph_of(partial(step.launch, arena.views))
+            times = milliseconds(graph.replay, 5)
+            finite = bool(step.logits.isfinite().all())
+            yield _decode_finding(shape, model, n_rows, median(times), finite, times)
+            del graph, step, arena
+            gc.collect()
+            torch.cuda.empty_cache()
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _decode_finding(
+    shape: str, model: Decoder, n_rows: int, ms: float, finite: bool, times: list[float]
+) -> Finding:
+    floors = Floors(shape, model, n_rows, CONTEXT)
+    shares = {"bandwidth": floors.bandwidth_ms / ms, "serial": floors.serial_ms / ms}
+    bars = {
+        name: share for name, (rows, share) in BARS.items() if rows == n_rows and "80B" not in shape
+    }
+    return {
+        "what": "decode",
+        "shape": shape,
+        "rows": n_rows,
+        "context": CONTEXT,
+        "dtype": model.info.dtype,
+        "weight_bytes": floors.weight_bytes,
+        "state_bytes": floors.state_bytes,
+        "kv_bytes_of_a_row": floors.kv_bytes,
+        "ms": ms,
+        "ms_min": min(times),
+        "ms_max": max(times),
+        "tok_s": n_rows / ms * 1e3,
+        "bandwidth_floor_ms": floors.bandwidth_ms,
+        "serial_floor_ms": floors.serial_ms,
+        "of_bandwidth_floor": shares["bandwidth"],
+        "of_serial_floor": shares["serial"],
+        "bars": bars,
+        "met": all(shares[name] >= bar for name, bar in bars.items()),
+        "ok": finite,
+    }
+
+
+def _timed_model(shape: str, arguments: argparse.Namespace) -> Decoder:
+    quantization = "fp8" if "80B" in shape else "none"
+    began = perf_counter()
+    model = random_decoder(
+        SHAPES[shape], device=arguments.device, dtype=torch.bfloat16, quantization=quantization
+    )
+    print(f"{shape}: {model.info.weight_bytes / 1e9:.1f} GB in {perf_counter() - began:.1f} s")
+    return model
+
+
+def prompts(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Forward passes of 8,192 tokens: one row, and eight."""
+    for shape in arguments.shape:
+        model = _timed_model(shape, arguments)
+        vocab_size = model.info.vocab_size
+        for n_rows in (1, 8):
+            n_tokens = 8192 // n_rows
+            arena = _arena(model, n_rows, n_tokens)
+            pieces = [(torch.randint(vocab_size, (n_tokens,)), slot) for slot in range(n_rows)]
+            times = []
+            for _ in range(5):
+                arena.zero(range(n_rows))
+                torch.cuda.synchronize()
+                began = perf_counter()
+                logits = _absorb(model, arena, pieces)
+                torch.cuda.synchronize()
+                times.append(perf_counter() - began)
+            seconds = median(times[1:])
+            head = model.info.vocab_size * model.info.width
+            n_multiplied = model.info.n_parameters - head * (1 if _is_tied(shape) else 2)
+            rate = 2 * n_multiplied * 8192 / seconds
+            yield {
+                "what": "prompts",
+                "shape": shape,
+                "rows": n_rows,
+                "tokens": 8192,
+                "ms": seconds * 1e3,
+                "tok_s": 8192 / seconds,
+                "tflop_s_on_weights": rate / 1e12,
+                "of_matrix_rate": rate / MATRIX_RATE,
+                "bar": PROMPT_BAR,
+                "met": rate >= PROMPT_BAR * MATRIX_RATE,
+                "ok": bool(logits.isfinite().all()),
+            }
+            del arena
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def engine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Ids a second of the whole engine against bare replays, by turns."""
+    for shape in arguments.shape:
+        yield asyncio.run(_engine_beside_bare(shape, _timed_model(shape, arguments)))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+async def _engine_beside_bare(shape: str, model: Decoder) -> Finding:
+    n_rows, n_out = 256, 100
+    whole = Engine(
+        model,
+        EngineConfig(n_slots=n_rows, request_timeout_s=1e6, guest_tokens=n_rows * 256),
+    )
+    arena, step = _arena(model, n_rows, 256), model.decode_step(n_rows)
+    assert step is not None
+    step.slots.copy_(torch.arange(n_rows, dtype=torch.int32))
+    graph = graph_of(partial(step.launch, arena.views))
+
+    async def of_bare() -> float:
+        arena.zero(range(n_rows))
+        torch.cuda.synchronize()
+        began = perf_counter()
+        for _ in range(n_out):
+            graph.replay()
+        torch.cuda.synchronize()
+        return n_out * n_rows / (perf_counter() - began)
+
+    async with running(whole) as (loop, consumer):
+        crowd = Crowd(loop, consumer, n_rows)
+
+        async def of_engine() -> float:
+            return await crowd.rate(n_out)
+
+        a, b = await alternate(of_engine, of_bare, 3)
+    ratio = median(one / two for one, two in zip(a, b, strict=True))
+    return {
+        "what": "engine",
+        "shape": shape,
+        "rows": n_rows,
+        "engine_tok_s": median(a),
+        "bare_tok_s": median(b),
+        "ratio": ratio,
+        "bar": 0.95,
+        "met": ratio >= 0.95,
+    }
+
+
+def peer(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """What transformers itself generates with the same weights."""
+    import transformers
+
+    classes = {
+        "mamba2-2.7B": (transformers.Mamba2Config, transformers.Mamba2ForCausalLM),
+        "qwen3.5-9B": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+        "tiny": (transformers.Mamba2Config, transformers.Mamba2ForCausalLM),
+    }
+    for shape in arguments.shape:
+        config_class, model_class = classes[shape]
+        fields = {name: value for name, value in SHAPES[shape].items() if name != "model_type"}
+        with torch.device("meta"):
+            model = model_class(config_class(**fields)).to(torch.bfloat16).eval()
+        weights = {
+            name: random_weight(name, size, seed=0, device=arguments.device).to(torch.bfloat16)
+            for name, size in blueprint(SHAPES[shape]).weights.items()
+        }
+        missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+        if unexpected:
+            raise SystemExit(f"transformers does not know {unexpected[:3]}")
+        model.tie_weights()
+        model = model.to(arguments.device)
+        for n_rows in arguments.rows:
+            ids = torch.randint(3, fields.get("vocab_size", 1000), (n_rows, 128))
+            ids = ids.to(arguments.device)
+            n_out = 24
+            times = []
+            for _ in range(2):
+                began = perf_counter()
+                model.generate(
+                    ids, max_new_tokens=n_out, min_new_tokens=n_out, do_sample=False, pad_token_id=0
+                )
+                torch.cuda.synchronize()
+                times.append(perf_counter() - began)
+            yield {
+                "what": "peer",
+                "shape": shape,
+                "rows": n_rows,
+                "missing": len(missing),
+                "transformers": transformers.__version__,
+                "generate_tok_s": n_rows * n_out / times[-1],
+                "parameters": sum(prod(one.shape) for one in weights.values()),
+            }
+        del model, weights
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def main() -> int:
+    """Run what the arguments name."""
+    parser = parser_of(__doc__)
+    parser.add_argument("what", nargs="+", choices=["check", "decode", "prompts", "engine", "peer"])
+    parser.add_argument(
+        "--shape", nargs="+", choices=list(SHAPES), default=["mamba2-2.7B", "qwen3.5-9B"]
+    )
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 32, 256])
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    jobs = {"check": check, "decode": decode, "prompts": prompts, "engine": engine, "peer": peer}
+    with recorded(arguments) as findings:
+        for what in arguments.what:
+            for finding in jobs[what](arguments):
+                findings.add(finding)
+    return 1 if findings.n_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
