@@ -188,9 +188,10 @@ def test_no_launch_waits_for_states_that_come_and_go(model: Model) -> None:
         assert all(driver.outcomes[one].status is Status.LENGTH for one in later)
 
 
-def test_states_that_go_up_one_after_another_do_not_overwrite_each_other() -> None:
+@pytest.mark.parametrize("spins", [False, True])
+def test_states_that_go_up_one_after_another_do_not_overwrite_each_other(spins: bool) -> None:
     n_bytes = 8 << 20
-    mover = StateMover(n_bytes, "cuda", Transfers("cuda"))
+    mover = StateMover(n_bytes, "cuda", Transfers("cuda"), spins=spins)
     records = [
         torch.full((n_bytes,), at, dtype=torch.uint8, pin_memory=at % 3 > 0)
         for at in range(3 * N_BUFFERS)

@@ -1,5 +1,8 @@
 """Numbers to a device and back; on a CPU, where a copy is there at once."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from wkvm.engine.transfers import Beside, Transfers
@@ -45,6 +48,33 @@ def test_a_mark_can_be_waited_for_more_than_once() -> None:
     mark = Transfers("cpu").mark()
     mark.wait()
     mark.wait()
+
+
+class FakeEvent:
+    """Notes how it was made, and how often it was recorded."""
+
+    def __init__(self, *, blocking: bool) -> None:
+        self.blocking = blocking
+        self.n_records = 0
+
+    def record(self) -> None:
+        self.n_records += 1
+
+    def synchronize(self) -> None:
+        """It is there."""
+
+
+def test_who_spins_and_who_sleeps_have_events_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    transfers = Transfers("cuda")
+    events = dict[bool, Any]()
+    for spins in (False, True, True, False):
+        mark = transfers.mark(spins=spins)
+        event: Any = mark._event
+        assert event.blocking is not spins
+        assert events.setdefault(spins, event) is event, "it is used again"
+        mark.wait()
+    assert [events[spins].n_records for spins in (False, True)] == [2, 2]
 
 
 def test_on_a_cpu_what_is_queued_beside_is_done_at_once() -> None:

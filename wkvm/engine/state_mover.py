@@ -33,7 +33,7 @@ class Copy:
     mark: Mark
 
     def wait(self) -> Tensor:
-        """Sleep until it is there; ``[record_bytes]`` uint8."""
+        """Wait until it is there; ``[record_bytes]`` uint8."""
         self.mark.wait()
         return self.record
 
@@ -70,9 +70,15 @@ class StateMover:
 
     All of it is launched by one thread, on its current stream: the device's other work there comes
     before a state goes down, and after one went up.
+
+    Attributes:
+        spins: whether who waits for a copy from now on keeps a core for it: see ``Transfers.mark``.
     """
 
-    def __init__(self, record_bytes: int, device: str, transfers: Transfers) -> None:
+    def __init__(
+        self, record_bytes: int, device: str, transfers: Transfers, *, spins: bool = False
+    ) -> None:
+        self.spins = spins
         self._record_bytes = record_bytes
         self._is_gpu = device != "cpu"
         self._transfers = transfers
@@ -93,7 +99,7 @@ class StateMover:
         """
         host, way = self._host_record(), self._down
         if way.stream is None:
-            return Copy(host.copy_(state), self._transfers.mark())
+            return Copy(host.copy_(state), self._transfers.mark(spins=self.spins))
         buffer = way.next()
         current = torch.cuda.current_stream()
         if buffer.free is not None:
@@ -103,7 +109,7 @@ class StateMover:
         with torch.cuda.stream(way.stream):
             host.copy_(buffer.memory, non_blocking=True)
             buffer.free = _event(buffer.free)
-            return Copy(host, self._transfers.mark())
+            return Copy(host, self._transfers.mark(spins=self.spins))
 
     @contextmanager
     def up(self, record: Tensor) -> Iterator[Tensor]:
