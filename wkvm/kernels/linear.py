@@ -2,13 +2,22 @@
 
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 """``[T, in]`` to ``[T, out]``, in the dtype of the weights."""
+
+
+class Head(Protocol):
+    """``[R, in]`` to ``[R, V]`` float32: the last product of a model."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product; in ``out`` if there is one."""
+        ...
+
 
 PACKED_MIN_ELEMENTS = 4096
 """Below this a product is over before packing could have saved anything."""
@@ -43,6 +52,17 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return torch.mm(x, transposed) if bias is None else torch.addmm(bias, x, transposed)
 
     return plain
+
+
+def head_of(weight: Tensor) -> Head:
+    """The map ``x -> x @ weight.T`` in float32, arranged as ``linear`` does."""
+    plain_product = linear(weight)
+
+    def product(x: Tensor, out: Tensor | None = None) -> Tensor:
+        logits = plain_product(x).float()
+        return logits if out is None else out.copy_(logits)
+
+    return product
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Linear:

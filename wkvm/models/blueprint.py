@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
-from wkvm.kernels.linear import Linear
+from wkvm.kernels.linear import Head
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.residual import RmsNorm
 from wkvm.models.parts.step import Part
@@ -37,7 +37,7 @@ class Network:
         stream_dtype: of the activations between the blocks.
         blocks: in order.
         norm: the last one.
-        head: ``[R, C]`` to ``[R, V]``.
+        head: the last product.
         logit_scale: what logits are multiplied by.
     """
 
@@ -46,7 +46,7 @@ class Network:
     stream_dtype: torch.dtype
     blocks: tuple[Part, ...]
     norm: RmsNorm
-    head: Linear
+    head: Head
     logit_scale: float = 1.0
 
 

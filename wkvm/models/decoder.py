@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from wkvm.core.layout import StateLayout
+from wkvm.core.layout import GUEST_PAGES, GUEST_TABLE, StateLayout
 from wkvm.kernels.rows import Rows
 from wkvm.models.base import Batch, ModelInfo, StateViews
 from wkvm.models.blueprint import Network
 from wkvm.models.parts.residual import Pending, Residual
 from wkvm.models.parts.step import Step
+
+PAD = -1
+"""The slot of a row that is none."""
 
 
 class Decoder:
@@ -25,6 +28,7 @@ class Decoder:
         self._info = info
         self._layout = layout
         self._network = network
+        self._logits = torch.empty(0, info.vocab_size, device=info.device)
 
     @property
     def info(self) -> ModelInfo:
@@ -43,9 +47,14 @@ class Decoder:
         return self.run(batch.token_ids, rows, states, batch.logit_rows)
 
     def run(
-        self, token_ids: Tensor, rows: Rows, states: StateViews, logit_rows: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        rows: Rows,
+        states: StateViews,
+        logit_rows: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """As ``forward``; without ``logit_rows`` every token gets its logits."""
+        """As ``forward``; without ``logit_rows`` all tokens get logits. ``out`` takes them."""
         network, step = self._network, Step(rows, states)
         x = embedding(token_ids, network.table).to(network.stream_dtype)
         if network.embedding_scale != 1.0:
@@ -62,18 +71,53 @@ class Decoder:
             normed = network.norm.after(*stream)[1]
         else:
             normed = network.norm(stream.settled().index_select(0, logit_rows))
-        logits = network.head(normed).float()
-        return logits if network.logit_scale == 1.0 else logits * network.logit_scale
+        logits = network.head(normed, out)
+        return logits if network.logit_scale == 1.0 else logits.mul_(network.logit_scale)
 
     def decode_step(self, n_rows: int, *, apart: bool = False) -> "DecoderStep | None":
-        """See ``Model.decode_step``. Each step has its own buffers, which are small."""
+        """See ``Model.decode_step``.
+
+        Shared logits are made for the largest step asked for: ask for that one first.
+        """
         if self._info.device == "cpu":
             return None
-        return DecoderStep(self, n_rows)
+        if apart or len(self._logits) < n_rows:
+            logits = torch.empty(n_rows, self._info.vocab_size, device=self._info.device)
+            if not apart:
+                self._logits = logits
+        else:
+            logits = self._logits[:n_rows]
+        return DecoderStep(self, logits)
 
+    @torch.inference_mode()
     def workspace_bytes(self, n_tokens: int, n_logit_rows: int) -> int:
-        """Zero on a CPU: it is not counted."""
-        return 0
+        """See ``Model.workspace_bytes``. On a GPU it is measured: a prompt of a pad row is run."""
+        device = self._info.device
+        if device == "cpu":
+            return 0
+        rows = Rows(torch.full((1,), PAD, dtype=torch.int32, device=device), (PAD,), (n_tokens,))
+        token_ids = torch.zeros(n_tokens, dtype=torch.int64, device=device)
+        wanted = torch.arange(n_logit_rows, device=device) % n_tokens
+        states = self._one_state()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.run(token_ids, rows, states, wanted)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def _one_state(self) -> dict[str, Tensor]:
+        """The views of an arena of one slot with one page."""
+        layout, device = self._layout, self._info.device
+        states = {
+            spec.name: torch.zeros(1, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+            for spec in layout.tensors
+        }
+        if (guest := layout.guest) is not None:
+            dtype = getattr(torch, guest.dtype)
+            states[GUEST_PAGES] = torch.zeros(1, *guest.page_shape, dtype=dtype, device=device)
+            states[GUEST_TABLE] = torch.full((1, 1), PAD, dtype=torch.int32, device=device)
+        return states
 
     def capture_prompts(self, states: StateViews) -> None:
         """Nothing is captured."""
@@ -93,15 +137,15 @@ class Plan:
 class DecoderStep:
     """See ``wkvm.models.base.DecodeStep``."""
 
-    def __init__(self, model: Decoder, n_rows: int) -> None:
-        device = model.info.device
+    def __init__(self, model: Decoder, logits: Tensor) -> None:
+        """``logits``: ``[B, V]`` float32, which the step overwrites."""
         self._model = model
-        self.n_rows = n_rows
+        self.n_rows = n_rows = len(logits)
         self.plan = Plan(n_rows)
-        self.token_ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        self.slots = torch.full((n_rows,), -1, dtype=torch.int32, device=device)
-        self.logits = torch.zeros(n_rows, model.info.vocab_size, device=device)
+        self.token_ids = torch.zeros(n_rows, dtype=torch.int64, device=logits.device)
+        self.slots = torch.full((n_rows,), PAD, dtype=torch.int32, device=logits.device)
+        self.logits = logits
 
     def launch(self, states: StateViews) -> None:
         """See ``wkvm.models.base.DecodeStep.launch``."""
-        self.logits.copy_(self._model.run(self.token_ids, Rows.of_decode(self.slots), states))
+        self._model.run(self.token_ids, Rows.of_decode(self.slots), states, out=self.logits)

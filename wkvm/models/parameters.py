@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.kernels.linear import Linear
+from wkvm.kernels.linear import Head, Linear
 from wkvm.kernels.weight import Weight
 from wkvm.models.products import Products
 from wkvm.models.weights import Checkpoint
@@ -156,7 +156,7 @@ class Parameters:
             matrices, n_matrices = (self.matrix(*parts) for parts in names), len(names)
         return _stacked(map(self.products.held, matrices), n_matrices)
 
-    def head(self, table: Tensor, name: str | None) -> Linear:
+    def head(self, table: Tensor, name: str | None) -> Head:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""
         return self.products.logits(table if name is None else self.matrix(name))
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from wkvm.kernels.linear import Linear, linear
+from wkvm.kernels.linear import Head, Linear, head_of, linear
 from wkvm.kernels.weight import Weight, quantised
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Products:
             self._scratch = products.Scratch(weight.dtype)
         return products.quantised_linear(self.held(weight), bias, self._scratch)
 
-    def logits(self, table: Tensor) -> Linear:
-        """The map ``x -> x @ table.T``, never quantised; in float32 on a GPU."""
+    def logits(self, table: Tensor) -> Head:
+        """The map ``x -> x @ table.T``, never quantised; summed in float32 on a GPU."""
         if self.device == "cpu":
-            return linear(table)
+            return head_of(table)
         from wkvm.kernels.gpu import products
 
         return products.logits_of(table)

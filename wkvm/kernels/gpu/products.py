@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from wkvm.kernels.dequantise import plain
-from wkvm.kernels.linear import Linear
+from wkvm.kernels.linear import Head, Linear
 from wkvm.kernels.rwkv7_decode import Blocks, product
 from wkvm.kernels.weight import Weight
 
@@ -30,14 +30,14 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return plain_product
 
 
-def logits_of(weight: Tensor) -> Linear:
+def logits_of(weight: Tensor) -> Head:
     """The map ``x -> x @ weight.T`` in float32: what is summed is not rounded to ``x``'s dtype."""
     transposed = weight.t()
 
-    def product_in_float32(x: Tensor) -> Tensor:
+    def product_in_float32(x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.dtype == torch.float32:
-            return torch.mm(x, transposed)
-        return torch.mm(x, transposed, out_dtype=torch.float32)
+            return torch.mm(x, transposed, out=out)
+        return torch.mm(x, transposed, out_dtype=torch.float32, out=out)
 
     return product_in_float32
 
