@@ -70,6 +70,12 @@ def tried(
     return Tried(inputs, records, state, exact, exact_records)
 
 
+def exact_state(case: Tried) -> Tensor:
+    """The states among the exact records."""
+    state = case.state
+    return case.exact_records.as_strided(state.shape, state.stride(), state.storage_offset())
+
+
 def same_records(case: Tried, tolerance: float) -> None:
     """Slots that no row names are NaN in both, and what lies beside the states is as it was."""
     torch.testing.assert_close(
@@ -108,6 +114,74 @@ def test_a_state_of_16_bits_is_rounded_once_a_token(device: str) -> None:
     case = tried(rows, SHAPES[0], by_channel=False, state_dtype=torch.float16)
     gated_delta_decode(*case.inputs, case.state, rows.slots)
     same_records(case, 1e-3)
+
+
+PROMPTS = Rows(torch.tensor([4, -1, 0], dtype=torch.int32), (4, -1, 0), (35, 2, 1))
+LONG = Rows(torch.tensor([4, -1, 0], dtype=torch.int32), (4, -1, 0), (700, 70, 129))
+
+
+def rows_on(device: str) -> Rows:
+    """Rows of many tokens; a chunk of float32 has 16."""
+    rows = PROMPTS if INTERPRETED else LONG
+    return Rows(rows.slots.to(device), rows.slot_list, rows.lengths)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("strength", [0.1, 30.0])
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts_meet_float64_and_touch_only_their_slots(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    by_channel: bool,
+    strength: float,
+    device: str,
+) -> None:
+    from wkvm.kernels.gpu.delta_prefill import gated_delta
+
+    rows = rows_on(device)
+    case = tried(rows, shape, by_channel, dtype, strength=strength)
+    out = gated_delta(*case.inputs, case.state, rows)
+    assert relative(out, case.exact) < BARS[dtype]
+    assert not out[rows.lengths[0] : rows.host_offsets[2]].any()
+    assert relative(case.state[[4, 0]], exact_state(case)[[4, 0]]) < BARS[dtype]
+    same_records(case, 1e-4 if dtype == torch.float32 else 5e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.float16])
+def test_no_bit_depends_on_cuts_between_chunks(
+    state_dtype: torch.dtype, by_channel: bool, device: str
+) -> None:
+    from wkvm.kernels.gpu.delta_prefill import gated_delta
+
+    n, cut = (20, 16) if INTERPRETED else (200, 128)
+    rows = Rows(torch.tensor([1], dtype=torch.int32, device=device), (1,), (n,))
+    case = tried(rows, SHAPES[0], by_channel, state_dtype=state_dtype)
+    state = case.state.clone()
+    whole = gated_delta(*case.inputs, case.state, rows)
+    parts = []
+    for part in (slice(0, cut), slice(cut, n)):
+        some = tuple(tensor[part] for tensor in case.inputs)
+        q, k, v, g, beta = some
+        length = (q.shape[0],)
+        parts.append(gated_delta(q, k, v, g, beta, state, Rows(rows.slots, (1,), length)))
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(state[1], case.state[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_whole_chunks_of_half_precision(by_channel: bool, device: str) -> None:
+    from wkvm.kernels.gpu.delta_prefill import gated_delta
+
+    rows = Rows(torch.tensor([1], dtype=torch.int32, device=device), (1,), (66,))
+    case = tried(rows, (1, 1, 6, 10), by_channel, torch.float16)
+    out = gated_delta(*case.inputs, case.state, rows)
+    assert relative(out, case.exact) < 2e-3
+    assert relative(case.state[1], exact_state(case)[1]) < 2e-3
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
