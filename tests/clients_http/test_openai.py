@@ -345,12 +345,12 @@ async def test_a_client_that_retries_is_served_when_there_is_room(
 
     async def look(response: Any) -> None:
         statuses.append(response.status_code)
-        if response.status_code == 429:
+        if response.status_code == 429 and holding:
             await holding.pop().close()
 
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [look]})
     async with openai.AsyncOpenAI(
-        base_url=door.base_url, api_key=key, max_retries=2, http_client=http
+        base_url=door.base_url, api_key=key, max_retries=30, http_client=http
     ) as client:
         all_of_it = N_SLOTS + MAX_QUEUE
         stream = await client.completions.create(**TEXT, **LONG, n=all_of_it, stream=True)
@@ -358,5 +358,7 @@ async def test_a_client_that_retries_is_served_when_there_is_room(
         holding.append(stream)
         statuses.clear()
         reply = await client.chat.completions.create(**CHAT)
-    assert statuses == [429, 200]
+    # More than one refusal if the server takes long to see that the stream is closed.
+    *refused, last = statuses
+    assert (set(refused), last) == ({429}, 200)
     assert reply.choices[0].message.content == ANSWER

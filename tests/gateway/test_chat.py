@@ -450,6 +450,7 @@ def test_every_field_of_a_chat_is_in_the_documents() -> None:
         assert f"`{field.name}`" in (shared if inherited else chats), field.name
 
 
+@pytest.mark.timed(0.2)
 async def test_a_chat_whose_time_is_over_says_so() -> None:
     body = HELLO | {"max_tokens": 10**9, "timeout_s": 0.2}
     async with gateway_running() as running:

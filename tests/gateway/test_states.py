@@ -330,6 +330,7 @@ async def test_anothers_state_and_none_are_the_same_bytes(
         assert await refused() == unknown
 
 
+@pytest.mark.timed(0.2)
 async def test_an_expired_state_is_none(running: Running) -> None:
     await make(running, expires_in_s=0.2)
     async with asyncio.timeout(TIMEOUT_S):

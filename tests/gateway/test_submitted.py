@@ -231,6 +231,7 @@ async def test_results_beyond_the_bytes_make_room_but_for_the_last() -> None:
         assert (await status(running, second))[0] == 200
 
 
+@pytest.mark.timed(0.05)
 async def test_a_result_is_forgotten_after_its_time() -> None:
     async with gateway_running(config=GatewayConfig(submitted_ttl_s=0.05)) as running:
         name = await submit(running, SHORT)

@@ -82,8 +82,9 @@ async def test_of_two_turns_on_one_version_the_second_to_end_is_refused(tmp_path
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")
         fast = rig.submit((1,), state="chat", save_as="chat", max_tokens=1)
-        slow = rig.submit((2,), state="chat", save_as="chat", max_tokens=400)
+        slow = rig.submit((2,), state="chat", save_as="chat", max_tokens=400, credit=1)
         assert (await rig.end(fast)).status is Status.LENGTH
+        rig.service.grant(slow, 400)
         end = await rig.end(slow)
         head = await rig.service.get(TENANT, Ref("chat"))
     assert isinstance(end.error, StaleVersionError)
