@@ -1,5 +1,6 @@
 """Decoders of any architecture with random weights: finite, and bounded in all they compute."""
 
+import json
 import zlib
 from collections.abc import Mapping
 from math import prod
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from wkvm.models.blueprint import Blueprint
@@ -18,6 +20,9 @@ from wkvm.models.weights import Checkpoint
 
 TIME_STEPS = (1e-3, 0.1)
 """Least and largest step of a state space at the start, as such models begin their training."""
+
+
+SHARD_BYTES = 4 * 10**9
 
 
 def blueprint(config: Mapping[str, Any]) -> Blueprint:
@@ -54,6 +59,37 @@ def random_decoder(
     loading = Loading(device=device, dtype=dtype, eos_ids=(), quantization=quantization)
     n_parameters = sum(map(prod, plan.weights.values()))
     return decoder_of(plan, parameters, loading, n_parameters, lambda: "0" * 64)
+
+
+def write_folder(
+    folder: Path, config: Mapping[str, Any], *, dtype: torch.dtype, device: str, seed: int = 0
+) -> None:
+    """Write the model of ``random_decoder`` as a folder in shards, each of about ``SHARD_BYTES``.
+
+    Args:
+        folder: is made.
+        device: where the numbers are drawn.
+    """
+    folder.mkdir()
+    shard, n_bytes, files = dict[str, Tensor](), 0, dict[str, str]()
+
+    def write() -> None:
+        name = f"model-{len(set(files.values())):05}.safetensors"
+        save_file(shard, folder / name)
+        files.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, shape in blueprint(config).weights.items():
+        shard[name] = random_weight(name, shape, seed=seed, device=device).to(dtype).cpu()
+        n_bytes += shard[name].nbytes
+        if n_bytes >= SHARD_BYTES:
+            write()
+            n_bytes = 0
+    if shard:
+        write()
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 def random_weight(name: str, shape: tuple[int, ...], *, seed: int, device: str) -> Tensor:
