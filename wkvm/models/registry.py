@@ -18,7 +18,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 MODULES = {
     "falcon_h1": "wkvm.models.falcon_h1",
+    "gated_deltanet": "wkvm.models.gated_deltanet",
     "mamba2": "wkvm.models.mamba2",
+    "olmo_hybrid": "wkvm.models.olmo_hybrid",
+    "qwen3_5": "wkvm.models.qwen3_5",
+    "qwen3_5_moe": "wkvm.models.qwen3_5",
+    "qwen3_5_moe_text": "wkvm.models.qwen3_5",
+    "qwen3_5_text": "wkvm.models.qwen3_5",
+    "qwen3_next": "wkvm.models.qwen3_next",
 }
 """By ``model_type``, the module of an architecture other than RWKV-7: its ``read`` makes a
 ``Blueprint`` of a checkpoint. Imported when it is needed."""

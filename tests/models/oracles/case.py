@@ -22,11 +22,14 @@ class Case:
         name: what is odd about it, in few words; distinct within an architecture.
         config: arguments of the class of configurations.
         rewrite: how the folder is changed after transformers has written it.
+        draw: which weights. Another where in one draw the output of some head is next to nothing,
+            and its norm makes rounding errors as large as what is compared.
     """
 
     name: str
     config: Mapping[str, object]
     rewrite: Rewrite | None = None
+    draw: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,6 +44,7 @@ def write_folders(names: Iterable[str], base: Path) -> dict[str, Path]:
                 "config": dict(case.config),
                 "streams": {name: stream(name, vocab_size) for name in STREAM_LENGTHS},
                 "folder": str(folder),
+                "seed": crc32(name.encode()) + case.draw,
             }
         )
     (base / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")

@@ -1,7 +1,8 @@
 """Run transformers over random models: ``transformers_oracle.py JOBS OUT``.
 
-``JOBS`` is a JSON list of ``{"class", "config_class", "config", "streams", "folder"}``. Each model
-is written to its folder, and what it makes of the streams to ``expected.safetensors`` beside it.
+``JOBS`` is a JSON list of ``{"class", "config_class", "config", "streams", "folder", "seed"}``.
+Each model is written to its folder, and what it makes of the streams to ``expected.safetensors``
+beside it.
 In a process of its own: transformers would import an installed fla, which needs a GPU.
 """
 
@@ -48,7 +49,9 @@ def randomise(model: Any, seed: int) -> None:
         elif tensor.dim() == 1:  # a bias
             value = 0.3 * noise
         elif id(tensor) in inputs:
-            value = noise
+            # A tied one is the head as well, and logits are to have the size of activations.
+            is_tied = model.get_output_embeddings().weight is tensor
+            value = noise * 1.3 * tensor.shape[-1] ** -0.5 if is_tied else noise
         else:
             value = noise * 1.3 * tensor.shape[-1] ** -0.5
         tensor.copy_(value.view_as(tensor))
@@ -76,11 +79,13 @@ def state_of(cache: Any) -> dict[str, Tensor]:
     return {kind: torch.stack(tensors).float() for kind, tensors in found.items()}
 
 
-def run(job: dict[str, Any], seed: int) -> None:
+def run(job: dict[str, Any]) -> None:
     """Write the model and what it makes of the streams."""
     config = getattr(transformers, job["config_class"])(**job["config"])
+    # Others want sizes that are multiples of 16 bytes.
+    config._experts_implementation = "eager"
     model = getattr(transformers, job["class"])(config).float().eval()
-    randomise(model, seed)
+    randomise(model, job["seed"])
     folder = Path(job["folder"])
     model.save_pretrained(folder)
     expected = dict[str, Tensor]()
@@ -101,8 +106,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     with torch.no_grad():
-        for seed, job in enumerate(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))):
-            run(job, seed)
+        for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+            run(job)
 
 
 if __name__ == "__main__":

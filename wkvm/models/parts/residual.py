@@ -73,3 +73,15 @@ class Residual:
         """The same, the sums of the block before and of this one put together with norms."""
         x, normed = self.norm.after(*stream)
         return Pending(x, self.inner(normed, step), self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PostNormResidual:
+    """``x + norm(inner(x))``, in the dtype of ``x``."""
+
+    norm: RmsNorm
+    inner: Part
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """``[T, C]`` to ``[T, C]``."""
+        return x + self.norm(self.inner(x, step))

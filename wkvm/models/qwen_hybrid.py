@@ -1,0 +1,409 @@
+"""What Qwen3-Next and Qwen3.5 share: Gated DeltaNet, attention with gates, dense layers or experts.
+
+Their modules say how each names and packs its weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import msgspec
+
+from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
+from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
+from wkvm.kernels.interface import Kernels
+from wkvm.kernels.linear import Linear
+from wkvm.models.blueprint import Network, Sizes
+from wkvm.models.config_file import check_at_least, refuse_others
+from wkvm.models.parameters import Parameters
+from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
+from wkvm.models.parts.delta import DeltaSizes
+from wkvm.models.parts.moe import Moe, SoftmaxRouter
+from wkvm.models.parts.residual import Residual, RmsNorm
+from wkvm.models.parts.rotary import Rotary
+from wkvm.models.parts.step import Part
+from wkvm.models.rope_config import Rope, read_rope
+from wkvm.models.stored_layers import (
+    Weights,
+    delta_mixer,
+    gated_mlp,
+    mlp_weights,
+)
+from wkvm.models.weights import Checkpoint
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+TURNED_PART = 0.25
+"""The part of a head that positions turn, where the file says nothing."""
+
+RUN: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "attn_output_gate": (True,),
+}
+"""Values of fields that change the computation, and can have no other here."""
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "full_attention_interval",
+    "decoder_sparse_step",
+)
+"""Fields that are at least 1, beside those of linear attention."""
+
+EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+"""And where there are experts."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What of ``config.json`` changes the computation. Defaults that differ are in subclasses."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int = 16
+    num_key_value_heads: int
+    head_dim: int = 256
+    rms_norm_eps: float = 1e-6
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    layer_types: list[str] | None = None
+    full_attention_interval: int = 4
+    intermediate_size: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    tie_word_embeddings: bool = False
+
+
+class Packing(Protocol):
+    """How the inputs of a Gated DeltaNet are stored."""
+
+    def weights(self, name: str, sizes: DeltaSizes, width: int) -> Weights:
+        """Names and shapes of the matrices of the mixer ``name``."""
+        ...
+
+    def linear(self, parameters: Parameters, name: str, sizes: DeltaSizes) -> Linear:
+        """The product that ``DeltaMixer.project`` is."""
+        ...
+
+
+@dataclass(frozen=True)
+class QwenHybrid:
+    """See ``wkvm.models.blueprint.Blueprint``.
+
+    Attributes:
+        prefix: of the names of all tensors but the head's.
+        is_tied: whether the head is the embedding.
+        are_stacked: whether the experts of a layer are stored as one tensor.
+    """
+
+    architecture: str
+    config: Config
+    packing: Packing
+    prefix: str
+    rope: Rope
+    is_tied: bool
+    are_stacked: bool
+
+    @cached_property
+    def layer_types(self) -> tuple[str, ...]:
+        """``LINEAR`` or ``FULL`` for each layer."""
+        return types_of(self.config)
+
+    @cached_property
+    def mixer(self) -> DeltaSizes:
+        """The sizes of each linear layer."""
+        config = self.config
+        return DeltaSizes(
+            n_key_heads=config.linear_num_key_heads,
+            n_value_heads=config.linear_num_value_heads,
+            key_size=config.linear_key_head_dim,
+            value_size=config.linear_value_head_dim,
+            n_taps=config.linear_conv_kernel_dim,
+        )
+
+    @cached_property
+    def attention(self) -> AttentionSizes:
+        """The sizes of each layer with attention."""
+        config = self.config
+        return AttentionSizes(
+            n_heads=config.num_attention_heads,
+            n_shared=config.num_key_value_heads,
+            head_size=config.head_dim,
+            is_gated=True,
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        """What is said of the model."""
+        config = self.config
+        return Sizes(
+            architecture=self.architecture,
+            vocab_size=config.vocab_size,
+            n_layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            n_heads=config.linear_num_value_heads,
+            head_size=config.linear_value_head_dim,
+        )
+
+    @cached_property
+    def weights(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes, in the order of the forward pass."""
+        C, V = self.config.hidden_size, self.config.vocab_size
+        weights: Weights = {f"{self.prefix}.embed_tokens.weight": (V, C)}
+        for index, kind in enumerate(self.layer_types):
+            layer = f"{self.prefix}.layers.{index}"
+            weights[f"{layer}.input_layernorm.weight"] = (C,)
+            if kind == LINEAR:
+                weights |= self._mixer_weights(f"{layer}.linear_attn")
+            else:
+                weights |= self._attention_weights(f"{layer}.self_attn")
+            weights[f"{layer}.post_attention_layernorm.weight"] = (C,)
+            if self.has_experts(index):
+                weights |= expert_weights(f"{layer}.mlp", self.config, self.are_stacked)
+            else:
+                weights |= mlp_weights(f"{layer}.mlp", C, self.config.intermediate_size)
+        weights[f"{self.prefix}.norm.weight"] = (C,)
+        if not self.is_tied:
+            weights["lm_head.weight"] = (V, C)
+        return weights
+
+    def has_experts(self, index: int) -> bool:
+        """Whether a layer has experts instead of one dense layer."""
+        config = self.config
+        if config.num_experts == 0 or index in (config.mlp_only_layers or ()):
+            return False
+        return (index + 1) % config.decoder_sparse_step == 0
+
+    def is_unused(self, name: str) -> bool:
+        """What sees pictures, what guesses further tokens, and a tied head that is stored."""
+        if name == "lm_head.weight":
+            return self.is_tied
+        return name.startswith(("model.visual.", "mtp."))
+
+    def layout(self, dtype: str, state: StateOptions) -> StateLayout:
+        """The record of one state, and its guest."""
+        n_linear = self.layer_types.count(LINEAR)
+        n_full = len(self.layer_types) - n_linear
+        tensors = self.mixer.tensors(n_linear, dtype, state.dtype)
+        return StateLayout((*tensors, guest_tokens()), self.attention.guest(n_full, dtype))
+
+    def build(self, parameters: Parameters, kernels: Kernels) -> Network:
+        """Make the model of its weights."""
+        table = parameters.matrix(f"{self.prefix}.embed_tokens.weight")
+        rotary = self.rope.on(parameters.device)
+        blocks = list[Part]()
+        n_before = {LINEAR: 0, FULL: 0}
+
+        def norm(name: str) -> RmsNorm:
+            weight = parameters.exact(name) + 1
+            return RmsNorm(kernels, weight, self.config.rms_norm_eps, parameters.dtype)
+
+        for index, kind in enumerate(self.layer_types):
+            layer = f"{self.prefix}.layers.{index}"
+            before = norm(f"{layer}.input_layernorm.weight")
+            if kind == LINEAR:
+                mixer = self._mixer(parameters, kernels, f"{layer}.linear_attn", n_before[kind])
+            else:
+                name = f"{layer}.self_attn"
+                mixer = self._attention(parameters, kernels, name, n_before[kind], rotary)
+            n_before[kind] += 1
+            blocks.append(Residual(before, mixer))
+            before = norm(f"{layer}.post_attention_layernorm.weight")
+            blocks.append(Residual(before, self._feed_forward(parameters, kernels, layer, index)))
+        last = norm(f"{self.prefix}.norm.weight")
+        return Network(
+            table=table,
+            stream_dtype=parameters.dtype,
+            blocks=tuple(blocks),
+            norm=last,
+            head=parameters.head(table, None if self.is_tied else "lm_head.weight"),
+        )
+
+    def _feed_forward(
+        self, parameters: Parameters, kernels: Kernels, layer: str, index: int
+    ) -> Part:
+        if self.has_experts(index):
+            return experts(parameters, kernels, f"{layer}.mlp", self.config, self.are_stacked)
+        return gated_mlp(parameters, kernels, f"{layer}.mlp")
+
+    def _mixer(self, parameters: Parameters, kernels: Kernels, name: str, layer: int) -> Part:
+        return delta_mixer(
+            parameters,
+            kernels,
+            name,
+            sizes=self.mixer,
+            layer=layer,
+            project=self.packing.linear(parameters, name, self.mixer),
+            convolutions=("conv1d",),
+            norm="norm",
+            norm_eps=self.config.rms_norm_eps,
+            output="out_proj",
+        )
+
+    def _mixer_weights(self, name: str) -> Weights:
+        sizes, C = self.mixer, self.config.hidden_size
+        weights = self.packing.weights(name, sizes, C)
+        weights[f"{name}.conv1d.weight"] = (sizes.convolved, 1, sizes.n_taps)
+        weights |= {f"{name}.{part}": (sizes.n_value_heads,) for part in ("A_log", "dt_bias")}
+        weights[f"{name}.norm.weight"] = (sizes.value_size,)
+        weights[f"{name}.out_proj.weight"] = (C, sizes.values)
+        return weights
+
+    def _attention(
+        self, parameters: Parameters, kernels: Kernels, name: str, layer: int, rotary: Rotary
+    ) -> Part:
+        eps = self.config.rms_norm_eps
+        parts = [f"{name}.{part}_proj.weight" for part in "qkv"]
+        return Attention(
+            kernels=kernels,
+            sizes=self.attention,
+            layer=layer,
+            project=parameters.linear(*parts),
+            query_norm=HeadNorm(kernels, parameters.exact(f"{name}.q_norm.weight") + 1, eps),
+            key_norm=HeadNorm(kernels, parameters.exact(f"{name}.k_norm.weight") + 1, eps),
+            rotary=rotary,
+            scale=self.config.head_dim**-0.5,
+            output=parameters.linear(f"{name}.o_proj.weight"),
+        )
+
+    def _attention_weights(self, name: str) -> Weights:
+        sizes, C = self.attention, self.config.hidden_size
+        return {
+            f"{name}.q_proj.weight": (sizes.projected_queries, C),
+            f"{name}.k_proj.weight": (sizes.keys, C),
+            f"{name}.v_proj.weight": (sizes.keys, C),
+            f"{name}.q_norm.weight": (sizes.head_size,),
+            f"{name}.k_norm.weight": (sizes.head_size,),
+            f"{name}.o_proj.weight": (C, sizes.queries),
+        }
+
+
+def expert_weights(name: str, config: Config, are_stacked: bool) -> Weights:
+    """Of a layer with experts."""
+    C, E, inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
+    weights: Weights = {f"{name}.gate.weight": (E, C)}
+    if are_stacked:
+        weights[f"{name}.experts.gate_up_proj"] = (E, 2 * inner, C)
+        weights[f"{name}.experts.down_proj"] = (E, C, inner)
+    else:
+        each = [mlp_weights(f"{name}.experts.{expert}", C, inner) for expert in range(E)]
+        for expert in each:
+            weights |= dict(list(expert.items())[:2])
+        for expert in each:
+            weights |= dict(list(expert.items())[2:])
+    weights |= mlp_weights(f"{name}.shared_expert", C, config.shared_expert_intermediate_size)
+    weights[f"{name}.shared_expert_gate.weight"] = (1, C)
+    return weights
+
+
+def experts(
+    parameters: Parameters, kernels: Kernels, name: str, config: Config, are_stacked: bool
+) -> Moe:
+    """Such a layer."""
+    router = SoftmaxRouter(
+        weight=parameters.matrix(f"{name}.gate.weight"),
+        n_chosen=config.num_experts_per_tok,
+        is_renormalised=config.norm_topk_prob,
+    )
+    if are_stacked:
+        first = parameters.experts([(f"{name}.experts.gate_up_proj",)])
+        second = parameters.experts([(f"{name}.experts.down_proj",)])
+    else:
+        each = [f"{name}.experts.{expert}" for expert in range(config.num_experts)]
+        first = parameters.experts(
+            [(f"{one}.gate_proj.weight", f"{one}.up_proj.weight") for one in each]
+        )
+        second = parameters.experts([(f"{one}.down_proj.weight",) for one in each])
+    return Moe(
+        kernels=kernels,
+        router=router,
+        first=first,
+        second=second,
+        activation="swiglu",
+        shared=gated_mlp(parameters, kernels, f"{name}.shared_expert"),
+        shared_gate=parameters.linear(f"{name}.shared_expert_gate.weight"),
+    )
+
+
+def types_of(config: Config) -> tuple[str, ...]:
+    """``LINEAR`` or ``FULL`` for each layer; every fourth attends where the file says nothing."""
+    if config.layer_types is not None:
+        return tuple(config.layer_types)
+    every = config.full_attention_interval
+    return tuple(
+        FULL if index % every == every - 1 else LINEAR for index in range(config.num_hidden_layers)
+    )
+
+
+def read_model(
+    checkpoint: Checkpoint,
+    text: Mapping[str, Any],
+    config: Config,
+    *,
+    architecture: str,
+    packing: Packing,
+    is_tied: bool,
+) -> QwenHybrid:
+    """Check the sizes of a checkpoint and read what its names say.
+
+    Args:
+        text: the part of ``config.json`` that ``config`` was read from.
+
+    Raises:
+        CorruptCheckpointError: it contradicts itself.
+        UnsupportedModelError: a field of it has a value that is not run.
+    """
+    path = str(checkpoint.path)
+    refuse_others(checkpoint, text, RUN)
+    names = [*SIZES, *(name for name in config.__struct_fields__ if name.startswith("linear_"))]
+    if config.num_experts:
+        names += EXPERT_SIZES
+    fields = msgspec.structs.asdict(config)
+    sizes = {name: fields[name] for name in names}
+    check_at_least(checkpoint, **sizes)
+    if config.linear_conv_kernel_dim < 2:
+        raise CorruptCheckpointError(path, "config.json has linear_conv_kernel_dim 1")
+    for many, few in (
+        ("linear_num_value_heads", "linear_num_key_heads"),
+        ("num_attention_heads", "num_key_value_heads"),
+    ):
+        if sizes[many] % sizes[few]:
+            why = f"config.json has {many} {sizes[many]} for {few} {sizes[few]}"
+            raise CorruptCheckpointError(path, why)
+    if config.num_experts and config.num_experts_per_tok > config.num_experts:
+        why = f"config.json has num_experts_per_tok {config.num_experts_per_tok}"
+        raise CorruptCheckpointError(path, f"{why} of num_experts {config.num_experts}")
+    types = types_of(config)
+    if len(types) != config.num_hidden_layers or set(types) - {LINEAR, FULL}:
+        raise CorruptCheckpointError(path, f"config.json has layer_types {list(types)}")
+    if absent := {LINEAR, FULL} - set(types):
+        raise UnsupportedModelError(path, f"config.json has layer_types without {absent.pop()}")
+    nested = "model.language_model.embed_tokens.weight" in checkpoint.stored
+    prefix = "model.language_model" if nested else "model"
+    model = QwenHybrid(
+        architecture=architecture,
+        config=config,
+        packing=packing,
+        prefix=prefix,
+        rope=read_rope(checkpoint, text, config.head_dim, turned_part=TURNED_PART),
+        is_tied=is_tied,
+        are_stacked=any(name.endswith(".mlp.experts.gate_up_proj") for name in checkpoint.stored),
+    )
+    if not all(map(model.has_experts, range(len(types)))):
+        check_at_least(checkpoint, intermediate_size=config.intermediate_size)
+    return model
