@@ -11,12 +11,13 @@ import msgspec
 import torch
 
 from wkvm.core.errors import CorruptCheckpointError
-from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
+from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import check_at_least, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
+from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, in_order, layout_of
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
@@ -135,9 +136,8 @@ class FalconH1:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its pages."""
-        n_layers = self.config.num_hidden_layers
-        tensors = self.mamba.sizes.tensors(n_layers, dtype, state.dtype)
-        return StateLayout((*tensors, guest_tokens()), self.attention.sizes.guest(n_layers, dtype))
+        layers = in_order([MAMBA, ATTENTION] * self.config.num_hidden_layers)
+        return layout_of(layers, self.mamba, self.attention, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""

@@ -19,6 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 MODULES = {
     "falcon_h1": "wkvm.models.falcon_h1",
     "gated_deltanet": "wkvm.models.gated_deltanet",
+    "granitemoehybrid": "wkvm.models.granite_moe_hybrid",
     "mamba2": "wkvm.models.mamba2",
     "olmo_hybrid": "wkvm.models.olmo_hybrid",
     "qwen3_5": "wkvm.models.qwen3_5",

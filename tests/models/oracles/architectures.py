@@ -1,11 +1,12 @@
 """All architectures that are held to transformers, in the order of ``docs/models.md``."""
 
-from tests.models.oracles import falcon_h1, mamba2, olmo, qwen
+from tests.models.oracles import falcon_h1, granite_moe_hybrid, mamba2, olmo, qwen
 from tests.models.oracles.case import Architecture, Case
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     mamba2.ARCHITECTURE,
     falcon_h1.ARCHITECTURE,
+    granite_moe_hybrid.ARCHITECTURE,
     qwen.NEXT,
     qwen.DENSE,
     qwen.MOE,

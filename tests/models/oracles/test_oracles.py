@@ -59,7 +59,7 @@ class Subject:
         V = self.model.info.vocab_size
         assert logits.shape == (STREAM_LENGTHS[name], V)
         close(logits, wanted.pop("logits")[:, :V])
-        if self.architecture.guest:
+        if self.model.layout.guest is not None:
             assert state.pop(GUEST_TOKENS).item() == STREAM_LENGTHS[name]
         assert state.keys() == wanted.keys()
         for key, tensor in wanted.items():
