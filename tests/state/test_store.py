@@ -442,6 +442,24 @@ def test_a_handle_has_so_many_versions_and_keep_makes_room(tmp_path: Path) -> No
         assert len(files(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+def test_the_oldest_versions_go_with_each_new_one_where_that_is_wanted(
+    tmp_path: Path, limit: int
+) -> None:
+    limits = StoreLimits(versions_per_handle=limit, drops_old_versions=True)
+    with opened(tmp_path, limits=limits) as store:
+        for seed in range(5):
+            assert put(store, "a", seed).version == seed + 1
+        kept = list(range(5, 5 - limit, -1))
+        assert [one.version for one in store.log("t", "a")] == kept
+        assert len(files(tmp_path)) == limit
+        # its bytes are those of the version that goes
+        back = store.rollback("t", "a", version=kept[-1])
+        assert same(store.load("t", back.ref).image, an_image(kept[-1] - 1))
+        assert len(store.log("t", "a")) == limit
+        assert store.check().findings == ()
+
+
 # --- memory -------------------------------------------------------------------------------
 
 

@@ -79,4 +79,12 @@ STORE_FLAGS = (
         metavar="N",
         text="how many versions of a state are kept; more are refused (default: %(default)s)",
     ),
+    Flag(
+        names=("--drop-old-versions",),
+        field="drops_old_versions",
+        dest="state_drops_old_versions",
+        kind=None,
+        text="of a state that has as many versions as are kept, the oldest go with each new one, "
+        "and with them what can be gone back to",
+    ),
 )

@@ -16,6 +16,7 @@ class StoreLimits:
         handles_per_tenant: live handles.
         bytes_per_tenant: of payloads, in all tiers together.
         versions_per_handle: kept ones; more are refused until some are deleted.
+        drops_old_versions: they are not refused, but the oldest go with each new one.
         checkpoints_per_handle: likewise.
         forks_at_once: of one call.
         tags_per_handle: with at most ``tag_chars`` characters in a key or a value.
@@ -31,6 +32,7 @@ class StoreLimits:
     handles_per_tenant: int = 10_000
     bytes_per_tenant: int = 64 * 2**30
     versions_per_handle: int = 10_000
+    drops_old_versions: bool = False
     checkpoints_per_handle: int = 1_000
     forks_at_once: int = 64
     tags_per_handle: int = 32
@@ -44,6 +46,8 @@ class StoreLimits:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
+            if one.type is bool:
+                continue
             low = 0 if one.name in ("host_bytes", "disk_reserve", "tags_per_handle") else 1
             is_number = type(value) is int or (one.type is float and type(value) is float)
             if not is_number or not low <= value < math.inf:

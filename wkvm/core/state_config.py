@@ -20,6 +20,8 @@ class StateConfig:
         idle_s: a state that nobody has used for so long leaves host memory for the disk; 0 for
             never.
         handles_per_tenant, bytes_per_tenant, versions_per_handle: how much one tenant may keep.
+        drops_old_versions: of a state with so many versions the oldest go with each new one;
+            otherwise a new one is refused.
     """
 
     folder: str | None = None
@@ -29,6 +31,7 @@ class StateConfig:
     handles_per_tenant: int = _LIMITS.handles_per_tenant
     bytes_per_tenant: int = _LIMITS.bytes_per_tenant
     versions_per_handle: int = _LIMITS.versions_per_handle
+    drops_old_versions: bool = _LIMITS.drops_old_versions
 
     def __post_init__(self) -> None:
         for name, flag in (
@@ -51,5 +54,6 @@ class StateConfig:
             handles_per_tenant=self.handles_per_tenant,
             bytes_per_tenant=self.bytes_per_tenant,
             versions_per_handle=self.versions_per_handle,
+            drops_old_versions=self.drops_old_versions,
             host_bytes=self.host_bytes,
         )

@@ -248,14 +248,15 @@ class Edit(Ledger):
         """Give a handle its next version, which becomes the head.
 
         Raises:
-            QuotaError: it has as many as it may have.
+            QuotaError: it has as many as it may have, and old ones are to stay.
             ReservationError: it is in memory alone, and a crash might give its number again.
         """
         limit = self.limits.versions_per_handle
         ((n_versions,),) = rows(
             self.db, "SELECT count(*) FROM versions WHERE handle = ?", (handle.id,)
         )
-        if n_versions >= limit:
+        is_full = n_versions >= limit
+        if is_full and not self.limits.drops_old_versions:
             raise QuotaError("versions of a handle", limit)
         number = max(handle.next_version, self.meta("floor") + 1)
         if number > MAX_VERSION:
@@ -281,6 +282,8 @@ class Edit(Ledger):
         )
         self.hold(payload.id)
         handle = self.save(handle, head=number, next_version=number + 1)
+        if is_full:
+            self.keep_newest(handle.id, limit)  # now, when its bytes may be those of an old one
         return version_record(handle, row, payload)
 
     def drop_version(self, handle: HandleRow, version: int) -> None:
