@@ -215,6 +215,27 @@ def test_a_row_that_was_changed_is_found(folder: Path, statement: str) -> None:
         assert same(store.load("t", "b@2").image, an_image(4))
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_state_leaves_memory_only_when_its_file_was_looked_at(
+    tmp_path: Path, is_gone: bool
+) -> None:
+    with opened(tmp_path) as store:
+        put(store, "a", 1)
+        (name,) = files(tmp_path)
+        file = tmp_path / "payloads" / name
+        if is_gone:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        store.cool("t", "a")
+        assert store.stat().host.n_payloads == 0
+        assert files(tmp_path) not in ([], [name])
+        assert store.stat().n_quarantined == (not is_gone)
+        assert same(store.load("t", "a").image, an_image(1))
+        assert store.check().findings == ()
+        assert store.stat().n_damaged == 0
+
+
 def test_a_damaged_handle_is_left_out_of_the_list_and_others_are_not(folder: Path) -> None:
     database(folder, 'UPDATE handles SET tags = \'{"x":"y"}\' WHERE id = 1')
     with opened(folder) as store:

@@ -1,6 +1,6 @@
 """Facts about the tier below the disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ class Bucket:
         self.is_down = False
         self.mangle: Callable[[bytes], bytes] = lambda content: content
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
         self._check()
-        self.objects[name] = self.mangle(content)
+        whole = content if isinstance(content, bytes) else b"".join(content)
+        self.objects[name] = self.mangle(whole)
 
     def get(self, name: str) -> Any:
         self._check()
@@ -33,8 +34,9 @@ class Bucket:
         content = self.objects[name]
 
         class Answer:
-            def bytes(self) -> bytes:
-                return content
+            def stream(self, min_chunk_size: int) -> Iterator[bytes]:
+                for at in range(0, len(content), min_chunk_size):
+                    yield content[at : at + min_chunk_size]
 
         return Answer()
 

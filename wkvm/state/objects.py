@@ -3,10 +3,13 @@
 obstore does the talking. It is optional, and imported here alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from wkvm.core.errors import ConfigError, MissingExtraError, StoreFailedError
+
+WHOLE_BYTES = 2**23
+"""Up to so many bytes an object is written at once. Of larger ones as much is held at a time."""
 
 
 class ObjectTier:
@@ -21,25 +24,32 @@ class ObjectTier:
         self._bucket = bucket
         self._prefix = prefix
 
-    def put(self, name: str, buffers: Sequence[bytes | memoryview]) -> None:
-        """Write an object.
+    def put(self, name: str, pieces: Iterator[memoryview], n_bytes: int) -> None:
+        """Write an object. A large one goes in parts, and is there once all of them are.
+
+        Args:
+            pieces: of its bytes, in order. Each may be overwritten once the next is asked for.
+            n_bytes: all together.
 
         Raises:
             StoreFailedError: the object store refused.
         """
+        whole: bytes | Iterator[bytes]
+        whole = b"".join(pieces) if n_bytes <= WHOLE_BYTES else (bytes(one) for one in pieces)
         try:
-            self._bucket.put(self._prefix + name, b"".join(buffers))
+            self._bucket.put(self._prefix + name, whole)
         except _errors() as error:
             raise StoreFailedError("write an object", type(error).__name__) from error
 
-    def get(self, name: str) -> memoryview:
-        """Read an object.
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """Read an object, a few MiB at a time.
 
         Raises:
             StoreFailedError: the object store refused, or does not have it.
         """
         try:
-            return memoryview(self._bucket.get(self._prefix + name).bytes())
+            for piece in self._bucket.get(self._prefix + name).stream(min_chunk_size=WHOLE_BYTES):
+                yield memoryview(piece)
         except _errors() as error:
             raise StoreFailedError("read an object", type(error).__name__) from error
 

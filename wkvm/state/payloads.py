@@ -121,17 +121,21 @@ class Payloads:
         with self._reading(name) as fd:
             return self._read_open(fd, digest, into)
 
-    def read_raw(self, name: str, digest: str) -> bytes:
-        """The bytes of a file as they are, verified.
+    def pieces(self, name: str, digest: str) -> Iterator[memoryview]:
+        """The bytes of a file as they are, 1 MiB at a time, once all of it has been verified.
+
+        Each piece is overwritten by the next.
 
         Raises:
             BadStateFileError, StoreFailedError: as for ``read``.
         """
         with self._reading(name) as fd:
             self._verify_open(fd, digest)
-            file = bytearray(self._io.size(fd))
-            self._read_all(fd, [memoryview(file)], 0)
-            return bytes(file)
+            n_bytes, piece = self._io.size(fd), memoryview(bytearray(CHUNK_BYTES))
+            for at in range(0, n_bytes, CHUNK_BYTES):
+                part = piece[: min(CHUNK_BYTES, n_bytes - at)]
+                self._read_all(fd, [part], at)
+                yield part
 
     def verify(self, name: str, digest: str) -> None:
         """Read a file for its digest alone, a little at a time.
@@ -293,7 +297,7 @@ class Payloads:
         header = self._header(fd, digest)
         layout = header.layout
         n_bytes = layout.image_bytes(header.carried.n_computed)
-        record = self._new_record(n_bytes) if into is None else into
+        record = self.new_record(n_bytes) if into is None else into
         if record.dtype != torch.uint8 or record.shape != (n_bytes,):
             raise ValueError(f"a record of {n_bytes} bytes does not fit {record.shape}")
         token_ids = bytearray(TOKEN_BYTES * header.carried.n_computed)
@@ -308,7 +312,8 @@ class Payloads:
         clear_padding(layout, record)
         return image_of(header, record, bytes(token_ids))
 
-    def _new_record(self, n_bytes: int) -> Tensor:
+    def new_record(self, n_bytes: int) -> Tensor:
+        """Memory for a record: ``[n_bytes]`` uint8, undefined."""
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
     def _verify_open(self, fd: int, digest: str) -> None:

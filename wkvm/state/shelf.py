@@ -9,6 +9,7 @@ import sqlite3
 from dataclasses import dataclass, field, replace
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from wkvm.core.errors import (
@@ -22,9 +23,10 @@ from wkvm.core.registry import TAIL_IDS, canonical_json
 from wkvm.core.states import Tier
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.columns import PAYLOAD_COLUMNS
+from wkvm.state.filling import Filling
 from wkvm.state.format import TOKEN_BYTES
 from wkvm.state.host import HostTier
-from wkvm.state.image import EncodedImage, StateImage, decode_image, encode_image, unpack_ids
+from wkvm.state.image import EncodedImage, StateImage, encode_image, unpack_ids
 from wkvm.state.ledger import Content
 from wkvm.state.objects import ObjectTier
 from wkvm.state.payloads import Payloads
@@ -166,8 +168,25 @@ class Shelf:
         image = self.host.get(payload.uid)
         if payload.is_durable:
             self.host.settle(payload.uid)
-        if image is None or payload.is_durable:
+        elif image is not None:
+            self._write_from_host(payload, image)
+
+    def cool(self, payload: PayloadRow) -> None:
+        """Let an image leave host memory, once its file was looked at.
+
+        A file that is gone or damaged since is written anew, from memory.
+
+        Raises:
+            StoreFullError, StoreFailedError: see ``Payloads.write``; it stays in memory.
+        """
+        image = self.host.get(payload.uid)
+        if image is None:
             return
+        if payload.object is None and not self.has_file(payload):
+            self._write_from_host(payload, image)
+        self.host.cool(payload.uid)
+
+    def _write_from_host(self, payload: PayloadRow, image: StateImage) -> None:
         draft = Draft(image, payload.uid)
         self.write(draft)
 
@@ -175,7 +194,9 @@ class Shelf:
             row = find_payload(db, payload.id)
             if row is None or row.uid != payload.uid or row.file is not None:
                 return False
-            db.execute("UPDATE payloads SET file = ? WHERE id = ?", (draft.file, row.id))
+            db.execute(
+                "UPDATE payloads SET file = ?, damage = NULL WHERE id = ?", (draft.file, row.id)
+            )
             return True
 
         try:
@@ -243,10 +264,28 @@ class Shelf:
     def _from_objects(self, payload: PayloadRow) -> StateImage:
         if self.objects is None or payload.object is None:
             raise StoreFailedError("read a state", "it is in an object store that is not set up")
-        image = decode_image(self.objects.get(payload.object))
-        if encode_image(image).digest != payload.digest:
+        filling = Filling(payload.n_bytes, lambda header: None, self.payloads.new_record)
+        for piece in self.objects.pieces(payload.object):
+            filling.feed(piece)
+        image = filling.image()
+        if filling.header is None or filling.header.digest != payload.digest:
             raise BadStateFileError("its digest is not the one that was committed")
         return image
+
+    def verify_object(self, payload: PayloadRow, name: str) -> None:
+        """Read an object for its bytes alone, a few MiB at a time.
+
+        Raises:
+            BadStateFileError: they are not those of the payload.
+            StoreFailedError: there is no object store, or it refused.
+        """
+        if self.objects is None:
+            raise StoreFailedError("read a state", "it is in an object store that is not set up")
+        hasher = blake3()
+        for piece in self.objects.pieces(name):
+            hasher.update(piece)
+        if hasher.hexdigest() != payload.content_id:
+            raise BadStateFileError("the object's bytes are not those that were written")
 
 
 def _copied(image: StateImage, into: Tensor) -> StateImage:

@@ -325,7 +325,7 @@ class Store(Handles):
         return record
 
     def cool(self, tenant: str, ref: Ref | str) -> VersionRecord:
-        """Put a version on disk, and let its bytes leave host memory.
+        """Put a version on disk, and let its bytes leave host memory once its file was verified.
 
         Raises:
             StateNotFoundError, StateDamagedError, StoreFullError, StoreFailedError: as for
@@ -333,7 +333,7 @@ class Store(Handles):
         """
         record = self.persist(tenant, ref)
         _, _, payload = self._find(tenant, record.ref)
-        self._shelf.host.cool(payload.uid)
+        self._shelf.cool(payload)
         return record
 
     def flush(self) -> int:

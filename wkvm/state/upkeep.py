@@ -20,7 +20,6 @@ from wkvm.state.columns import (
     VERSION_WIDTH,
 )
 from wkvm.state.edits import Edit
-from wkvm.state.image import decode_image
 from wkvm.state.opening import Folders
 from wkvm.state.shelf import Shelf
 from wkvm.state.tables import HandleRow, PayloadRow, VersionRow, checkpoint_seal, rows
@@ -208,18 +207,16 @@ def demote(catalogue: Catalogue, shelf: Shelf, payload: PayloadRow, name: str) -
     if shelf.objects is None:
         raise StoreFailedError("write an object", "no object store is set up")
     if payload.object is None and payload.file is not None:
-        file = shelf.payloads.read_raw(payload.file, payload.digest)
+        pieces = shelf.payloads.pieces(payload.file, payload.digest)
         # Noted before it is made: should we die between, the collection finds it.
         shelf.moving.add(name)
         try:
             catalogue.write(lambda db: _note_object(db, name))
-            shelf.objects.put(name, [file])
+            shelf.objects.put(name, pieces, payload.n_bytes)
             try:
-                decode_image(shelf.objects.get(name))
+                shelf.verify_object(payload, name)
             except BadStateFileError as error:
                 raise StoreFailedError("write an object", error.why) from error
-            if bytes(shelf.objects.get(name)) != file:
-                raise StoreFailedError("write an object", "it came back with other bytes")
             catalogue.write(lambda db: _place_object(db, payload, name))
         finally:
             shelf.moving.discard(name)
@@ -323,7 +320,7 @@ def _damage_of(shelf: Shelf, payload: PayloadRow) -> str | None:
         if payload.file is not None:
             shelf.payloads.verify(payload.file, payload.digest)
         elif payload.object is not None and shelf.objects is not None:
-            decode_image(shelf.objects.get(payload.object))
+            shelf.verify_object(payload, payload.object)
     except BadStateFileError as error:
         return error.why
     return payload.damage
