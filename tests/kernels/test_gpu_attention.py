@@ -3,6 +3,7 @@
 On a GPU, and small in Triton's interpreter, in a process of its own.
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -53,7 +54,10 @@ def test_meets_softmax_and_writes_its_tokens_alone(
     step: str, shape: str, dtype: torch.dtype, device: str
 ) -> None:
     case = case_of(step, shape, dtype).on(device)
-    found = attended(case)
+    # As from a projection: heads of queries with their gates between them.
+    q, k = torch.cat([case.q, case.q], 2), torch.cat([case.k, case.k], 1)
+    q, k = q[:, :, : case.q.shape[2]], k[:, : case.k.shape[1]]
+    found = attended(replace(case, q=q, k=k))
     assert (found.cpu() - case.expected()).abs().max() < BARS[dtype]
     pads = [row for row, slot in enumerate(case.rows.host_slots) if slot < 0]
     for row in pads:

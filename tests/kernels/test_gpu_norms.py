@@ -34,16 +34,19 @@ def test_a_norm_of_whole_tokens_and_of_heads_in_a_wider_tensor(device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_residual_is_added_to_before_the_norm(device: str) -> None:
+def test_a_sum_goes_on_beside_its_norm(device: str) -> None:
     from wkvm.kernels.gpu.norms import add_rms_norm
 
-    x, residual = normal(3, 40, device=device), normal(3, 40, device=device, seed=2)
-    weight, total = normal(40, device=device, seed=1), x + residual
-    near(
-        add_rms_norm(x, residual, weight, 1e-6),
-        reference.rms_norm(total.double(), weight.double(), 1e-6),
+    wide = normal(3, 90, device=device)
+    x, added = wide[:, :40], wide[:, 45:85].half()
+    weight = normal(40, device=device, seed=1)
+    total, normed = add_rms_norm(x, added, weight, 1e-6, scale=0.3, dtype=torch.float16)
+    exact_total, exact = reference.add_rms_norm(
+        x.double(), added.double(), weight.double(), 1e-6, scale=0.3
     )
-    near(residual, total)
+    near(total, exact_total)
+    torch.testing.assert_close(normed.double(), exact, rtol=1e-3, atol=1e-4)
+    assert normed.dtype == torch.float16
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -81,19 +84,9 @@ def test_a_gated_norm_of_heads_shares_one_weight(device: str) -> None:
     near(gated_rms_norm(y, z, weight, 1e-5, group=10, gate_first=False), exact)
 
 
-def turned(x: Tensor, frequencies: Tensor, positions: Tensor, scaling: float) -> Tensor:
-    """Rotary positions by complex numbers, in float64."""
-    R = len(frequencies)
-    angle = positions.double()[:, None] * frequencies.double()
-    turn = torch.polar(torch.full_like(angle, scaling), angle)[:, None]
-    x = x.double()
-    pairs = torch.complex(x[..., :R].contiguous(), x[..., R : 2 * R].contiguous()) * turn
-    return torch.cat((pairs.real, pairs.imag, x[..., 2 * R :]), -1)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_rotary_turns_the_first_elements_of_heads_in_place(device: str) -> None:
-    from wkvm.kernels.gpu.norms import rotary
+    from wkvm.kernels.gpu.elementwise import rotary
 
     wide = normal(3, 7, 20, device=device)
     q, k = wide[:, 1:6], wide[:, 6:]
@@ -101,10 +94,39 @@ def test_rotary_turns_the_first_elements_of_heads_in_place(device: str) -> None:
     positions = torch.tensor([0, 5, 1000], dtype=torch.int32, device=device)
     before = wide.clone()
     rotary(q, k, frequencies, positions, 1.5)
-    exact = turned(before[:, 1:], frequencies, positions, 1.5)
-    torch.testing.assert_close(wide[:, 1:].double(), exact, rtol=1e-4, atol=2e-4)
+    exact = before.double()
+    reference.rotary(exact[:, 1:6], exact[:, 6:], frequencies.double(), positions, 1.5)
+    torch.testing.assert_close(wide.double(), exact, rtol=1e-4, atol=2e-4)
     assert torch.equal(wide[:, 0], before[:, 0])
     assert torch.equal(wide[:, 1:, 6:], before[:, 1:, 6:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_activation_between_the_products_of_an_mlp(device: str) -> None:
+    from wkvm.kernels.gpu.elementwise import swiglu
+
+    gate_up = normal(3, 30, device=device)[:, 2:28]
+    near(swiglu(gate_up), reference.swiglu(gate_up.double()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_gates_of_slow_decays_and_fast_ones(by_channel: bool, device: str) -> None:
+    from wkvm.kernels.gpu.elementwise import delta_gates
+
+    wide = 6 * normal(4, 40, device=device)
+    wide[:2, :4] = torch.tensor([-40.0, -15.0, -2.77, 80.0], device=device)
+    strength = wide[:, 30:33]
+    decay = wide[:, :24].view(4, 3, 8) if by_channel else wide[:, :3]
+    A = -torch.tensor([0.5, 3.0, 16.0], device=device)
+    dt_bias = 0.01 * normal(*decay.shape[1:], device=device)
+    g, beta = delta_gates(decay, strength, A, dt_bias, 2.0)
+    exact = reference.delta_gates(
+        decay.double(), strength.double(), A.double(), dt_bias.double(), 2.0
+    )
+    torch.testing.assert_close(g.double(), exact[0], rtol=1e-5, atol=0.0)
+    near(beta, exact[1])
+    assert g.is_contiguous()
 
 
 @starts_the_interpreter

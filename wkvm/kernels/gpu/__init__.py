@@ -7,6 +7,16 @@ each trial run would apply its update once more.
 
 from wkvm.kernels.gpu.attention_prefill import attention
 from wkvm.kernels.gpu.delta_prefill import gated_delta
-from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm, rotary
+from wkvm.kernels.gpu.elementwise import delta_gates, rotary, swiglu
+from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm
 
-__all__ = ["add_rms_norm", "attention", "gated_delta", "gated_rms_norm", "rms_norm", "rotary"]
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "delta_gates",
+    "gated_delta",
+    "gated_rms_norm",
+    "rms_norm",
+    "rotary",
+    "swiglu",
+]

@@ -112,8 +112,11 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
     out,
     logs,
     q_stride,
+    q_head_stride,
     k_stride,
+    k_head_stride,
     v_stride,
+    v_head_stride,
     page_stride,
     table_stride,
     lengths_stride,
@@ -153,7 +156,7 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
             is_head = heads < GROUP
             mains = tl.arange(0, BLOCK_MAIN)
             values = tl.arange(0, BLOCK_V)
-            at_query = q + row * q_stride + (kv_head * GROUP + heads)[:, None] * D
+            at_query = q + row * q_stride + (kv_head * GROUP + heads)[:, None] * q_head_stride
             inside = is_head[:, None] & (mains < MAIN)[None, :]
             query = tl.load(at_query + mains[None, :], mask=inside, other=0.0)
             table_row = table + slot * table_stride
@@ -165,7 +168,7 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
             at_page = head_pages + here * page_stride + (length % PAGE) * (HKV * D)
             n_read = tl.where(is_first, D, 0)
             n_written = tl.where(head_tile == 0, n_read, 0)
-            at_key = k + row * k_stride + kv_head * D
+            at_key = k + row * k_stride + kv_head * k_head_stride
             key = tl.load(at_key + mains, mask=mains < tl.minimum(n_read, MAIN), other=0.0)
             tl.store(at_page + mains, key, mask=mains < tl.minimum(n_written, MAIN))
             score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
@@ -181,7 +184,7 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
             if SHARED:
                 value = key
             else:
-                at_value = v + row * v_stride + kv_head * DV
+                at_value = v + row * v_stride + kv_head * v_head_stride
                 value = tl.load(at_value + values, mask=values < tl.minimum(n_read, DV), other=0.0)
                 tl.store(
                     at_page + PAGE * HKV * D + values,
@@ -302,8 +305,8 @@ def attention_decode(
     """``reference.attention`` over rows of one token.
 
     Args:
-        q: ``[B, Hq, D]``; k: ``[B, Hkv, D]``; v: ``[B, Hkv, Dv]`` or None; any first stride, one
-            piece within a row, all of one dtype, which is that of ``pages``.
+        q: ``[B, Hq, D]``; k: ``[B, Hkv, D]``; v: ``[B, Hkv, Dv]`` or None; any strides but
+            the last, all of one dtype, which is that of ``pages``.
         pages: ``[n_pages, n_parts, PAGE_TOKENS, Hkv, D]``, any first stride.
         table: ``[N, max_pages]`` int32; lengths: ``[N]`` int32, any stride.
         slots: ``[B]`` int32, distinct where not negative; a negative one is a pad row.
@@ -338,9 +341,9 @@ def attention_decode(
         slots,
         parts,
         logs,
-        q.stride(0),
-        k.stride(0),
-        0 if v is None else v.stride(0),
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *(k if v is None else v).stride()[:2],
         pages.stride(0),
         table.stride(0),
         lengths.stride(0),

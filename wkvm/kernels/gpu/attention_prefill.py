@@ -74,7 +74,9 @@ def write_pages_kernel(  # type: ignore[no-untyped-def]
     offsets,
     n_rows,
     k_stride,
+    k_head_stride,
     v_stride,
+    v_head_stride,
     page_stride,
     table_stride,
     lengths_stride,
@@ -100,11 +102,13 @@ def write_pages_kernel(  # type: ignore[no-untyped-def]
         at_token = (start + tokens).to(tl.int64)
         columns = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
         inside = is_token[:, None] & (columns < HKV * D)[None, :]
-        key = tl.load(k + at_token[:, None] * k_stride + columns[None, :], mask=inside)
+        of_head = columns // D * k_head_stride + columns % D
+        key = tl.load(k + at_token[:, None] * k_stride + of_head[None, :], mask=inside)
         tl.store(pages + at_page[:, None] + columns[None, :], key, mask=inside)
         if not SHARED:
             inside = is_token[:, None] & (columns < HKV * DV)[None, :]
-            value = tl.load(v + at_token[:, None] * v_stride + columns[None, :], mask=inside)
+            of_head = columns // DV * v_head_stride + columns % DV
+            value = tl.load(v + at_token[:, None] * v_stride + of_head[None, :], mask=inside)
             in_part = PAGE * HKV * D + columns // DV * D + columns % DV
             tl.store(pages + at_page[:, None] + in_part[None, :], value, mask=inside)
 
@@ -120,6 +124,7 @@ def attention_prefill_kernel(  # type: ignore[no-untyped-def]
     out,
     n_rows,
     q_stride,
+    q_head_stride,
     page_stride,
     table_stride,
     lengths_stride,
@@ -165,7 +170,7 @@ def attention_prefill_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if slot >= 0:
-        at_query = q + (at_token * q_stride + at_head * D)[:, None]
+        at_query = q + (at_token * q_stride + at_head * q_head_stride)[:, None]
         inside = is_query[:, None] & (mains < MAIN)[None, :]
         query = tl.load(at_query + mains[None, :], mask=inside, other=0.0)
         query_tail = query
@@ -267,8 +272,8 @@ def write_pages(
         rows.slots,
         rows.offsets,
         len(rows.lengths),
-        k.stride(0),
-        0 if v is None else v.stride(0),
+        *k.stride()[:2],
+        *(k if v is None else v).stride()[:2],
         pages.stride(0),
         table.stride(0),
         lengths.stride(0),
@@ -314,7 +319,7 @@ def attend(
         rows.offsets,
         out,
         len(rows.lengths),
-        q.stride(0),
+        *q.stride()[:2],
         pages.stride(0),
         table.stride(0),
         lengths.stride(0),
@@ -344,7 +349,7 @@ def attention(
     window: int | None = None,
     value_dim: int | None = None,
 ) -> Tensor:
-    """``reference.attention``; q, k and v of any first stride, all of the dtype of ``pages``."""
+    """``reference.attention``; q, k, v of any strides but the last, of the dtype of ``pages``."""
     if rows.is_decode:
         return attention_decode(
             q,

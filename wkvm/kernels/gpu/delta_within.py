@@ -50,10 +50,8 @@ BLOCK_T = tl.constexpr(16)
 OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def normalised(  # type: ignore[no-untyped-def]
-    at, mask
-):
+@triton.jit
+def normalised(at, mask):  # type: ignore[no-untyped-def]
     """Rows of keys or queries, float32, divided by the roots of their sums of squares."""
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]

@@ -1,4 +1,4 @@
-"""Norms by the root of the mean square, with what stands beside them; and rotary positions.
+"""Norms by the root of the mean square, with what stands beside them.
 
 Each is one pass over its tensors, in float32. Importing this module imports Triton.
 """
@@ -20,12 +20,15 @@ N_TOGETHER = 1024
 @triton.jit(do_not_specialize=["n_vectors"])  # type: ignore[untyped-decorator]
 def norm_kernel(  # type: ignore[no-untyped-def]
     x,
-    residual,
+    added,
     weight,
+    total,
     out,
     n_vectors,
     token_stride,
     head_stride,
+    added_stride,
+    scale,
     eps,
     H: tl.constexpr,
     C: tl.constexpr,
@@ -41,14 +44,15 @@ def norm_kernel(  # type: ignore[no-untyped-def]
     at_out = vectors[:, None] * C + columns[None, :]
     value = tl.load(x + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     if ADDS:
-        value += tl.load(residual + at_out, mask=inside, other=0.0).to(tl.float32)
-        # What is normed is what goes on as the residual, with its rounding.
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + at_out, rounded, mask=inside)
+        at_added = vectors[:, None] * added_stride + columns[None, :]
+        value += scale * tl.load(added + at_added, mask=inside, other=0.0).to(tl.float32)
+        # What is normed is what goes on, with its rounding.
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + at_out, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 1) / C + eps)
+    inverse = tl.rsqrt(tl.sum(value * value, 1) / C + eps)
     w = tl.load(weight + columns, mask=columns < C, other=0.0)
-    normed = value * scale[:, None] * w[None, :]
+    normed = value * inverse[:, None] * w[None, :]
     tl.store(out + at_out, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -98,61 +102,7 @@ def gated_norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + at_out, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def turn(  # type: ignore[no-untyped-def]
-    heads,
-    token_stride,
-    head_stride,
-    cos,
-    sin,
-    H: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    """Turn the pairs ``(i, i + R)`` of all heads of a token, in place."""
-    head = tl.arange(0, BLOCK_H)
-    pairs = tl.arange(0, BLOCK_R)
-    inside = (head < H)[:, None] & (pairs < R)[None, :]
-    at = heads + tl.program_id(0).to(tl.int64) * token_stride
-    at = at + head[:, None] * head_stride + pairs[None, :]
-    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(at + R, mask=inside, other=0.0).to(tl.float32)
-    turned = first * cos[None, :] - second * sin[None, :]
-    tl.store(at, turned.to(heads.dtype.element_ty), mask=inside)
-    turned = second * cos[None, :] + first * sin[None, :]
-    tl.store(at + R, turned.to(heads.dtype.element_ty), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def rotary_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    frequencies,
-    positions,
-    q_token_stride,
-    q_head_stride,
-    k_token_stride,
-    k_head_stride,
-    scaling,
-    HQ: tl.constexpr,
-    HK: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_HQ: tl.constexpr,
-    BLOCK_HK: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    """One program per token; see ``rotary``."""
-    pairs = tl.arange(0, BLOCK_R)
-    position = tl.load(positions + tl.program_id(0)).to(tl.float32)
-    angle = tl.load(frequencies + pairs, mask=pairs < R, other=0.0) * position
-    cos = tl.cos(angle) * scaling
-    sin = tl.sin(angle) * scaling
-    turn(q, q_token_stride, q_head_stride, cos, sin, HQ, R, BLOCK_HQ, BLOCK_R)
-    turn(k, k_token_stride, k_head_stride, cos, sin, HK, R, BLOCK_HK, BLOCK_R)
-
-
-def _strides(x: Tensor) -> tuple[int, int, int]:
+def strides_of(x: Tensor) -> tuple[int, int, int]:
     """Heads of a token, and the strides of tokens and heads, of ``[T, C]`` or ``[T, H, C]``."""
     if x.dim() not in (2, 3) or x.stride(-1) != 1:
         raise ValueError(
@@ -174,19 +124,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
 
     What is returned is contiguous. One launch.
     """
-    heads, token_stride, head_stride = _strides(x)
+    heads, token_stride, head_stride = strides_of(x)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     C = x.shape[-1]
     block_r, block_c, n_warps = _blocks(C)
     n_vectors = x.shape[0] * heads
     norm_kernel[(triton.cdiv(n_vectors, block_r),)](
         x,
-        out,
+        x,
         weight,
+        out,
         out,
         n_vectors,
         token_stride,
         head_stride,
+        0,
+        1.0,
         eps,
         H=heads,
         C=C,
@@ -198,35 +151,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add ``x`` to ``residual`` in place, and norm the sum.
-
-    Args:
-        x: ``[T, C]``, any first stride.
-        residual: ``[T, C]``, contiguous; overwritten with the sum in its own dtype, of which the
-            norm is.
-        weight: ``[C]`` float32.
-
-    Returns:
-        ``[T, C]`` in the dtype of ``x``. One launch.
-    """
-    _, token_stride, _ = _strides(x)
-    if residual.shape != x.shape or x.dim() != 2 or not residual.is_contiguous():
-        raise ValueError(
-            f"a residual {tuple(residual.shape)} of strides {residual.stride()}"
-            f" for {tuple(x.shape)}"
-        )
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def add_rms_norm(
+    x: Tensor,
+    added: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``reference.add_rms_norm``, of ``[T, C]`` with any first strides. One launch."""
+    if x.dim() != 2 or added.shape != x.shape:
+        raise ValueError(f"{tuple(added.shape)} is added to {tuple(x.shape)}")
+    (_, x_stride, _), (_, added_stride, _) = strides_of(x), strides_of(added)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     T, C = x.shape
     _, block_c, n_warps = _blocks(C)
     norm_kernel[(T,)](
         x,
-        residual,
+        added,
         weight,
+        total,
         out,
         T,
-        token_stride,
+        x_stride,
         0,
+        added_stride,
+        scale,
         eps,
         H=1,
         C=C,
@@ -235,7 +187,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
         ADDS=True,
         num_warps=n_warps,
     )
-    return out
+    return total, out
 
 
 def gated_rms_norm(
@@ -254,8 +206,8 @@ def gated_rms_norm(
     """
     if y.shape != z.shape or y.shape[-1] % group or gate not in ("silu", "sigmoid"):
         raise ValueError(f"y {tuple(y.shape)}, z {tuple(z.shape)}, groups of {group}, gate {gate}")
-    heads, y_token_stride, y_head_stride = _strides(y)
-    _, z_token_stride, z_head_stride = _strides(z)
+    heads, y_token_stride, y_head_stride = strides_of(y)
+    _, z_token_stride, z_head_stride = strides_of(z)
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     n_groups = y.shape[-1] // group
     n_vectors = y.shape[0] * heads * n_groups
@@ -281,43 +233,3 @@ def gated_rms_norm(
         num_warps=n_warps,
     )
     return out
-
-
-def rotary(
-    q: Tensor, k: Tensor, frequencies: Tensor, positions: Tensor, scaling: float = 1.0
-) -> None:
-    """Turn the heads of each token by its position, in place.
-
-    Of the first 2 R elements of a head, element i and element R + i are one pair; with the angle
-    position * frequencies[i] it is turned, and multiplied by ``scaling``. The others stay.
-
-    Args:
-        q, k: ``[T, Hq, D]`` and ``[T, Hk, D]``, any strides but the last. Both are overwritten.
-        frequencies: ``[R]`` float32, radians a token; 2 R is at most D.
-        positions: ``[T]`` int32.
-
-    Source: Su et al., arXiv:2104.09864, with the halves of transformers' ``rotate_half``.
-    """
-    R = frequencies.shape[0]
-    if q.shape[2] < 2 * R or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, {R} frequencies")
-    q_heads, q_token_stride, q_head_stride = _strides(q)
-    k_heads, k_token_stride, k_head_stride = _strides(k)
-    rotary_kernel[(q.shape[0],)](
-        q,
-        k,
-        frequencies,
-        positions,
-        q_token_stride,
-        q_head_stride,
-        k_token_stride,
-        k_head_stride,
-        scaling,
-        HQ=q_heads,
-        HK=k_heads,
-        R=R,
-        BLOCK_HQ=triton.next_power_of_2(q_heads),
-        BLOCK_HK=triton.next_power_of_2(k_heads),
-        BLOCK_R=triton.next_power_of_2(R),
-        num_warps=4,
-    )

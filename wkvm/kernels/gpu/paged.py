@@ -76,7 +76,7 @@ def heads_of(q: Tensor, k: Tensor, v: Tensor | None, pages: Tensor, value_dim: i
     """See that the arguments of ``attention`` fit one another, and what sizes they have.
 
     Raises:
-        ValueError: they do not, or a token of one of them, or a part of a page, is in more than
+        ValueError: they do not, or a head of one of them, or a page of a layer, is in more than
             one piece.
     """
     T, n_q, D = q.shape
@@ -90,7 +90,9 @@ def heads_of(q: Tensor, k: Tensor, v: Tensor | None, pages: Tensor, value_dim: i
     }
     due["pages"] = (pages.shape[0], n_parts, PAGE_TOKENS, n_kv, D)
     for name, tensor in tensors.items():
-        if tensor.shape != due[name] or not tensor[0].is_contiguous() or tensor.dtype != q.dtype:
+        # Heads of a token may be apart, such as queries that have gates between them.
+        is_whole = tensor[0].is_contiguous() if name == "pages" else tensor.stride(2) == 1
+        if tensor.shape != due[name] or not is_whole or tensor.dtype != q.dtype:
             raise ValueError(
                 f"{name} {tuple(tensor.shape)}, {tensor.dtype}, strides {tensor.stride()}, where"
                 f" {due[name]} of {q.dtype} is due"
