@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import (
+    GUEST_PAGES,
+    GUEST_TABLE,
+    GUEST_TOKENS,
+    PAGE_TOKENS,
+    GuestSpec,
+    StateLayout,
+    TensorSpec,
+    guest_tokens,
+)
 from wkvm.models.base import Batch, ModelInfo, StateViews
 
 WORD = 2**64 - 1
@@ -154,6 +163,63 @@ class FakeModel(Weightless):
             # Zero, unless the slot was poisoned and not zeroed.
             poison += [float(zeros[slot].sum())] * length
         return self.logits(after, poison, batch.logit_rows.tolist())
+
+
+class GuestModel(FakeModel):
+    """The same with a guest, and the same ids as long as its pages hold what they should.
+
+    Each token has an entry in the pages, a function of the token and its position. A record keeps
+    the sum of all entries; a step reads them all again, and what the two differ by enters the
+    hash. So a page that is stale, lost, another's, or in another place changes all ids after it.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 64,
+        eos_ids: tuple[int, ...] = (),
+        before_forward: Callable[[Batch], None] | None = None,
+    ) -> None:
+        super().__init__(vocab_size, eos_ids, before_forward)
+        tensors = (*self._layout.tensors, TensorSpec("fake.sum", (1,), "int64"), guest_tokens())
+        guest = GuestSpec(n_layers=2, n_parts=2, n_heads=1, head_dim=2, dtype="float32")
+        self._layout = StateLayout(tensors, guest)
+        self._odd = torch.arange(3, 19, 2)
+
+    def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        token_ids, start = batch.token_ids, 0
+        for slot, length in zip(batch.slot_list, batch.lengths, strict=True):
+            if slot >= 0:
+                self._attend(states, slot, token_ids[start : start + length])
+            start += length
+        return super().forward(batch, states)
+
+    def _attend(self, states: StateViews, slot: int, ids: Tensor) -> None:
+        counts, sums = states[GUEST_TOKENS], states["fake.sum"]
+        n = int(counts[slot])
+        wrong = self._sum_of(states, slot, n) - int(sums[slot])
+        states["fake.hash"][slot] += signed(wrong & WORD)
+        places = torch.arange(n, n + len(ids))
+        words = mix_words((ids + 1) * 8 + places * signed(0x9E3779B97F4A7C15))
+        entries = mix_words(words[:, None] + self._odd) >> 48 & 0xFFFF
+        pages, table = states[GUEST_PAGES], states[GUEST_TABLE]
+        at = table[slot, places // PAGE_TOKENS].long()
+        assert int(at.min()) >= 0, "a token that has no page"
+        shape = len(ids), 2, 2, 1, 2
+        pages[at, :, :, places % PAGE_TOKENS] = entries.view(shape).to(torch.float32)
+        sums[slot] += self._digest(entries, places)
+        counts[slot] = n + len(ids)
+
+    def _sum_of(self, states: StateViews, slot: int, n: int) -> int:
+        """The entries of the first ``n`` tokens, as the pages have them."""
+        n_pages = -(-n // PAGE_TOKENS)
+        held = states[GUEST_PAGES][states[GUEST_TABLE][slot, :n_pages].long()]
+        entries = held.permute(0, 3, 1, 2, 4, 5).reshape(-1, 8)[:n]
+        if bool(entries.isnan().any()):
+            return 1
+        return int(self._digest(entries.to(torch.int64), torch.arange(n)))
+
+    def _digest(self, entries: Tensor, places: Tensor) -> Tensor:
+        return mix_words((entries * self._odd).sum(dim=1) + places * 7).sum()
 
 
 def signed(word: int) -> int:

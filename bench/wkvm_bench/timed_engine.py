@@ -77,6 +77,11 @@ class _Runner:
         """How many plans may be in flight."""
         return self._device.depth
 
+    @property
+    def loads_beside(self) -> bool:
+        """There is nothing to be loaded."""
+        return False
+
     def launch(self, plan: StepPlan) -> None:
         """Begin a step."""
         del plan

@@ -82,14 +82,15 @@ class FakeDevice:
             self.slots.pop(slot, None)
         for page in plan.freed_pages:
             self.pages[page] = [None] * PAGE_TOKENS
-        assert len(plan.grants) in (0, sum(row.fresh for row in plan.rows))
         for grant in plan.grants:
-            self._grant(grant)
+            assert len(set(grant.pages)) == len(grant.pages)
+            self.table[grant.slot] = grant.pages
+            if not grant.beside:
+                self.load(grant)
         return [self._run_row(row) for row in plan.rows]
 
-    def _grant(self, grant: Grant) -> None:
-        assert len(set(grant.pages)) == len(grant.pages)
-        self.table[grant.slot] = grant.pages
+    def load(self, grant: Grant) -> None:
+        """Put what a grant names into its pages."""
         log = grant.record or ()
         for at, page in enumerate(grant.pages):
             there = log[at * PAGE_TOKENS : (at + 1) * PAGE_TOKENS]

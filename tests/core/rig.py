@@ -18,7 +18,7 @@ from wkvm.core.request import (
 )
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
-from wkvm.core.start import Saved, SavedRecord, Start
+from wkvm.core.start import Grant, Saved, SavedRecord, Start
 
 VOCAB_SIZE = 1000
 KEY = 3
@@ -67,9 +67,11 @@ class Rig:
             depth=depth,
             blank=(),
             has_guest=n_pages > 0,
+            loads_beside=n_pages > 0 and late > 0,
         )
         self.n_late = late
-        self.late = deque[dict[int, SavedRecord]]()
+        self.late = deque[tuple[dict[int, SavedRecord], tuple[Grant, ...]]]()
+        self.unloaded = False
         self.depth = depth
         self.device = FakeDevice(VOCAB_SIZE)
         self.now = 0.0
@@ -90,7 +92,7 @@ class Rig:
             self.note()
             if plan is None:
                 return
-            assert plan.rows or plan.saves or any(self.late)
+            assert plan.rows or plan.saves or plan.grants or any(map(any, self.late))
             self.in_flight.append(plan)
 
     def land(self) -> None:
@@ -99,14 +101,21 @@ class Rig:
         bad = frozenset(at for at, row in enumerate(plan.rows) if row.request_id in self.bad)
         saved = {} if self.unsaved else self.device.saved
         late = frozenset(saved) if self.n_late else frozenset[int]()
+        grants = tuple[Grant, ...]()
         if self.n_late:
-            self.late.append(saved)
-            saved = self.late.popleft() if len(self.late) > self.n_late else {}
+            loads = tuple(grant for grant in plan.grants if grant.beside)
+            self.late.append((saved, loads))
+            saved, grants = self.late.popleft() if len(self.late) > self.n_late else ({}, ())
+        for grant in grants:
+            self.device.load(grant)
+        tickets = frozenset(grant.ticket for grant in grants)
         result = StepResult(
             tuple(None if at in bad else one for at, one in enumerate(ids)),
             not_finite=bad,
             saved=saved,
             late=late,
+            loaded=frozenset() if self.unloaded else tickets,
+            unloaded=dict.fromkeys(tickets, StepFailedError()) if self.unloaded else {},
         )
         self.scheduler.commit(plan, result, self.now)
         self.note()
@@ -127,7 +136,7 @@ class Rig:
     def finish(self) -> None:
         for _ in range(2000):
             is_over = all(one.end is not None for one in self.told.values())
-            if is_over and not self.in_flight and not any(self.late):
+            if is_over and not self.in_flight and not any(map(any, self.late)):
                 break
             self.turn()
         else:

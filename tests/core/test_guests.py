@@ -259,6 +259,51 @@ def test_without_a_guest_nothing_is_granted_and_no_page_is_counted() -> None:
     rig.finish()
 
 
+def test_who_loads_beside_the_steps_runs_when_it_is_loaded_and_keeps_nobody_waiting() -> None:
+    rig = Rig(depth=2, n_slots=4, n_pages=12, late=3)
+    stranger = rig.submit(spec(100, 60))
+    rig.turn(2)
+    start = start_at(150)
+    two = [rig.submit(RequestSpec(prompt=(1,), params=length(9), start=start)) for _ in range(2)]
+    n_before = len(rig.told[stranger].ids)
+    rig.turn(3)
+    assert len(rig.told[stranger].ids) == n_before + 3
+    assert not any(rig.told[one].ids for one in two)
+    rig.finish()
+    assert [rig.told[one].ids for one in two] == [alone((*LONG, 1), 9)] * 2
+
+
+def test_pages_that_are_being_loaded_are_not_given_to_others() -> None:
+    rig = Rig(depth=2, n_pages=4, late=4)
+    gone = rig.submit(RequestSpec(prompt=(1,), params=length(20), start=start_at(150)))
+    rig.turn()
+    rig.scheduler.cancel(gone, rig.now)
+    other = rig.submit(spec(100, 28))
+    rig.turn(2)
+    assert free_pages(rig) == 1
+    assert rig.told[other].ids == []
+    rig.finish()
+    assert rig.told[other].ids == alone(LONG[:100], 28)
+
+
+def test_an_image_that_cannot_be_loaded_ends_those_that_count_on_it() -> None:
+    rig = Rig(depth=2, n_pages=12, late=2)
+    start = start_at(150)
+    ids = [rig.submit(RequestSpec(prompt=(1,), params=length(9), start=start)) for _ in range(2)]
+    stranger = rig.submit(spec())
+    rig.unloaded = True
+    rig.finish()
+    for one in ids:
+        end = rig.told[one].end
+        assert end is not None
+        assert isinstance(end.error, StepFailedError)
+    assert rig.told[stranger].ids == alone(LONG[:100], 28)
+    rig.unloaded = False
+    assert rig.run(RequestSpec(prompt=(1,), params=length(9), start=start)).ids == alone(
+        (*LONG, 1), 9
+    )
+
+
 @given(data=st.data(), depth=st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_whatever_happens_to_forks_each_is_the_run_that_it_would_be_alone(

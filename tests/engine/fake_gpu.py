@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.driver import Driver
-from tests.fakes import FakeModel
+from tests.fakes import FakeModel, GuestModel
 from wkvm.core.config import EngineConfig
 from wkvm.core.plan import RowPlan, StepPlan
 from wkvm.engine.engine import Engine
@@ -45,6 +45,15 @@ class FakeStep:
 
 class SteppingModel(FakeModel):
     """The fake model, with decode steps."""
+
+    def decode_step(  # type: ignore[override]
+        self, n_rows: int, *, apart: bool = False
+    ) -> FakeStep:
+        return FakeStep(self, n_rows)
+
+
+class SteppingGuestModel(GuestModel):
+    """The fake model with a guest, with decode steps."""
 
     def decode_step(  # type: ignore[override]
         self, n_rows: int, *, apart: bool = False
@@ -125,7 +134,9 @@ class GreedySlots:
             self._done[slot] = is_stop or n_output + 1 == params.max_tokens
 
 
-def fake_gpu_runner(model: SteppingModel, arena: Arena, config: EngineConfig) -> GpuRunner:
+def fake_gpu_runner(
+    model: SteppingModel | SteppingGuestModel, arena: Arena, config: EngineConfig
+) -> GpuRunner:
     """The runner of a GPU, over the fake model."""
     sampler = GreedySlots(config.n_slots)
     graphs = DecodeGraphs(model, arena.views, sampler, n_slots=config.n_slots)

@@ -365,7 +365,7 @@ def test_a_step_without_work_runs_no_forward() -> None:
 def test_more_slots_than_memory_are_a_setting_that_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_memory(*arguments: object) -> None:
+    def no_memory(*arguments: object, **_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(engine_module, "Arena", no_memory)

@@ -11,8 +11,13 @@ import pytest
 import torch
 
 from tests.engine.driver import Driver, Outcome
-from tests.engine.fake_gpu import AheadDriver, SteppingModel, fake_gpu_runner
-from tests.fakes import FakeModel, fake_continuation, state_of
+from tests.engine.fake_gpu import (
+    AheadDriver,
+    SteppingGuestModel,
+    SteppingModel,
+    fake_gpu_runner,
+)
+from tests.fakes import FakeModel, GuestModel, fake_continuation, state_of
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import EmptyPromptError, InvalidParameterError
 from wkvm.core.request import RequestSpec, Status
@@ -28,21 +33,38 @@ PROMPT = (5, 6, 7)
 Make = Callable[..., Driver]
 
 
+def config_of(**settings: object) -> EngineConfig:
+    """Of a few slots, and of pages that suffice for few of them where there is a guest."""
+    return EngineConfig(
+        **{"n_slots": 8, "guest_tokens": 1024, "n_threads": 1, **settings},  # type: ignore[arg-type]
+        poison_freed_slots=True,
+    )
+
+
 def on_cpu(**settings: object) -> Driver:
-    return Driver(FakeModel(), EngineConfig(poison_freed_slots=True, n_threads=1, **settings))  # type: ignore[arg-type]
+    return Driver(FakeModel(), config_of(**settings))
+
+
+def with_guest_on_cpu(**settings: object) -> Driver:
+    return Driver(GuestModel(), config_of(**settings))
 
 
 def on_gpu(**settings: object) -> Driver:
-    config = EngineConfig(poison_freed_slots=True, **settings)  # type: ignore[arg-type]
-    model = SteppingModel()
+    return ahead(SteppingModel(), config_of(**settings))
 
+
+def with_guest_on_gpu(**settings: object) -> Driver:
+    return ahead(SteppingGuestModel(), config_of(**settings))
+
+
+def ahead(model: SteppingModel | SteppingGuestModel, config: EngineConfig) -> Driver:
     def make_runner(_: Model, arena: Arena, config: EngineConfig) -> GpuRunner:
         return fake_gpu_runner(model, arena, config)
 
     return AheadDriver(Engine(model, config, make_runner=make_runner))
 
 
-both = pytest.mark.parametrize("make", [on_cpu, on_gpu])
+both = pytest.mark.parametrize("make", [on_cpu, on_gpu, with_guest_on_cpu])
 
 
 def greedy(max_tokens: int, **others: object) -> SamplingParams:
@@ -245,6 +267,7 @@ def test_an_empty_continuation_of_a_state_without_a_pending_id_is_refused(make: 
     [
         torch.zeros(1, dtype=torch.uint8),
         torch.zeros(65536, dtype=torch.uint8),
+        torch.zeros(1024, dtype=torch.uint8),
         torch.zeros(4),
         b"record",
     ],
@@ -252,7 +275,7 @@ def test_an_empty_continuation_of_a_state_without_a_pending_id_is_refused(make: 
 def test_a_record_of_another_size_is_refused(make: Make, record: object) -> None:
     driver = make()
     start = Start(record=record, n_computed=1, pending=(1,))
-    with pytest.raises(InvalidParameterError, match="record"):
+    with pytest.raises(InvalidParameterError, match="host memory"):
         driver.begin(RequestSpec(prompt=(), params=greedy(1), start=start))
 
 
@@ -261,7 +284,7 @@ def test_a_broken_state_ends_its_own_request_alone(make: Make) -> None:
     driver = make()
     saved = save(driver, PROMPT, greedy(1)).last
     record = saved.record.clone()
-    record[8:] = 0xFF
+    record[256:512] = 0xFF  # the zeros of the fake model
     broken = replace(start_of(saved), record=record)
     ill = driver.begin(RequestSpec(prompt=(), params=greedy(4), start=broken, save=True))[0]
     well = driver.begin(RequestSpec(prompt=PROMPT, params=greedy(4), save=True))[0]
@@ -351,7 +374,9 @@ def test_sessions_side_by_side_that_are_interrupted_and_hibernate_keep_their_sta
     settle(is_over=True)
     if isinstance(driver, AheadDriver):
         driver.land()
-    assert driver.engine.stats()["n_free_slots"] == driver.engine.stats()["n_slots"]
+    stats = driver.engine.stats()
+    assert stats["n_free_slots"] == stats["n_slots"]
+    assert stats.get("n_free_pages") == stats.get("n_pages")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -5,12 +5,11 @@ its row of the table is written once, and it never has to stop for want of a pag
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from wkvm.core.errors import PromptTooLongError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.pages import Holding, PageAllocator, Prefix
-from wkvm.core.plan import RowPlan, StepPlan
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Grant
 from wkvm.core.table import Request
@@ -38,13 +37,20 @@ class Guests:
     Args:
         limit: how many pages one tenant may hold.
         notes_freed: whether ``take_freed`` is asked for what was freed.
+        loads_beside: whether images are loaded while other steps run: see ``Grant.beside``.
     """
 
-    def __init__(self, n_pages: int, *, limit: int, notes_freed: bool) -> None:
+    def __init__(
+        self, n_pages: int, *, limit: int, notes_freed: bool, loads_beside: bool = False
+    ) -> None:
         self._pages = PageAllocator(n_pages)
         self._limit = limit
         self._n_held = Counter[str]()
         self._prefixes = dict[int, Prefix]()
+        self._granting = list[Request]()
+        self._loads_beside = loads_beside
+        self._loads = dict[int, tuple[Request, Grant]]()
+        self._n_grants = 0
         self._kept = dict[int, tuple[int, ...]]()
         self._coming = dict[int, int]()
         self._notes_freed = notes_freed
@@ -98,8 +104,9 @@ class Guests:
             self._n_held[request.tenant] += len(pages)
         if prefix is not None:
             prefix.n_holders += 1
-        request.holding = Holding(prefix, self._pages.alloc(n_own))
+        request.holding = Holding(prefix, self._pages.alloc(n_own), _image_of(request))
         self._n_held[request.tenant] += n_own
+        self._granting.append(request)
 
     def give_back(self, request: Request) -> None:
         """Take the pages of a request that has some; those of copies on their way stay."""
@@ -115,44 +122,88 @@ class Guests:
         self._n_held[request.tenant] -= len(holding.own)
         self._free(holding.pages)
 
-    def grants(self, rows: Iterable[RowPlan], running: dict[int, Request]) -> tuple[Grant, ...]:
-        """What the device is to be told of the fresh ones among ``rows``."""
-        return tuple(
-            self._grant(row, holding)
-            for row in rows
-            if row.fresh and (holding := running[row.request_id].holding) is not None
-        )
+    # --- what the device is told --------------------------------------------------------------
 
-    def _grant(self, row: RowPlan, holding: Holding) -> Grant:
-        holding.is_granted = True
+    @property
+    def is_loading(self) -> bool:
+        """Whether images are to be loaded, or are being loaded, beside the steps."""
+        return bool(self._loads) or any(map(self.must_load, self._granting))
+
+    def must_load(self, request: Request) -> bool:
+        """Whether a request that got its slot has rows only once its image is loaded."""
+        return self._loads_beside and bool(request.entry) and request.holding is not None
+
+    def grants(self) -> tuple[Grant, ...]:
+        """What the device is to be told of the requests that took pages since the last call."""
+        requests, self._granting = self._granting, []
+        return tuple(self._grant(request) for request in requests if _is_new(request))
+
+    def _grant(self, request: Request) -> Grant:
+        holding, slot = request.holding, request.slot
+        if holding is None or slot is None:
+            raise ValueError(f"request {request.request_id} has no pages")
         prefix, n_shared = holding.prefix, 0
         if prefix is not None:
             n_shared = len(prefix.pages) if prefix.is_filled else 0
             prefix.is_filled = True
-        record = None if row.entry is None else row.entry.record
-        return Grant(row.slot, holding.pages, n_shared, record)
+        self._n_grants += 1
+        ticket, beside = self._n_grants, self.must_load(request)
+        grant = Grant(slot, holding.pages, n_shared, holding.record, ticket, beside)
+        if beside:
+            self._pages.share(holding.pages)
+            self._loads[ticket] = request, grant
+        holding.record, holding.ticket = None, ticket
+        return grant
 
-    def lost(self, plan: StepPlan, running: Iterable[Request]) -> list[Request]:
-        """A plan did not run: what its grants were to fill is not.
+    def loaded(self, ticket: int) -> Request | None:
+        """An image is loaded. The request that was waiting for it; None if it does not any more."""
+        request, _ = self._over(ticket)
+        holding = request.holding
+        return request if holding is not None and holding.ticket == ticket else None
+
+    def unloaded(self, ticket: int, running: Iterable[Request]) -> list[Request]:
+        """An image could not be loaded. As ``lost``, for its grant."""
+        _, grant = self._over(ticket)
+        return self._lost((grant,), running)
+
+    def lost(self, grants: Collection[Grant], running: Iterable[Request]) -> list[Request]:
+        """The plan of these grants did not run: what they were to fill is not.
 
         Returns:
-            The requests that count on it, all of them in plans by now. Others fill it again.
+            The requests that count on it.
         """
-        prefixes = list[Prefix]()
-        for grant in plan.grants:
+        for grant in grants:
+            if grant.ticket in self._loads:
+                self._over(grant.ticket)
+        return self._lost(grants, running) if grants else []
+
+    def _lost(self, grants: Collection[Grant], running: Iterable[Request]) -> list[Request]:
+        tickets, prefixes = {grant.ticket for grant in grants}, list[Prefix]()
+        for grant in grants:
             prefix = self._prefixes.get(id(grant.record))
             if prefix is not None and not grant.n_shared:
                 prefix.is_filled = False
                 prefixes.append(prefix)
-        if not prefixes:
-            return []
         return [
             request
             for request in running
             if (holding := request.holding) is not None
-            and holding.is_granted
-            and holding.prefix in prefixes
+            and holding.ticket
+            and (holding.ticket in tickets or holding.prefix in prefixes)
         ]
+
+    def grant_again(self, request: Request) -> None:
+        """Tell the device once more of the pages of a request that has had no row."""
+        if request.holding is not None:
+            request.holding.record, request.holding.ticket = _image_of(request), 0
+            self._granting.append(request)
+
+    def _over(self, ticket: int) -> tuple[Request, Grant]:
+        request, grant = self._loads.pop(ticket)
+        self._free(grant.pages)
+        return request, grant
+
+    # --- copies -------------------------------------------------------------------------------
 
     def keep(self, ticket: int, request: Request, n_tokens: int) -> tuple[int, ...]:
         """The pages of a request's first ``n_tokens`` tokens, held until ``let_go``."""
@@ -190,6 +241,11 @@ class Guests:
             return ()
         prefix = self._prefixes.get(id(_image_of(request)))
         return () if prefix is None else prefix.pages
+
+
+def _is_new(request: Request) -> bool:
+    """Whether a request has pages of which the device was not told."""
+    return request.holding is not None and not request.holding.ticket
 
 
 def _image_of(request: Request) -> object:

@@ -35,9 +35,12 @@ class Lives:
     Args:
         blank: the record of the empty sequence, for requests that end before they absorb anything.
         has_guest: whether states have pages, too.
+        loads_beside: whether these are filled while other steps run.
     """
 
-    def __init__(self, config: EngineConfig, *, blank: Any, has_guest: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, blank: Any, has_guest: bool, loads_beside: bool
+    ) -> None:
         self._config = config
         self._blank = blank
         self._slots = TenantSlots(config.n_slots, config.max_slots_per_tenant)
@@ -47,6 +50,7 @@ class Lives:
                 config.n_pages,
                 limit=config.max_pages_per_tenant,
                 notes_freed=config.poison_freed_slots,
+                loads_beside=loads_beside,
             )
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
@@ -212,6 +216,21 @@ class Lives:
                 self._end(request, Status.CANCELLED, now, saved=saved)
             else:
                 self._put_back(request, record)
+
+    def _take_loaded(self, guests: Guests, result: StepResult, now: float) -> None:
+        """Let requests run whose images are loaded, and end those whose images cannot be."""
+        for ticket in result.loaded:
+            request = guests.loaded(ticket)
+            if request is not None:
+                self._activate(request)
+        for ticket, error in result.unloaded.items():
+            for request in guests.unloaded(ticket, self._running.values()):
+                self._end(request, Status.FINISHED_ERROR, now, error=error)
+
+    def _activate(self, request: Request) -> None:
+        """Let a request that has a slot have rows."""
+        self._active[request.request_id] = request
+        self._n_active[request.tenant, request.priority] += 1
 
     def _tell(self, wanted: Wanted, saved: Saved | None, error: WkvmError | None = None) -> None:
         is_checkpoint = wanted.purpose is Purpose.CHECKPOINT

@@ -111,12 +111,14 @@ class Holding:
 
     Attributes:
         own: nobody else's; they come after those of ``prefix``.
-        is_granted: whether a plan has told the device of them.
+        record: the image that they are filled with; None for none, and once the device was told.
+        ticket: of the grant by which the device was told of them; 0 if it was not yet.
     """
 
     prefix: Prefix | None
     own: tuple[int, ...]
-    is_granted: bool = False
+    record: Any = None
+    ticket: int = 0
 
     @property
     def pages(self) -> tuple[int, ...]:

@@ -73,11 +73,13 @@ class StepPlan:
     then ``freed`` are filled with NaN, if that debugging aid is on, and what is kept for them is
     forgotten; then ``grants`` are carried out in their order, the fresh rows are started, and all
     are run. So a slot may be in all three: saved for one request and handed out to the next. There
-    may be saves and no rows, and neither of them where copies of plans before are waited for.
+    may be saves or grants and no rows, and nothing at all where what plans before began is waited
+    for.
 
     Attributes:
         freed_pages: pages that were freed, to be filled with NaN if that debugging aid is on.
-        grants: of models with a guest, one for each fresh row.
+        grants: of models with a guest, for requests that got slots. Their first rows may come with
+            a later plan.
     """
 
     rows: tuple[RowPlan, ...]
@@ -110,6 +112,8 @@ class StepResult:
             late.
         unsaved: why there is none, by ticket.
         late: tickets of ``StepPlan.saves`` whose copies come with the result of a later plan.
+        loaded: tickets of grants, of this plan or plans before, whose pages are filled.
+        unloaded: why they are not, by ticket.
     """
 
     token_ids: tuple[int | None, ...]
@@ -124,3 +128,5 @@ class StepResult:
     saved: Mapping[int, SavedRecord] = field(default_factory=dict[int, SavedRecord])
     unsaved: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     late: frozenset[int] = frozenset()
+    loaded: frozenset[int] = frozenset()
+    unloaded: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])

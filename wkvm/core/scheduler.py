@@ -79,6 +79,7 @@ class Scheduler(Hibernation):
         decode_prompt_tokens: as configured, or what suits the device; None for no such limit.
         blank: the record of the empty sequence, for requests that end before they absorb anything.
         has_guest: whether states have pages in a guest pool.
+        loads_beside: whether these are filled while other steps run, before the first row.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class Scheduler(Hibernation):
         decode_prompt_tokens: int | None = None,
         blank: Any = None,
         has_guest: bool = False,
+        loads_beside: bool = False,
     ) -> None:
-        super().__init__(config, blank=blank, has_guest=has_guest)
+        super().__init__(config, blank=blank, has_guest=has_guest, loads_beside=loads_beside)
         self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
         self._vocab_size = vocab_size
@@ -188,19 +190,20 @@ class Scheduler(Hibernation):
                 if anybody_waits:
                     left = min(left, self._decode_prompt_tokens)
                 rows += self._prompt_rows(prompts, max(left, CUT_MULTIPLE))
+        guests = self._guests
         if not (rows or saves):
             if not self._in_flight:
                 self._counters.idle()
-            # A copy that is late comes with the result of a plan: of an empty one, at worst.
-            if self._in_flight or not self._late:
+            # What comes late comes with the result of a plan: of an empty one, at worst.
+            is_late = self._late or (guests is not None and guests.is_loading)
+            if self._in_flight or not is_late:
                 return None
         self._counters.planned(now)
-        freed, guests = self._slots.take_freed(), self._guests
+        freed = self._slots.take_freed()
         if guests is None:
             plan = StepPlan(tuple(rows), freed, saves)
         else:
-            grants = guests.grants(rows, self._running)
-            plan = StepPlan(tuple(rows), freed, saves, grants, guests.take_freed())
+            plan = StepPlan(tuple(rows), freed, saves, guests.grants(), guests.take_freed())
         self._in_flight.append(plan)
         return plan
 
@@ -280,8 +283,9 @@ class Scheduler(Hibernation):
             self._counters.admitted(now - request.submitted_at)
         self._table.move(request, Status.RUNNING)
         self._hibernated.discard(request.request_id)
-        self._running[request.request_id] = self._active[request.request_id] = request
-        self._n_active[request.tenant, request.priority] += 1
+        self._running[request.request_id] = request
+        if self._guests is None or not self._guests.must_load(request):
+            self._activate(request)
 
     def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
         """Rows for the prompts that get a share of ``budget``."""
@@ -311,6 +315,8 @@ class Scheduler(Hibernation):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
         self._take_saved(plan, result, now)
+        if self._guests is not None:
+            self._take_loaded(self._guests, result, now)
         counters = self._counters
         for row in plan.rows:
             if row.position < row.n_prompt:
@@ -343,10 +349,15 @@ class Scheduler(Hibernation):
             wanted = self._savings.landed(save.ticket)
             if wanted is not None:
                 self._not_saved(wanted, error, now)
-        lost = [] if guests is None else guests.lost(plan, self._running.values())
-        ended = (self._running.get(row.request_id) for row in plan.rows)
-        for request in (*ended, *lost):
-            if request is not None and not request.status.is_final:
+        lost = [] if guests is None else guests.lost(plan.grants, self._running.values())
+        for row in plan.rows:
+            request = self._running.get(row.request_id)
+            if request is not None:
+                self._end(request, Status.FINISHED_ERROR, now, error=error)
+        for request in lost:
+            if guests is not None and request.is_fresh:
+                guests.grant_again(request)
+            elif not request.status.is_final:
                 self._end(request, Status.FINISHED_ERROR, now, error=error)
 
     def _land(self, plan: StepPlan, now: float) -> None:

@@ -99,14 +99,19 @@ class Grant(NamedTuple):
     Attributes:
         pages: for all tokens that its request may ever absorb, in order.
         n_shared: how many of the first ones hold what they should: full pages of ``record``,
-            which a grant before this one filled. Nobody writes to them.
+            which a grant before this one fills. Nobody writes to them.
         record: the image whose pages are put into the first of the others; None for none.
+        ticket: no other grant has it.
+        beside: whether the image is loaded while other steps run, and that it is told under the
+            ticket. Else it is there before the rows of the plan.
     """
 
     slot: int
     pages: tuple[int, ...]
     n_shared: int = 0
     record: Any = None
+    ticket: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

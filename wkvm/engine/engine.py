@@ -9,14 +9,17 @@ import torch
 
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError, WkvmError
+from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec, Status
 from wkvm.core.scheduler import Scheduler
+from wkvm.core.start import Start
 from wkvm.engine.grammars import GrammarCompiler
 from wkvm.engine.interface import EngineInfo, RunnerLike
 from wkvm.engine.runner import Runner
 from wkvm.models.base import Model
 from wkvm.state.arena import Arena
+from wkvm.state.guest import n_tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,37 @@ def _decode_prompt_tokens(model: Model, config: EngineConfig) -> int | None:
     return config.decode_prompt_tokens
 
 
+def pages_of(model: Model, config: EngineConfig) -> int:
+    """Pages of the guest pool; 0 for a model without a guest."""
+    return 0 if model.layout.guest is None else config.n_pages
+
+
+def _max_model_len(model: Model, config: EngineConfig) -> int | None:
+    if model.layout.guest is None:
+        return config.max_model_len
+    most = config.max_pages_per_tenant * PAGE_TOKENS
+    return most if config.max_model_len is None else min(most, config.max_model_len)
+
+
+def _arena(model: Model, config: EngineConfig) -> Arena:
+    """The arena of an engine.
+
+    Raises:
+        ConfigError: there is no memory for it.
+    """
+    layout, n_pages = model.layout, pages_of(model, config)
+    try:
+        return Arena(layout, config.n_slots, model.info.device, n_pages=n_pages)
+    except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
+        n_bytes = config.n_slots * layout.record_bytes
+        if layout.guest is None:
+            raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
+        of_pages = n_pages * layout.guest.page_bytes
+        raise ConfigError(
+            "guest-tokens", f"no memory for {n_bytes} bytes of states and {of_pages} of their pages"
+        ) from error
+
+
 class Engine:
     """Serves requests over one loaded model, as ``EngineLike`` describes it.
 
@@ -90,16 +124,13 @@ class Engine:
             vocab_size=model.info.vocab_size,
             eos_ids=model.info.eos_ids,
             n_slots=config.n_slots,
-            max_model_len=config.max_model_len,
+            max_model_len=_max_model_len(model, config),
             takes_grammars=grammars is not None,
             layout=model.layout,
+            n_pages=pages_of(model, config),
         )
         self._grammars = grammars
-        try:
-            arena = Arena(model.layout, config.n_slots, model.info.device)
-        except (MemoryError, RuntimeError) as error:  # torch has no more exact one on a CPU
-            n_bytes = config.n_slots * model.layout.record_bytes
-            raise ConfigError("slots", f"no memory for {n_bytes} bytes of states") from error
+        arena = _arena(model, config)
         self._model = model
         self._runner = make_runner(model, arena, config)
         self._scheduler = Scheduler(
@@ -109,8 +140,9 @@ class Engine:
             depth=self._runner.depth,
             decode_prompt_tokens=_decode_prompt_tokens(model, config),
             blank=torch.zeros(model.layout.record_bytes, dtype=torch.uint8),
+            has_guest=model.layout.guest is not None,
+            loads_beside=self._runner.loads_beside,
         )
-        self._record_bytes = model.layout.record_bytes
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
         self._n_reserved = 0
 
@@ -163,7 +195,7 @@ class Engine:
         if spec.grammar is not None and self._grammars is None:
             raise InvalidParameterError("grammar", "this engine takes none")
         if spec.start is not None:
-            self._check_record(spec.start.record)
+            self._check_start(spec.start)
         n, seed = spec.params.n, spec.params.seed
         request_ids = self.reserve(n) if request_ids is None else request_ids
         branches: Sequence[int] = range(n)
@@ -176,16 +208,26 @@ class Engine:
         self._scheduler.submit(request_ids, spec, seed=seed, branches=branches, now=now)
         return request_ids
 
-    def _check_record(self, record: object) -> None:
+    def _check_start(self, start: Start) -> None:
+        layout, image = self._model.layout, start.record
+        n_bytes = layout.image_bytes(start.n_computed)
         if (
-            not isinstance(record, torch.Tensor)
-            or record.dtype != torch.uint8
-            or record.shape != (self._record_bytes,)
-            or record.device.type != "cpu"
-            or not record.is_contiguous()
+            not isinstance(image, torch.Tensor)
+            or image.dtype != torch.uint8
+            or image.shape != (n_bytes,)
+            or image.device.type != "cpu"
+            or not image.is_contiguous()
         ):
             raise InvalidParameterError(
-                "state", f"a record of this engine is {self._record_bytes:,} bytes in host memory"
+                "state",
+                f"a state of {start.n_computed:,} tokens is {n_bytes:,} bytes in host memory here",
+            )
+        # Kernels take addresses from this count: it is believed only if the host knows it, too.
+        if layout.guest is not None and n_tokens_of(layout, image) != start.n_computed:
+            raise InvalidParameterError(
+                "state",
+                f"its record counts {n_tokens_of(layout, image):,} tokens in its pages, and not "
+                f"{start.n_computed:,}",
             )
 
     def cancel(self, request_id: int, now: float) -> None:

@@ -102,6 +102,11 @@ class GpuRunner:
         """How many plans may be in flight."""
         return DEPTH
 
+    @property
+    def loads_beside(self) -> bool:
+        """Pages are filled while other steps run."""
+        return True
+
     # --- launch -----------------------------------------------------------------------------
 
     @torch.inference_mode()

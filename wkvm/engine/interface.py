@@ -22,9 +22,11 @@ class EngineInfo:
         vocab_size: ids are in ``[0, vocab_size)``.
         eos_ids: ids that end a turn unless a request says otherwise.
         n_slots: how many states can be live.
-        max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
+        max_model_len: limit on prompt plus ``max_tokens``; None for no limit. Never more than the
+            pages of a guest that one tenant may hold.
         takes_grammars: whether requests may have a grammar.
         layout: of one state; None for an engine without states.
+        n_pages: of the guest pool; 0 for models without attention layers.
     """
 
     model: str
@@ -37,10 +39,16 @@ class EngineInfo:
     max_model_len: int | None
     takes_grammars: bool = False
     layout: StateLayout | None = None
+    n_pages: int = 0
 
 
 class RunnerLike(Protocol):
     """What runs an engine's steps: ``depth``, ``launch`` and ``collect`` are as of the engine."""
+
+    @property
+    def loads_beside(self) -> bool:
+        """Whether pages of a guest are filled while other steps run, and it is told when."""
+        ...
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Logprobs
-from wkvm.core.start import SavedRecord
+from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.alone import run_alone
 from wkvm.engine.constraints import constrained
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
@@ -19,6 +19,7 @@ from wkvm.engine.sampler import Sampler
 from wkvm.kernels.sampling import finite_rows, logprobs
 from wkvm.models.base import Batch, Model
 from wkvm.state.arena import Arena
+from wkvm.state.guest import to_fill
 
 
 class Runner:
@@ -48,6 +49,11 @@ class Runner:
         """One step at a time: there is no device to be kept busy meanwhile."""
         return 1
 
+    @property
+    def loads_beside(self) -> bool:
+        """Pages are there before the rows of their plan."""
+        return False
+
     def launch(self, plan: StepPlan) -> None:
         """Nothing: the whole step is run when it is collected."""
 
@@ -64,19 +70,33 @@ class Runner:
         Whatever the model raises comes through. The states of the plan's rows are then
         undefined, and all others are as they were.
         """
-        saved = {save.ticket: self._save(save.slot) for save in plan.saves}
+        saved = {save.ticket: self._save(save) for save in plan.saves}
         if plan.freed:
             self.sampler.forget(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
+        if plan.grants or plan.freed_pages:
+            self._grant(plan)
         result = run_alone(plan, self._run) if self._deterministic else self._run(plan)
         return replace(result, saved=saved) if saved else result
 
-    def _save(self, slot: int) -> SavedRecord:
+    def _save(self, save: Save) -> SavedRecord:
         with torch.inference_mode(mode=False):
-            record = self._arena.records[slot].to("cpu", copy=True)
-        counts, seen = self.sampler.remembered(slot)
-        return SavedRecord(record, counts, seen)
+            image = self._arena.image(save.slot, save.pages)
+        counts, seen = self.sampler.remembered(save.slot)
+        return SavedRecord(image, counts, seen)
+
+    def _grant(self, plan: StepPlan) -> None:
+        pool = self._arena.pool
+        if pool is None:
+            raise ValueError("pages are granted, and the model has no guest")
+        if self._poison_freed and plan.freed_pages:
+            pool.poison(plan.freed_pages)
+        for grant in plan.grants:
+            pool.grant(grant.slot, grant.pages)
+            pages, source = to_fill(self._arena.layout, grant)
+            if pages:
+                pool.fill(pages, source)
 
     def _run(self, plan: StepPlan) -> StepResult:
         if not plan.rows:
@@ -84,8 +104,8 @@ class Runner:
         blank, entries = fresh_slots(plan.rows)
         if blank:
             self._arena.zero(blank)
-        for record, slots in entries:
-            self._arena.fill(record, slots)
+        for image, slots in entries:
+            self._arena.fill(image[: self._arena.layout.record_bytes], slots)
         self.sampler.feed(plan.rows)
         wanted = logit_rows(plan.rows)
         logits = self._model.forward(self._batch(plan, wanted), self._arena.views)

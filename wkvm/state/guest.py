@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.layout import GUEST_TOKENS, ITEM_BYTES, PAGE_TOKENS, GuestSpec, StateLayout
+from wkvm.core.start import Grant
 from wkvm.state.dtypes import DTYPES
 
 NO_PAGE = -1
@@ -102,6 +103,14 @@ def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         if at == len(pages) or pages[at] != pages[at - 1] + 1:
             yield start, pages[start], at - start
             start = at
+
+
+def to_fill(layout: StateLayout, grant: Grant) -> tuple[tuple[int, ...], Tensor]:
+    """Which pages of a grant are filled from its image, and with what of it; perhaps none."""
+    if layout.guest is None or grant.record is None:
+        return (), torch.empty(0, dtype=torch.uint8)
+    image, size = grant.record[layout.record_bytes :], layout.guest.page_bytes
+    return grant.pages[grant.n_shared : len(image) // size], image[grant.n_shared * size :]
 
 
 # --- images: a record and its pages in host memory -----------------------------------------------
