@@ -145,11 +145,12 @@ class Parameters:
 
         Args:
             names: for each expert its tensors, whose outputs become those of its matrix in order;
-                or a single name, of a tensor that is such a stack.
+                or a single name, of a tensor that is such a stack or its only matrix.
         """
         first = names[0]
         if len(names) == 1 and len(first) == 1:
-            stack = self.stored(first[0])
+            stored = self.stored(first[0])
+            stack = stored if stored.dim() == 3 else stored.unsqueeze(0)
             matrices: Iterable[Tensor] = (self._counted(one.to(self.dtype)) for one in stack)
             n_matrices = len(stack)
         else:

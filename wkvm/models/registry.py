@@ -17,6 +17,7 @@ from wkvm.models.weights import Checkpoint, open_checkpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MODULES = {
+    "kimi_linear": "wkvm.models.kimi_linear",
     "falcon_h1": "wkvm.models.falcon_h1",
     "gated_deltanet": "wkvm.models.gated_deltanet",
     "granitemoehybrid": "wkvm.models.granite_moe_hybrid",

@@ -1,6 +1,13 @@
 """All architectures that are held to transformers, in the order of ``docs/models.md``."""
 
-from tests.models.oracles import falcon_h1, granite_moe_hybrid, mamba2, olmo, qwen
+from tests.models.oracles import (
+    falcon_h1,
+    granite_moe_hybrid,
+    kimi_linear,
+    mamba2,
+    olmo,
+    qwen,
+)
 from tests.models.oracles.case import Architecture, Case
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -11,6 +18,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     qwen.DENSE,
     qwen.MOE,
     olmo.ARCHITECTURE,
+    kimi_linear.ARCHITECTURE,
 )
 
 
