@@ -47,3 +47,9 @@ def test_every_kernel_of_the_sampler_compiles_for_sm_90() -> None:
 def test_every_kernel_of_experts_compiles_for_sm_90() -> None:
     ordering = ["count_kernel", "plan_kernel", "place_kernel", "share_kernel"]
     assert compiled("compile_experts_ahead.py") == ordering + ["expert_kernel"] * 6
+
+
+def test_every_kernel_of_mamba_2_compiles_for_sm_90() -> None:
+    decode = ["conv_decode_kernel", "conv_prefill_kernel", *["ssd_decode_kernel"] * 2]
+    of_each = ["ssd_states_kernel", "ssd_outputs_kernel"]
+    assert compiled("compile_ssd_ahead.py") == [*decode, "ssd_decays_kernel", *of_each, *of_each]

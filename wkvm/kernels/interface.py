@@ -33,6 +33,24 @@ class Kernels(Protocol):
         """The recurrence of Mamba-2, in place."""
         ...
 
+    def ssd_mix(
+        self,
+        projected: Tensor,
+        dt: Tensor,
+        conv_weight: Tensor,
+        conv_bias: Tensor | None,
+        conv_state: Tensor,
+        dt_bias: Tensor,
+        dt_limits: tuple[float, float],
+        A: Tensor,
+        D: Tensor,
+        state: Tensor,
+        rows: Rows,
+        arrivals: Tensor | None = None,
+    ) -> Tensor:
+        """A short convolution of x, B and C, the choice of steps, and the recurrence of Mamba-2."""
+        ...
+
     def attention(
         self,
         q: Tensor,

@@ -9,7 +9,7 @@ from wkvm.kernels.cpu.conv import causal_conv
 from wkvm.kernels.cpu.delta import delta_mix, gated_delta
 from wkvm.kernels.cpu.experts import experts, swiglu
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
-from wkvm.kernels.cpu.ssd import ssd
+from wkvm.kernels.cpu.ssd import ssd, ssd_mix
 from wkvm.kernels.reference.delta import delta_gates
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.reference.rotary import rotary
@@ -26,6 +26,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "ssd",
+    "ssd_mix",
     "swiglu",
     "token_shift",
     "wkv7",

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from wkvm.kernels.cpu.conv import causal_conv
 from wkvm.kernels.cpu.decays import spans, sums_after
+from wkvm.kernels.reference.ssd import heads_of, ssd_steps
 from wkvm.kernels.rows import Rows
 
 CHUNK = 64
@@ -13,45 +15,72 @@ CHUNK = 64
 def ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, rows: Rows
 ) -> Tensor:
-    """See ``reference.ssd``."""
+    """See ``reference.ssd``. A few operations a token of decode, in place if float32."""
     y = torch.zeros_like(x)
     log_decay = dt * A
-    per_group = x.shape[1] // B.shape[1]
+    inputs, keys, queries = (each.to(dt.dtype) for each in (x, B, C))
     for row in rows.live:
         stored = state[rows.host_slots[row]]
         S = stored.to(dt.dtype)
         start, end = rows.host_offsets[row], rows.host_offsets[row + 1]
         for at in range(start, end, CHUNK):
             tokens = slice(at, min(at + CHUNK, end))
-            keys = B[tokens].to(dt.dtype).repeat_interleave(per_group, 1)
-            queries = C[tokens].to(dt.dtype).repeat_interleave(per_group, 1)
-            inputs = x[tokens].to(dt.dtype)
             step = _token if at + 1 == tokens.stop else _chunk
-            out, S = step(inputs, dt[tokens], log_decay[tokens], keys, queries, S)
-            y[tokens] = out.addcmul_(inputs, D[:, None])
-        stored.copy_(S)
+            x = inputs[tokens]
+            out = step(x, dt[tokens], log_decay[tokens], keys[tokens], queries[tokens], S)
+            y[tokens] = out.addcmul_(x, D[:, None])
+        if S.dtype != stored.dtype:
+            stored.copy_(S)
     return y
 
 
-def _token(
-    x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, S: Tensor
-) -> tuple[Tensor, Tensor]:
-    added = torch.bmm((dt[0, :, None] * x[0]).unsqueeze(2), B[0].unsqueeze(1))
-    S = torch.addcmul(added, S, log_decay[0].exp()[:, None, None])
-    return torch.bmm(S, C[0].unsqueeze(2)).squeeze(2).unsqueeze(0), S
+def ssd_mix(
+    projected: Tensor,
+    dt: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    dt_bias: Tensor,
+    dt_limits: tuple[float, float],
+    A: Tensor,
+    D: Tensor,
+    state: Tensor,
+    rows: Rows,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    """See ``reference.ssd_mix``."""
+    convolved = causal_conv(projected, conv_weight, conv_bias, conv_state, rows)
+    x, B, C = heads_of(convolved, state)
+    return ssd(x, ssd_steps(dt, dt_bias, dt_limits), A, B, C, D, state, rows)
 
 
-def _chunk(
-    x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens ``[T, H, ...]`` after the state ``S``: their outputs without D, and the new state."""
+def _token(x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, S: Tensor) -> Tensor:
+    """The output without D; ``S`` is advanced."""
+    G, N = B.shape[1:]
+    by_group = S.view(G, -1, N)
+    S.mul_(log_decay.exp().view(-1, 1, 1))
+    by_group.addcmul_((dt[0, :, None] * x[0]).view(G, -1, 1), B.view(G, 1, N))
+    return torch.bmm(by_group, C.view(G, N, 1)).view(x.shape)
+
+
+def _chunk(x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, S: Tensor) -> Tensor:
+    """The outputs of tokens ``[T, H, ...]`` without D; ``S`` is advanced.
+
+    What the heads of a group share is one product for all of them.
+    """
+    (T, H, P), (G, N) = x.shape, B.shape[1:]
     by_head = log_decay.t().unsqueeze(2)
     from_start = by_head.cumsum(1).exp_()
-    queries, keys, inputs = C.transpose(0, 1), B.transpose(0, 1), (dt.unsqueeze(2) * x)
-    inputs = inputs.transpose(0, 1)
-    meet = torch.bmm(queries, keys.transpose(1, 2)).mul_(spans(by_head).squeeze(3))
-    out = torch.bmm(meet, inputs)
-    out.addcmul_(torch.bmm(queries, S.transpose(1, 2)), from_start)
-    left = sums_after(by_head).exp_()
-    added = torch.bmm((inputs * left).transpose(1, 2), keys)
-    return out.transpose(0, 1), torch.addcmul(added, S, from_start[:, -1:])
+    queries, keys = C.transpose(0, 1), B.transpose(0, 1)
+    meet = spans(by_head).view(G, -1, T, T)
+    meet.mul_(torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(1))
+    inputs = (dt.unsqueeze(2) * x).transpose(0, 1)
+    out = torch.bmm(meet.view(H, T, T), inputs)
+    by_group = S.view(G, -1, N)
+    before = torch.bmm(queries, by_group.transpose(1, 2)).view(G, T, -1, P).transpose(1, 2)
+    out.view(G, -1, T, P).addcmul_(before, from_start.view(G, -1, T, 1))
+    left = inputs * sums_after(by_head).exp_()
+    left = left.view(G, -1, T, P).transpose(2, 3).reshape(G, -1, T)
+    S.mul_(from_start[:, -1:])
+    by_group.baddbmm_(left, keys)
+    return out.transpose(0, 1)

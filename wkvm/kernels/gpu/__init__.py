@@ -6,17 +6,22 @@ each trial run would apply its update once more.
 """
 
 from wkvm.kernels.gpu.attention_prefill import attention
+from wkvm.kernels.gpu.conv import causal_conv
 from wkvm.kernels.gpu.delta_prefill import gated_delta
 from wkvm.kernels.gpu.elementwise import delta_gates, rotary, swiglu
 from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm
+from wkvm.kernels.gpu.ssd import ssd, ssd_mix
 
 __all__ = [
     "add_rms_norm",
     "attention",
+    "causal_conv",
     "delta_gates",
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",
     "rotary",
+    "ssd",
+    "ssd_mix",
     "swiglu",
 ]

@@ -11,7 +11,7 @@ from wkvm.kernels.reference.experts import experts, swiglu
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.reference.rotary import rotary
 from wkvm.kernels.reference.rwkv7 import token_shift, wkv7
-from wkvm.kernels.reference.ssd import ssd
+from wkvm.kernels.reference.ssd import ssd, ssd_mix
 
 __all__ = [
     "add_rms_norm",
@@ -25,6 +25,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "ssd",
+    "ssd_mix",
     "swiglu",
     "token_shift",
     "wkv7",

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from wkvm.kernels.reference.conv import causal_conv
 from wkvm.kernels.rows import Rows
 
 
@@ -47,3 +49,55 @@ def ssd(
             y[t] = (torch.einsum("hpn,hn->hp", S, queries) + D[:, None] * inputs).to(x.dtype)
         state[rows.host_slots[row]] = S
     return y
+
+
+def ssd_mix(
+    projected: Tensor,
+    dt: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    dt_bias: Tensor,
+    dt_limits: tuple[float, float],
+    A: Tensor,
+    D: Tensor,
+    state: Tensor,
+    rows: Rows,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    """``causal_conv`` of x, B and C, ``ssd_steps``, and ``ssd`` of what comes of them.
+
+    Args:
+        projected: ``[T, H P | G N | G N]``: x, B and C. Any first stride.
+        dt: ``[T, H]``, any first stride: the steps before softplus.
+        conv_weight: ``[H P | G N | G N, W]``, the dtype of ``projected``.
+        conv_bias: ``[H P | G N | G N]`` likewise; None for none.
+        conv_state: ``[N, W - 1, H P | G N | G N]``, as in ``causal_conv``.
+        dt_bias: ``[H]`` float32.
+        dt_limits: the least and the largest step; 0 and infinity for none.
+        A, D, state, rows: as in ``ssd``.
+        arrivals: ``[B, G]`` int32 of zeros, which stay zeros, for as many rows as it has: with it a
+            GPU does few rows of one token in one launch. No two steps that may run side by side
+            may share it.
+
+    Returns:
+        ``[T, H, P]``, the dtype of ``projected``. Zeros for pad rows.
+    """
+    convolved = causal_conv(projected.contiguous(), conv_weight, conv_bias, conv_state, rows)
+    x, B, C = heads_of(convolved, state)
+    return ssd(x, ssd_steps(dt, dt_bias, dt_limits), A, B, C, D, state, rows)
+
+
+def ssd_steps(dt: Tensor, bias: Tensor, limits: tuple[float, float]) -> Tensor:
+    """``softplus(dt + bias)`` within limits, ``[T, H]`` in the dtype of ``bias``, contiguous."""
+    steps = softplus(dt.to(bias.dtype) + bias)
+    return steps if limits == (0.0, float("inf")) else steps.clamp_(*limits)
+
+
+def heads_of(convolved: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x, B and C of ``[T, H P | G N | G N]``, as views ``[T, H, P]`` and ``[T, G, N]``."""
+    _, H, P, N = state.shape
+    keys = (convolved.shape[1] - H * P) // 2
+    x, B, C = torch.split(convolved, [H * P, keys, keys], dim=1)
+    T = len(x)
+    return x.view(T, H, P), B.view(T, -1, N), C.view(T, -1, N)

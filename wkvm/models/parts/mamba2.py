@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import silu
 
 from wkvm.core.layout import TensorSpec
 from wkvm.kernels.interface import Kernels
@@ -94,31 +94,20 @@ class Mamba2Mixer:
         z, convolved, dt = torch.split(
             self.project(x), [sizes.inner, sizes.convolved, sizes.n_heads], dim=1
         )
-        convolved = self.kernels.causal_conv(
-            convolved.contiguous(),
+        y = self.kernels.ssd_mix(
+            convolved,
+            dt,
             self.conv_weight,
             self.conv_bias,
             states[CONV][:, self.layer],
-            step.rows,
-        )
-        u, B, C = torch.split(convolved, [sizes.inner, sizes.keys, sizes.keys], dim=1)
-        by_group = (-1, sizes.n_groups, sizes.state_size)
-        y = self.kernels.ssd(
-            u.reshape(-1, sizes.n_heads, sizes.head_size),
-            self._steps(dt),
+            self.dt_bias,
+            self.dt_limits,
             self.A,
-            B.reshape(by_group),
-            C.reshape(by_group),
             self.D,
             states[SSM][:, self.layer],
             step.rows,
         )
         return self.output(self._gated(y.reshape(-1, sizes.inner), z.contiguous()))
-
-    def _steps(self, dt: Tensor) -> Tensor:
-        steps = softplus(dt.float() + self.dt_bias)
-        low, high = self.dt_limits
-        return steps if (low, high) == (0.0, float("inf")) else steps.clamp_(low, high)
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
         if self.norm_weight is None:
