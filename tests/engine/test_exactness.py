@@ -17,7 +17,7 @@ BUDGETS = [1, 16, 64, 100, 256, 10**9]
 
 
 def crowd(
-    model: Model, prompts: list[tuple[int, ...]], *, seed: int, n_slots: int
+    model: Model, prompts: list[tuple[int, ...]], *, seed: int, config: EngineConfig
 ) -> dict[int, tuple[tuple[int, ...], int, list[int], Status | None]]:
     """Greedy requests that arrive at random; every fourth is cancelled at random.
 
@@ -25,7 +25,6 @@ def crowd(
         By request: prompt, ``max_tokens``, the ids that came and the last status.
     """
     rng = random.Random(seed)
-    config = EngineConfig(n_slots=n_slots, max_num_batched_tokens=96, poison_freed_slots=True)
     driver = Driver(model, config)
     asked = dict[int, tuple[tuple[int, ...], int]]()
     waiting = list(prompts)
@@ -39,10 +38,14 @@ def crowd(
     return {i: (*asked[i], o.ids, o.status) for i, o in driver.outcomes.items()}
 
 
+def crowded(n_slots: int) -> EngineConfig:
+    return EngineConfig(n_slots=n_slots, max_num_batched_tokens=96, poison_freed_slots=True)
+
+
 def test_64_requests_that_come_and_go_get_the_ids_of_the_oracle() -> None:
     rng = random.Random(1)
     prompts = [tuple(rng.choices(range(64), k=rng.randint(1, 300))) for _ in range(64)]
-    outcomes = crowd(FakeModel(), prompts, seed=2, n_slots=7)
+    outcomes = crowd(FakeModel(), prompts, seed=2, config=crowded(7))
     for prompt, n, ids, status in outcomes.values():
         assert ids == fake_continuation(prompt, n)[: len(ids)]
         assert status is Status.CANCELLED or len(ids) == n
@@ -60,7 +63,7 @@ def test_64_requests_that_come_and_go_get_the_ids_that_the_bundled_model_gives_a
     rng, text = random.Random(3), text_ids()
     starts = [(rng.randrange(len(text) - 150), rng.randint(1, 100)) for _ in range(64)]
     prompts = [tuple(text[start : start + n]) for start, n in starts]
-    outcomes = crowd(bundled, prompts, seed=4, n_slots=16)
+    outcomes = crowd(bundled, prompts, seed=4, config=crowded(16))
     alone = Driver(bundled, EngineConfig(n_slots=1))
     for prompt, n, ids, status in outcomes.values():
         assert ids == alone.run(prompt, greedy(n)).ids[: len(ids)]

@@ -1,0 +1,98 @@
+"""What holds of any state, for a small random model of every architecture.
+
+The models come of the configurations that are held to transformers elsewhere.
+"""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from wkvm_bench.random_weights import random_decoder
+
+from tests.engine.driver import Driver, greedy
+from tests.engine.test_exactness import crowd
+from tests.engine.test_states import save, start_of
+from tests.models.oracles.architectures import ARCHITECTURES
+from wkvm.core.config import EngineConfig
+from wkvm.core.layout import PAGE_TOKENS
+from wkvm.core.request import RequestSpec
+from wkvm.models.decoder import Decoder
+
+VOCAB = range(3, 90)
+
+CONFIGS = {
+    one.model_type: {"model_type": one.model_type, **one.cases[0].config} for one in ARCHITECTURES
+}
+
+
+@cache
+def decoder_of(model_type: str) -> Decoder:
+    torch.set_num_threads(1)
+    return random_decoder(CONFIGS[model_type], device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture(params=list(CONFIGS))
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    return decoder_of(request.param)
+
+
+def prompt_of(n: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(VOCAB, k=n))
+
+
+def config_of(decoder: Decoder, **settings: object) -> EngineConfig:
+    if decoder.layout.guest is not None:
+        settings.setdefault("guest_tokens", 40 * PAGE_TOKENS)
+    return EngineConfig(poison_freed_slots=True, n_threads=1, **settings)  # type: ignore[arg-type]
+
+
+def test_a_request_gets_the_ids_that_it_gets_alone(decoder: Decoder) -> None:
+    prompts = [prompt_of(random.Random(seed).randint(1, 150), seed) for seed in range(12)]
+    config = config_of(decoder, n_slots=4, max_num_batched_tokens=96)
+    outcomes = crowd(decoder, prompts, seed=1, config=config)
+    alone = Driver(decoder, config_of(decoder, n_slots=1))
+    for prompt, n, ids, _ in outcomes.values():
+        assert ids == alone.run(prompt, greedy(n)).ids[: len(ids)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("k", [1, 6])
+def test_a_state_goes_on_with_the_bits_of_one_run(
+    decoder: Decoder, deterministic: bool, k: int
+) -> None:
+    driver = Driver(decoder, config_of(decoder, n_slots=2, deterministic=deterministic))
+    prompt = prompt_of(70)
+    whole = save(driver, prompt, greedy(12))
+    first = save(driver, prompt, greedy(k))
+    second = driver.run_spec(
+        RequestSpec(prompt=(), params=greedy(12 - k), start=start_of(first.last), save=True)
+    )
+    assert first.ids + second.ids == whole.ids
+    assert torch.equal(second.last.record, whole.last.record)
+
+
+def test_forks_go_their_own_ways(decoder: Decoder) -> None:
+    driver = Driver(decoder, config_of(decoder, n_slots=4))
+    stem = save(driver, prompt_of(130), greedy(3))
+    start = start_of(stem.last)
+    tails = [prompt_of(5, seed) for seed in range(1, 4)]
+    before = stem.last.record.clone()
+    forks = [
+        driver.begin(RequestSpec(prompt=tail, params=greedy(8), start=start))[0] for tail in tails
+    ]
+    driver.finish()
+    alone = Driver(decoder, config_of(decoder, n_slots=1))
+    for fork, tail in zip(forks, tails, strict=True):
+        spec = RequestSpec(prompt=tail, params=greedy(8), start=replace(start))
+        assert driver.outcomes[fork].ids == alone.run_spec(spec).ids
+    assert torch.equal(stem.last.record, before)
+
+
+def test_what_a_slot_held_before_changes_nothing(decoder: Decoder) -> None:
+    driver = Driver(decoder, config_of(decoder, n_slots=1))
+    fresh = driver.run(prompt_of(66, 5), greedy(6)).ids
+    for seed in range(6, 9):
+        driver.run(prompt_of(100, seed), greedy(4))
+    assert driver.run(prompt_of(66, 5), greedy(6)).ids == fresh
