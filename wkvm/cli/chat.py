@@ -1,6 +1,6 @@
 """``wkvm chat``: a conversation in the terminal, or with piped input.
 
-Each turn sends the whole conversation again.
+What a turn sends, and what is kept of it, is the affair of ``wkvm.cli.courses``.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from typing import Any
 
 from wkvm_client.errors import ClientError
 
-from wkvm.cli.complete import cut_short, follow
+from wkvm.cli.courses import ChatError, Course, course_of
 from wkvm.cli.flags import SAMPLING_FLAGS
-from wkvm.cli.place import Setting, note, open_setting, sampling_options
+from wkvm.cli.place import note, open_setting, sampling_options
 from wkvm.cli.terminal import harmless
-from wkvm.core.errors import InvalidParameterError
+from wkvm.core.errors import ConfigError, InvalidParameterError
 from wkvm.core.sampling import SamplingParams
-from wkvm.gateway.text import TextError, TextStream
+from wkvm.gateway.text import TextError
 
 MAX_SEED = 2**64
 DEFAULTS = dataclasses.asdict(SamplingParams())
@@ -35,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
     """
     with open_setting(args) as setting:
         options = sampling_options(args, SAMPLING_FLAGS, setting.suggested)
-        chat = Chat(setting, options, system=args.system)
+        course = course_of(setting, args.session, args.state)
+        if args.system is not None and not course.takes_system:
+            raise ConfigError("system", f"session {args.session} has begun")
+        chat = Chat(course, options, system=args.system)
         is_terminal = sys.stdin.isatty()
         if is_terminal:
             # Line editing and history, where Python has them.
@@ -63,15 +66,11 @@ def _lines(prompt: str) -> Iterator[str]:
             note("Ctrl-D or /quit ends the chat")
 
 
-class ChatError(Exception):
-    """A command of the user cannot be carried out. The chat goes on."""
-
-
 class Chat:
     """A conversation and its settings."""
 
-    def __init__(self, setting: Setting, options: dict[str, Any], *, system: str | None) -> None:
-        self._setting = setting
+    def __init__(self, course: Course, options: dict[str, Any], *, system: str | None) -> None:
+        self._course = course
         self._options = options
         self._system = system
         self._messages = list[dict[str, str]]()
@@ -96,17 +95,13 @@ class Chat:
         self._messages.append({"role": "user", "content": text})
         try:
             self._answer()
-        except (TextError, ClientError):
+        except (ChatError, TextError, ClientError):
             # The message was not answered: it must not be sent along with the next one.
             self._messages.pop()
             raise
 
     def _answer(self) -> None:
         """Get and print an answer to the last message. What Ctrl-C cuts off is kept."""
-        setting, template = self._setting, self._setting.template
-        prompt = template.encode(self._history(), setting.tokenizer)
-        options = self._options_now()
-        answer = setting.backend.generate(prompt, **options)
         shown = list[str]()
 
         def put(text: str) -> None:
@@ -116,15 +111,11 @@ class Chat:
                 shown.append(text)
                 print(harmless(text, sys.stdout), end="", flush=True)
 
-        min_tokens = options.get("min_tokens", 0)
-        stream = TextStream(setting.tokenizer, template.stops, min_tokens=min_tokens)
         try:
-            completion, was_interrupted = follow(answer, stream, put)
+            why = self._course.answer(self._history(), self._options_now(), put)
         finally:
             print()
-        if was_interrupted:
-            note("cancelled")
-        elif stream.stop is None and (why := cut_short(completion)) is not None:
+        if why is not None:
             note(why)
         self._n_answers += 1
         self._messages.append({"role": "assistant", "content": "".join(shown)})
@@ -159,11 +150,15 @@ class Chat:
 
     def set_system(self, rest: str) -> None:
         """Set the system message."""
+        if not self._course.takes_system:
+            raise ChatError("a session that has begun keeps its system message")
         self._system = rest or None
         note("the system message is set" if rest else "there is no system message now")
 
     def reset(self, rest: str) -> None:
         """Forget the conversation."""
+        if self._course.is_kept:
+            raise ChatError("a session is kept: /undo takes turns back, wkvm states delete ends it")
         self._messages.clear()
         note("the conversation is forgotten")
 
@@ -171,10 +166,15 @@ class Chat:
         """Answer the last message again."""
         if not self._messages:
             raise ChatError("there is nothing to answer yet")
+        if self._course.is_kept:
+            text = self._messages[-2]["content"]
+            self._take_back()
+            self._say(text)
+            return
         last = self._messages.pop()
         try:
             self._answer()
-        except (TextError, ClientError):
+        except (ChatError, TextError, ClientError):
             self._messages.append(last)
             raise
 
@@ -182,8 +182,12 @@ class Chat:
         """Forget the last message and its answer."""
         if not self._messages:
             raise ChatError("there is nothing to undo")
-        del self._messages[-2:]
+        self._take_back()
         note(f"forgotten; {_n_messages(self._messages)} left")
+
+    def _take_back(self) -> None:
+        self._course.back()
+        del self._messages[-2:]
 
     def set_option(self, field: str, read: Callable[[str], Any], rest: str) -> None:
         """Set a sampling parameter, or say what it is."""

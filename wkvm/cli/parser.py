@@ -199,6 +199,18 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 def _chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+    parser.add_argument(
+        "--session",
+        metavar="NAME",
+        default="",
+        help="go on with this session of the server, or begin it: a state that keeps what is said",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="STATE",
+        default="",
+        help="begin at this state of the server, NAME or NAME@VERSION, which stays as it is",
+    )
     _engine_or_server(parser)
     add_flags(parser, "sampling", SAMPLING_FLAGS, SamplingParams)
 

@@ -141,7 +141,7 @@ def _engine_flag(args: argparse.Namespace) -> str | None:
 
 def _check_stateless(args: argparse.Namespace, *, is_absent: bool) -> None:
     """Check that nothing is asked of this process that needs a server's states."""
-    for name in ("state", "save_as"):
+    for name in ("session", "state", "save_as"):
         if getattr(args, name, ""):
             where = f"there is none at {DEFAULT_ADDRESS}; " if is_absent else ""
             why = f"states are with a server; {where}start wkvm serve, or name one with --connect"
