@@ -2,6 +2,7 @@
 
 from tests.models.oracles import (
     falcon_h1,
+    gated_deltanet,
     granite_moe_hybrid,
     kimi_linear,
     mamba2,
@@ -14,6 +15,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     mamba2.ARCHITECTURE,
     falcon_h1.ARCHITECTURE,
     granite_moe_hybrid.ARCHITECTURE,
+    gated_deltanet.ARCHITECTURE,
     qwen.NEXT,
     qwen.DENSE,
     qwen.MOE,

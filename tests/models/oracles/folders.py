@@ -49,7 +49,9 @@ def write_folders(names: Iterable[str], base: Path) -> dict[str, Path]:
         )
     (base / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
     script = Path(__file__).with_name("transformers_oracle.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # The process finds the modules that this one does.
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     run = subprocess.run(
         [sys.executable, str(script), str(base / "jobs.json")],
         env=environment,

@@ -20,6 +20,8 @@ import transformers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from tests.models.oracles import fla_models  # noqa: E402
+
 
 def randomise(model: Any, seed: int) -> None:
     """Give every weight and buffer a value that shows when it is left out or taken for another.
@@ -81,10 +83,11 @@ def state_of(cache: Any) -> dict[str, Tensor]:
 
 def run(job: dict[str, Any]) -> None:
     """Write the model and what it makes of the streams."""
-    config = getattr(transformers, job["config_class"])(**job["config"])
+    library = fla_models if job["class"] in vars(fla_models) else transformers
+    config = getattr(library, job["config_class"])(**job["config"])
     # Others want sizes that are multiples of 16 bytes.
     config._experts_implementation = "eager"
-    model = getattr(transformers, job["class"])(config).float().eval()
+    model = getattr(library, job["class"])(config).float().eval()
     randomise(model, job["seed"])
     folder = Path(job["folder"])
     model.save_pretrained(folder)
