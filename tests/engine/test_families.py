@@ -1,51 +1,22 @@
-"""What holds of any state, for a small random model of every architecture.
-
-The models come of the configurations that are held to transformers elsewhere.
-"""
+"""What holds of any state, for a small random model of every architecture."""
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
-from wkvm_bench.random_weights import random_decoder
 
 from tests.engine.driver import Driver, greedy
+from tests.engine.families import CONFIGS, config_of, decoder_of, prompt_of
 from tests.engine.test_exactness import crowd
 from tests.engine.test_states import save, start_of
-from tests.models.oracles.architectures import ARCHITECTURES
-from wkvm.core.config import EngineConfig
-from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.request import RequestSpec
 from wkvm.models.decoder import Decoder
-
-VOCAB = range(3, 90)
-
-CONFIGS = {
-    one.model_type: {"model_type": one.model_type, **one.cases[0].config} for one in ARCHITECTURES
-}
-
-
-@cache
-def decoder_of(model_type: str) -> Decoder:
-    torch.set_num_threads(1)
-    return random_decoder(CONFIGS[model_type], device="cpu", dtype=torch.float32)
 
 
 @pytest.fixture(params=list(CONFIGS))
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     return decoder_of(request.param)
-
-
-def prompt_of(n: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(VOCAB, k=n))
-
-
-def config_of(decoder: Decoder, **settings: object) -> EngineConfig:
-    if decoder.layout.guest is not None:
-        settings.setdefault("guest_tokens", 40 * PAGE_TOKENS)
-    return EngineConfig(poison_freed_slots=True, n_threads=1, **settings)  # type: ignore[arg-type]
 
 
 def test_a_request_gets_the_ids_that_it_gets_alone(decoder: Decoder) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from wkvm.engine.states import StateService
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
+from wkvm.models.base import Model
 from wkvm.state.mutations import Mutations
 from wkvm.state.operations import Operation, Parameters
 from wkvm.state.store import Store
@@ -148,13 +149,21 @@ async def running(
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, eos_ids: tuple[int, ...] = (), **settings: Any
+    folder: Path,
+    *,
+    eos_ids: tuple[int, ...] = (),
+    model: Model | None = None,
+    mutations: Mutations | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """The same over an engine that runs, with a model without weights."""
+    """The same over an engine that runs, with a model without weights if no other is given."""
     config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
-    loop = EngineLoop(Engine(FakeModel(eos_ids=eos_ids), config))
+    loop = EngineLoop(Engine(model or FakeModel(eos_ids=eos_ids), config))
     store = Store.open(str(folder), clock=time.time, engine="test")
-    service = StateService(loop, backing_of(loop, store))
+    backing = backing_of(loop, store)
+    if mutations is not None:
+        backing = replace(backing, mutations=mutations)
+    service = StateService(loop, backing)
     rig = Rig(loop, store, service)
     service.deliver = rig.deliver
     stepping = asyncio.create_task(loop.run())
