@@ -64,7 +64,7 @@ def ahead(model: SteppingModel | SteppingGuestModel, config: EngineConfig) -> Dr
     return AheadDriver(Engine(model, config, make_runner=make_runner))
 
 
-both = pytest.mark.parametrize("make", [on_cpu, on_gpu, with_guest_on_cpu])
+both = pytest.mark.parametrize("make", [on_cpu, on_gpu, with_guest_on_cpu, with_guest_on_gpu])
 
 
 def greedy(max_tokens: int, **others: object) -> SamplingParams:

@@ -10,6 +10,7 @@ from wkvm.core.plan import StepPlan
 from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices
 from wkvm.engine.logit_rows import to_logprobs
+from wkvm.engine.page_mover import Job
 from wkvm.engine.state_mover import Copy
 from wkvm.engine.transfers import Mark
 
@@ -43,11 +44,17 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A state on its way to the host, and the penalty counts that go with it."""
+    """A state on its way to the host, and the penalty counts that go with it.
+
+    Attributes:
+        job, image: of one that comes late: what moves its full pages, and what all goes into.
+    """
 
     ticket: int
     copy: Copy
-    counts: Tensor | None
+    counts: Tensor | None = None
+    job: Job | None = None
+    image: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ device, so the host need not have seen it.
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
 from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
+from wkvm.engine.images import Images
 from wkvm.engine.logit_rows import LogitRows, logit_rows
 from wkvm.engine.row_kinds import fresh_slots, row_kinds, slots_of
 from wkvm.engine.state_mover import StateMover
@@ -89,7 +91,14 @@ class GpuRunner:
         self._poison_freed = poison_freed
         self._transfers = Transfers(model.info.device)
         self._beside = Beside(model.info.device)
-        self._mover = StateMover(model.layout.record_bytes, model.info.device, self._transfers)
+        guest = model.layout.guest
+        self._mover = StateMover(
+            model.layout.record_bytes,
+            model.info.device,
+            self._transfers,
+            page_bytes=0 if guest is None else guest.page_bytes,
+        )
+        self._images = Images(arena, self._mover)
         self._n_mask_words = graphs.masks.shape[1]
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
@@ -123,6 +132,10 @@ class GpuRunner:
             self._told.difference_update(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
+        if plan.freed_pages and self._arena.pool is not None:
+            self._arena.pool.poison(plan.freed_pages)
+        if plan.grants:
+            self._images.grant(plan.grants)
         kinds = row_kinds(plan.rows)
         if kinds.fresh:
             self._start(plan.rows, kinds.fresh)
@@ -157,16 +170,16 @@ class GpuRunner:
     def _save(self, saves: Sequence[Save]) -> tuple[list[Saving], dict[int, WkvmError]]:
         """Send states to the host; those for which it has no memory are told as errors."""
         on_their_way, unsaved = list[Saving](), dict[int, WkvmError]()
-        for slot, ticket, _ in saves:
-            counts = self._sampler.remembered(slot)
+        for save in saves:
+            counts = self._sampler.remembered(save.slot)
             try:
-                copy = self._mover.down(self._arena.records[slot])
+                saving = self._images.save(save)
                 counts = None if counts is None else self._transfers.down(counts)
             except (RuntimeError, MemoryError):  # what pinned memory raises depends on the system
                 logger.exception("no memory on the host for a state")
-                unsaved[ticket] = StepFailedError()
+                unsaved[save.ticket] = StepFailedError()
             else:
-                on_their_way.append(Saving(ticket, copy, counts))
+                on_their_way.append(replace(saving, counts=counts))
         return on_their_way, unsaved
 
     def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> None:
@@ -177,8 +190,8 @@ class GpuRunner:
         blank, entries = fresh_slots(starting)
         if blank:
             self._arena.zero(blank)
-        for record, targets in entries:
-            with self._mover.up(record) as there:
+        for image, targets in entries:
+            with self._mover.up(image) as there:
                 self._arena.fill(there, targets)
         try:
             self._sampler.start(starting)
@@ -340,7 +353,17 @@ class GpuRunner:
             )
         for at in broken:
             ids[at] = None
-        saved = {saving.ticket: self._saved(saving) for saving in flight.saves}
+        self._images.turn(waits=not plan.rows)
+        come, late = self._images.come(), self._images.hold(flight.saves)
+        saved = dict[int, SavedRecord]()
+        for saving in (*come, *flight.saves):
+            if saving.ticket in late:
+                continue
+            try:
+                saved[saving.ticket] = self._saved(saving)
+            except StepFailedError as error:
+                flight.unsaved[saving.ticket] = error
+        loaded, unloaded = self._images.loaded()
         prompt_logprobs = by_row(flight.scored_prompts, broken)
         complete, unmet = follow(flight, ids)
         return StepResult(
@@ -359,10 +382,13 @@ class GpuRunner:
             failed=flight.failed,
             saved=saved,
             unsaved=flight.unsaved,
+            late=late,
+            loaded=loaded,
+            unloaded=unloaded,
         )
 
     def _saved(self, saving: Saving) -> SavedRecord:
-        record = saving.copy.wait()
+        image = self._images.image_of(saving)
         if saving.counts is None:
-            return SavedRecord(record)
-        return SavedRecord(record, *self._sampler.read(saving.counts))
+            return SavedRecord(image)
+        return SavedRecord(image, *self._sampler.read(saving.counts))

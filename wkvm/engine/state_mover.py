@@ -7,7 +7,7 @@ CPU one copy is made after the other.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -71,43 +71,58 @@ class StateMover:
     All of it is launched by one thread, on its current stream: the device's other work there comes
     before a state goes down, and after one went up.
 
+    Args:
+        page_bytes: what may go down with a record: the page that is still being written. The full
+            ones are the business of ``page_mover``.
+
     Attributes:
         spins: whether who waits for a copy from now on keeps a core for it: see ``Transfers.mark``.
     """
 
     def __init__(
-        self, record_bytes: int, device: str, transfers: Transfers, *, spins: bool = False
+        self,
+        record_bytes: int,
+        device: str,
+        transfers: Transfers,
+        *,
+        page_bytes: int = 0,
+        spins: bool = False,
     ) -> None:
         self.spins = spins
         self._record_bytes = record_bytes
+        self._most_bytes = record_bytes + page_bytes
         self._is_gpu = device != "cpu"
         self._transfers = transfers
         self._down = self._way(device)
         self._up = self._way(device)
         if self._is_gpu:
-            ready = [self._host_record() for _ in range(N_READY)]
+            ready = [self._host_record(record_bytes) for _ in range(N_READY)]
             del ready
 
-    def down(self, state: Tensor) -> Copy:
+    def down(self, state: Tensor, page: Tensor | None = None) -> Copy:
         """Send a state to the host, as it is after what was launched before.
 
         Args:
             state: ``[record_bytes]`` uint8 on the device. What is launched next may overwrite it.
+            page: ``[page_bytes]`` uint8 likewise; it comes behind the record.
 
         Raises:
             RuntimeError: there is no pinned memory.
         """
-        host, way = self._host_record(), self._down
+        parts = (state,) if page is None else (state, page)
+        n = sum(map(len, parts))
+        host, way = self._host_record(n), self._down
         if way.stream is None:
-            return Copy(host.copy_(state), self._transfers.mark(spins=self.spins))
+            _put(parts, host)
+            return Copy(host, self._transfers.mark(spins=self.spins))
         buffer = way.next()
         current = torch.cuda.current_stream()
         if buffer.free is not None:
             current.wait_event(buffer.free)
-        buffer.memory.copy_(state, non_blocking=True)
+        _put(parts, buffer.memory)
         way.stream.wait_stream(current)
         with torch.cuda.stream(way.stream):
-            host.copy_(buffer.memory, non_blocking=True)
+            host.copy_(buffer.memory[:n], non_blocking=True)
             buffer.free = _event(buffer.free)
             return Copy(host, self._transfers.mark(spins=self.spins))
 
@@ -119,24 +134,24 @@ class StateMover:
         A record in memory that is not pinned is copied by the host first.
 
         Args:
-            record: ``[record_bytes]`` uint8 in host memory.
+            record: uint8 in host memory; the first ``record_bytes`` of it go up.
         """
-        way = self._up
+        way, n = self._up, self._record_bytes
         if way.stream is None:
-            yield record
+            yield record[:n]
             return
         current = torch.cuda.current_stream()
         buffer = self._holder(record)
         if buffer is None:
             buffer = way.next()
-            pinned = record if record.is_pinned() else self._host_record().copy_(record)
+            pinned = record[:n] if record.is_pinned() else self._host_record(n).copy_(record[:n])
             with torch.cuda.stream(way.stream):
                 if buffer.free is not None:
                     way.stream.wait_event(buffer.free)
-                buffer.memory.copy_(pinned, non_blocking=True)
+                buffer.memory[:n].copy_(pinned, non_blocking=True)
             buffer.holds = weakref.ref(record)
             current.wait_stream(way.stream)
-        yield buffer.memory
+        yield buffer.memory[:n]
         buffer.free = _event(buffer.free)
 
     def _holder(self, record: Tensor) -> _Buffer | None:
@@ -148,13 +163,22 @@ class StateMover:
     def _way(self, device: str) -> _Way:
         if not self._is_gpu:
             return _Way([], None)
-        memory = torch.empty(N_BUFFERS, self._record_bytes, dtype=torch.uint8, device=device)
+        memory = torch.empty(N_BUFFERS, self._most_bytes, dtype=torch.uint8, device=device)
         return _Way([_Buffer(one, None) for one in memory], stream_beside_graphs())
 
-    def _host_record(self) -> Tensor:
+    def _host_record(self, n_bytes: int) -> Tensor:
         # Outside of a step's inference mode: others may write to what they load into it.
         with torch.inference_mode(mode=False):
-            return torch.empty(self._record_bytes, dtype=torch.uint8, pin_memory=self._is_gpu)
+            whole = torch.empty(self._most_bytes, dtype=torch.uint8, pin_memory=self._is_gpu)
+            return whole[:n_bytes]
+
+
+def _put(parts: Iterable[Tensor], target: Tensor) -> None:
+    """Copy tensors to the beginning of another, one behind the other."""
+    at = 0
+    for part in parts:
+        target[at : at + len(part)].copy_(part, non_blocking=True)
+        at += len(part)
 
 
 def _event(event: torch.cuda.Event | None) -> torch.cuda.Event:
