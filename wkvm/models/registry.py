@@ -22,6 +22,7 @@ MODULES = {
     "gated_deltanet": "wkvm.models.gated_deltanet",
     "granitemoehybrid": "wkvm.models.granite_moe_hybrid",
     "mamba2": "wkvm.models.mamba2",
+    "nemotron_h": "wkvm.models.nemotron_h",
     "olmo_hybrid": "wkvm.models.olmo_hybrid",
     "qwen3_5": "wkvm.models.qwen3_5",
     "qwen3_5_moe": "wkvm.models.qwen3_5",

@@ -6,6 +6,7 @@ from tests.models.oracles import (
     granite_moe_hybrid,
     kimi_linear,
     mamba2,
+    nemotron_h,
     olmo,
     qwen,
 )
@@ -13,6 +14,7 @@ from tests.models.oracles.case import Architecture, Case
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     mamba2.ARCHITECTURE,
+    nemotron_h.ARCHITECTURE,
     falcon_h1.ARCHITECTURE,
     granite_moe_hybrid.ARCHITECTURE,
     gated_deltanet.ARCHITECTURE,

@@ -53,6 +53,14 @@ class Subject:
         assert isinstance(vocab_size, int)
         return stream(name, vocab_size)
 
+    def kinds(self, names: Iterable[str]) -> list[str]:
+        """Of the names of tensors one of each kind: those that differ by numbers alone are of one.
+
+        Names of tensors that are not loaded are left out.
+        """
+        of_kind = {re.sub(r"\b\d+\b", "N", name): name for name in sorted(names)}
+        return [n for n in of_kind.values() if not n.startswith(self.architecture.ignored)]
+
     def assert_agrees(self, name: str, logits: Tensor, state: dict[str, Tensor]) -> None:
         """Hold what came of a stream to what transformers makes of it."""
         wanted = dict(self.expected[name])
@@ -216,7 +224,7 @@ def test_weights_in_shards_are_the_same_model(architecture: Subject, tmp_path: P
 def test_each_missing_weight_is_named(architecture: Subject, tmp_path: Path) -> None:
     folder = copied(architecture.folder, tmp_path)
     whole = load_file(folder / "model.safetensors")
-    for name in kinds(whole):
+    for name in architecture.kinds(whole):
         save_file({key: whole[key] for key in whole if key != name}, folder / "model.safetensors")
         for call in (load_model, describe):
             with pytest.raises(CorruptCheckpointError, match=re.escape(name)):
@@ -226,7 +234,7 @@ def test_each_missing_weight_is_named(architecture: Subject, tmp_path: Path) -> 
 def test_each_weight_of_another_shape_is_named(architecture: Subject, tmp_path: Path) -> None:
     folder = copied(architecture.folder, tmp_path)
     whole = load_file(folder / "model.safetensors")
-    for name in kinds(whole):
+    for name in architecture.kinds(whole):
         longer = torch.cat((whole[name], whole[name][:1]))
         save_file(whole | {name: longer}, folder / "model.safetensors")
         for call in (load_model, describe):
@@ -257,11 +265,6 @@ def test_a_config_that_would_change_the_computation_is_refused(
     for call in (load_model, describe):
         with pytest.raises(CheckpointError, match=refusal.says):
             call(folder, device="cpu")
-
-
-def kinds(names: Iterable[str]) -> list[str]:
-    """One name of each kind: those that differ by numbers alone are of one, and the last counts."""
-    return list({re.sub(r"\b\d+\b", "N", name): name for name in sorted(names)}.values())
 
 
 def write_shards(folder: Path) -> None:
