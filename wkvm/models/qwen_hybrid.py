@@ -41,6 +41,8 @@ RUN: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "attn_output_gate": (True,),
+    "output_gate_type": ("swish", "silu"),
+    "use_sliding_window": (False,),
 }
 """Values of fields that change the computation, and can have no other here."""
 

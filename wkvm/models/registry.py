@@ -228,6 +228,10 @@ def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     if ids is None:
         ids = checkpoint.config.get("eos_token_id")
     if ids is None:
+        # Of a model with more than text, that part has a config of its own.
+        text = checkpoint.config.get("text_config")
+        ids = text.get("eos_token_id") if isinstance(text, dict) else None
+    if ids is None:
         return ()
     listed = ids if isinstance(ids, list) else [ids]
     if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in listed):

@@ -56,7 +56,7 @@ def around(config: Config, tensors: dict[str, Any]) -> tuple[Config, dict[str, A
     """The text part of a model that sees pictures, as published."""
     import torch
 
-    text = {**config, "attn_output_gate": True, "mamba_ssm_dtype": "float32"}
+    text = {**config, "attn_output_gate": True, "output_gate_type": "swish"}
     model_type = text["model_type"].removesuffix("_text")
     whole = {"model_type": model_type, "text_config": text, "tie_word_embeddings": False}
     whole["vision_config"] = {"depth": 1}
@@ -98,6 +98,8 @@ REFUSALS = (
     Refusal({"hidden_act": "gelu"}, "hidden_act"),
     Refusal({"attention_bias": True}, "attention_bias"),
     Refusal({"attn_output_gate": False}, "attn_output_gate"),
+    Refusal({"output_gate_type": "sigmoid"}, "output_gate_type"),
+    Refusal({"use_sliding_window": True}, "use_sliding_window"),
     Refusal({"linear_num_key_heads": 4}, "linear_num_value_heads"),
     Refusal({"num_key_value_heads": 4}, "num_attention_heads"),
     Refusal({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
