@@ -4,7 +4,7 @@ Neither torch nor transformers is needed to read this: ``docs/models.md`` is mad
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Config = dict[str, Any]
@@ -52,7 +52,7 @@ class Architecture:
     """A class of models.
 
     Attributes:
-        class_name: in transformers.
+        class_name: in the library that is its oracle.
         config_class: of its configurations, likewise.
         model_type: as ``config.json`` has it.
         family: of its states.
@@ -63,6 +63,8 @@ class Architecture:
         cases: at least one.
         refusals: what is refused with a typed error.
         ignored: prefixes of names of tensors that a folder may have, and that are not loaded.
+        around: the ``model_type`` of models of which this is a part.
+        oracle: the library.
     """
 
     class_name: str
@@ -74,7 +76,14 @@ class Architecture:
     supported: str
     cases: tuple[Case, ...]
     refusals: tuple[Refusal, ...] = ()
-    ignored: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
+    around: str | None = None
+    oracle: str = "transformers"
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """All that are loaded as this architecture."""
+        return (self.model_type,) if self.around is None else (self.model_type, self.around)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ ARCHITECTURE = Architecture(
     class_name="GatedDeltaNetForCausalLM",
     config_class="GatedDeltaNetConfig",
     model_type="gated_deltanet",
+    oracle="flash-linear-attention",
     family="gdn",
     tensors=("gdn.delta", "gdn.conv"),
     guest="",
