@@ -271,9 +271,9 @@ def add_splits_kernel(  # type: ignore[no-untyped-def]
         _, _, _, n_live = pages_of_split(length, 0, N_SPLITS, LEAST_PAGES, WINDOW, PAGE)
         every = tl.arange(0, N_SPLITS)
         at = (row * N_SPLITS) * HQ + head
-        log = tl.load(logs + at + every * HQ, mask=every < n_live, other=float("-inf"))
-        largest = tl.max(log, 0)
-        total = tl.sum(tl.exp2(log - largest), 0)
+        all_logs = tl.load(logs + at + every * HQ, mask=every < n_live, other=float("-inf"))
+        largest = tl.max(all_logs, 0)
+        total = tl.sum(tl.exp2(all_logs - largest), 0)
         for start in range(0, n_live, BLOCK_S):
             splits = start + tl.arange(0, BLOCK_S)
             is_live = splits < n_live

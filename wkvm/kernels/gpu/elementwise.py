@@ -64,8 +64,8 @@ def delta_gates_kernel(  # type: ignore[no-untyped-def]
     if tl.program_id(1) == 0:
         heads = tl.arange(0, BLOCK_H)
         at = strength + token * strength_stride + heads
-        x = tl.load(at, mask=heads < H, other=0.0).to(tl.float32)
-        tl.store(beta + token * H + heads, max_strength * tl.sigmoid(x), mask=heads < H)
+        raw = tl.load(at, mask=heads < H, other=0.0).to(tl.float32)
+        tl.store(beta + token * H + heads, max_strength * tl.sigmoid(raw), mask=heads < H)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
