@@ -38,6 +38,7 @@ ATTENDED = {"qwen": Heads(4, 4, 256, 256, False), "latents": Heads(1, 32, 576, 5
 
 def compiled_bytes(kernel: Any, n_warps: int, **constants: Any) -> int:
     """Bytes of machine code, where strides and addresses are what they are in service."""
+    options = {"num_warps": n_warps, "launch_pdl": bool(constants.get("PDL"))}
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -59,9 +60,7 @@ def compiled_bytes(kernel: Any, n_warps: int, **constants: Any) -> int:
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
         attrs=attributes,
     )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": n_warps}
-    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return len(compiled.asm["cubin"])
 
 
@@ -73,7 +72,7 @@ def of_the_delta_rule() -> Iterator[tuple[str, int]]:
     scores = {name: value for name, value in sizes.items() if name != "V"}
     yield "scores", compiled_bytes(delta_within.scores_kernel, 4, **scores, **chunks, **narrow)
     for by_channel in (False, True):
-        constants = {**sizes, "GROUP": 1, "BY_KEY": by_channel, "BLOCK_V": 32}
+        constants = {**sizes, "GROUP": 1, "BY_KEY": by_channel, "BLOCK_V": 32, "PDL": by_channel}
         yield "decode", compiled_bytes(delta_decode.delta_decode_kernel, 1, **constants)
         constants = {**sizes, **chunks, "BY_CHANNEL": by_channel}
         within: dict[str, Any] = {**constants, **narrow, "BLOCK_V": 128, "OPERAND": tl.bfloat16}

@@ -184,6 +184,35 @@ def test_whole_chunks_of_half_precision(by_channel: bool, device: str) -> None:
     assert relative(case.state[1], exact_state(case)[1]) < 2e-3
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["decode with pad rows", "prefill"])
+def test_the_convolution_and_the_rule_follow_one_another(name: str, device: str) -> None:
+    from wkvm.kernels.gpu import delta_mix
+
+    rows = rows_of(name, device)
+    shape = Hk, Hv, K, V = SHAPES[0]
+    case = tried(rows, shape, by_channel=False)
+    draw = torch.Generator().manual_seed(2)
+    C = 2 * Hk * K + Hv * V
+    weight = torch.randn(C, 4, generator=draw).to(device)
+    windows = torch.randn(6, 3, C, generator=draw).to(device)
+    projected = torch.randn(rows.n_tokens, C + 5, generator=draw).to(device)[:, :C]
+    on_host = Rows(rows.slots.cpu(), rows.slot_list, rows.lengths)
+    _, _, _, g, beta = case.inputs
+    exact = reference.delta_mix(
+        projected.cpu().double(),
+        weight.cpu().double(),
+        windows.cpu().double(),
+        g.cpu().double(),
+        beta.cpu().double(),
+        case.state.cpu().double(),
+        on_host,
+        Hk,
+    )
+    out = delta_mix(projected, weight, windows, g, beta, case.state, rows, Hk)
+    assert relative(out, exact) < BARS[torch.float32]
+
+
 def test_arguments_that_do_not_fit_are_refused() -> None:
     pytest.importorskip("triton")
     from wkvm.kernels.gpu.delta_decode import check

@@ -7,6 +7,7 @@ each trial run would apply its update once more.
 
 from wkvm.kernels.gpu.attention_prefill import attention
 from wkvm.kernels.gpu.conv import causal_conv
+from wkvm.kernels.gpu.delta_mix import delta_mix
 from wkvm.kernels.gpu.delta_prefill import gated_delta
 from wkvm.kernels.gpu.elementwise import delta_gates, rotary, swiglu
 from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm
@@ -17,6 +18,7 @@ __all__ = [
     "attention",
     "causal_conv",
     "delta_gates",
+    "delta_mix",
     "gated_delta",
     "gated_rms_norm",
     "rms_norm",

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.gpu.attention_decode import attention_decode
-from wkvm.kernels.gpu.paged import LEAST, LOG2_E, Heads, absorb_tile, heads_of, place_of
+from wkvm.kernels.gpu.packing import n_pieces, piece_of
+from wkvm.kernels.gpu.paged import LEAST, LOG2_E, Heads, absorb_tile, heads_of
 from wkvm.kernels.rows import Rows
 
 WRITTEN_TOKENS = 16
@@ -89,7 +90,7 @@ def write_pages_kernel(  # type: ignore[no-untyped-def]
     BLOCK_C: tl.constexpr,
 ):
     """One program per ``BLOCK_T`` tokens of a row and ``BLOCK_C`` elements; see ``write_pages``."""
-    row, tile = place_of(offsets, n_rows, tl.program_id(0), BLOCK_T)
+    row, tile = piece_of(offsets, n_rows, tl.program_id(0), BLOCK_T, 32)
     slot = tl.load(slots + row).to(tl.int64)
     if slot >= 0:
         start = tl.load(offsets + row)
@@ -153,7 +154,7 @@ def attention_prefill_kernel(  # type: ignore[no-untyped-def]
     head_tile = tl.program_id(0) % n_head_tiles
     # The last tiles of a row see most, so they are begun first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
-    row, tile = place_of(offsets, n_rows, index, BLOCK_T)
+    row, tile = piece_of(offsets, n_rows, index, BLOCK_T, 32)
     start = tl.load(offsets + row)
     n_tokens = tl.load(offsets + row + 1) - start
     slot = tl.load(slots + row).to(tl.int64)
@@ -262,8 +263,7 @@ def write_pages(
     _, n_kv, D = k.shape
     DV = D if v is None else v.shape[2]
     block_c = min(1024, triton.next_power_of_2(n_kv * D))
-    n_tiles = sum(-(-length // WRITTEN_TOKENS) for length in rows.lengths)
-    write_pages_kernel[(n_tiles, triton.cdiv(n_kv * D, block_c))](
+    write_pages_kernel[(n_pieces(rows, WRITTEN_TOKENS), triton.cdiv(n_kv * D, block_c))](
         k,
         k if v is None else v,
         pages,
@@ -307,8 +307,7 @@ def attend(
     launch = launch or launch_of(heads, q.dtype)
     n_heads = min(heads.group, launch.block_m)
     block_m = max(launch.block_m, LEAST)
-    block_t = block_m // n_heads
-    n_tiles = sum(-(-length // block_t) for length in rows.lengths)
+    n_tiles = n_pieces(rows, block_m // n_heads)
     out = torch.empty(q.shape[0], q.shape[1], heads.value, dtype=q.dtype, device=q.device)
     attention_prefill_kernel[(heads.n_kv * triton.cdiv(heads.group, n_heads), n_tiles)](
         q,

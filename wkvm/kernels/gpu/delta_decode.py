@@ -23,6 +23,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from wkvm.kernels.rwkv7_decode.common import launch_options
 
 STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -73,6 +76,7 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BY_KEY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program per row, head and block of values; see ``gated_delta_decode``."""
     n_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
@@ -85,11 +89,16 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     is_value = values < V
     at_out = out + (row * H + head) * V + values
     slot = tl.load(slots + row).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
     if slot >= 0:
         inside = is_key[:, None] & is_value[None, :]
         at_state = state + slot * state_stride + head * (K * V)
         at_state = at_state + keys[:, None] * V + values[None, :]
         S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
+        if PDL:
+            # Only the launch before made what follows, and it writes no state.
+            gdc_wait()
         at_key = (head // GROUP) * K + keys
         query = tl.load(q + row * q_stride + at_key, mask=is_key, other=0.0).to(tl.float32)
         key = tl.load(k + row * k_stride + at_key, mask=is_key, other=0.0).to(tl.float32)
@@ -114,6 +123,8 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
         tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
         tl.store(at_out, (read + both * u).to(out.dtype.element_ty), mask=is_value)
     else:
+        if PDL:
+            gdc_wait()
         nothing = tl.zeros([BLOCK_V], tl.float32).to(out.dtype.element_ty)
         tl.store(at_out, nothing, mask=is_value)
 
@@ -150,6 +161,7 @@ def gated_delta_decode(
     slots: Tensor,
     *,
     launch: Launch | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """``reference.gated_delta`` over rows of one token.
 
@@ -161,6 +173,8 @@ def gated_delta_decode(
             are overwritten, no other is read or written.
         slots: ``[B]`` int32, distinct where not negative; a negative one is a pad row.
         launch: None for the one of ``LAUNCHES``.
+        pdl: launched dependently: states are asked for while the launch before still runs, which
+            must write none of them, nor ``slots``.
 
     Returns:
         ``[B, H, V]`` in the dtype of ``v``; zeros for pad rows. One launch.
@@ -197,6 +211,8 @@ def gated_delta_decode(
         BLOCK_K=triton.next_power_of_2(K),
         BLOCK_V=block_v,
         BY_KEY=g.dim() == 3,
+        PDL=pdl,
         num_warps=launch.n_warps,
+        **launch_options(pdl),
     )
     return out

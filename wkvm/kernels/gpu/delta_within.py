@@ -31,7 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wkvm.kernels.gpu.paged import LEAST, place_of
+from wkvm.kernels.gpu.packing import n_pieces, piece_of
+from wkvm.kernels.gpu.paged import LEAST
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.rwkv7_prefill.within import inverse_of_one_minus
 
@@ -82,7 +83,8 @@ def scores_kernel(  # type: ignore[no-untyped-def]
     n_blocks: tl.constexpr = L // BLOCK_T
     head = tl.program_id(0) % H
     block = tl.program_id(0) // H % n_blocks
-    row, chunk = place_of(offsets, n_rows, tl.program_id(0) // (H * n_blocks), L)
+    index = tl.program_id(0) // (H * n_blocks)
+    row, chunk = piece_of(offsets, n_rows, index, L, 32)
     start = tl.load(offsets + row) + chunk * L
     length = tl.minimum(tl.load(offsets + row + 1) - start, L)
     if block * BLOCK_T < length:
@@ -166,7 +168,7 @@ def within_kernel(  # type: ignore[no-untyped-def]
     """One program per chunk and head; see ``Effects``."""
     head = tl.program_id(0) % H
     index = tl.program_id(0) // H
-    row, chunk = place_of(offsets, n_rows, index, L)
+    row, chunk = piece_of(offsets, n_rows, index, L, 32)
     start = tl.load(offsets + row) + chunk * L
     length = tl.minimum(tl.load(offsets + row + 1) - start, L)
     base = start.to(tl.int64)
@@ -287,8 +289,7 @@ class Cut:
         """That of rows of a dtype."""
         exact = dtype == torch.float32
         L = EXACT_CHUNK if exact else CHUNK
-        n_chunks = sum(-(-length // L) for length in rows.lengths)
-        return cls(L, n_chunks, "ieee" if exact else "tf32")
+        return cls(L, n_pieces(rows, L), "ieee" if exact else "tf32")
 
 
 def within(

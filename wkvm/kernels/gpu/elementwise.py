@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.gpu.norms import strides_of
+from wkvm.kernels.gpu.ssd_decode import softplus
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,14 +28,6 @@ def swiglu_kernel(gate_up, out, stride, F, BLOCK: tl.constexpr):  # type: ignore
     up = tl.load(at + F, mask=inside, other=0.0).to(tl.float32)
     opened = gate * tl.sigmoid(gate) * up
     tl.store(out + token * F + columns, opened.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def softplus(x):  # type: ignore[no-untyped-def]
-    """``log(1 + e^x)`` to float32's digits, where it is small too: decays of slow heads."""
-    e = tl.exp(-tl.abs(x))
-    small = e * (1.0 - e * (0.5 - e * (1.0 / 3 - e * (0.25 - e * (0.2 - e * (1.0 / 6))))))
-    return tl.maximum(x, 0.0) + tl.where(e < 0.0625, small, tl.log(1.0 + e))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -103,31 +103,6 @@ def heads_of(q: Tensor, k: Tensor, v: Tensor | None, pages: Tensor, value_dim: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def place_of(  # type: ignore[no-untyped-def]
-    offsets, n_rows, index, SIZE: tl.constexpr
-):
-    """The row that the ``index``-th tile of packed rows is of, and which of its tiles it is.
-
-    Rows are cut into tiles of ``SIZE`` tokens from their first token on.
-    """
-    row = 0
-    first = 0
-    before = 0
-    for start in range(0, n_rows, 32):
-        rows = start + tl.arange(0, 32)
-        is_row = rows < n_rows
-        lengths = tl.load(offsets + rows + 1, mask=is_row, other=0)
-        lengths -= tl.load(offsets + rows, mask=is_row, other=0)
-        n_tiles = (lengths + SIZE - 1) // SIZE
-        until = before + tl.cumsum(n_tiles, 0)
-        is_before = is_row & (until <= index)
-        row += tl.sum(is_before.to(tl.int32), 0)
-        first = tl.maximum(first, tl.max(tl.where(is_before, until, 0), 0))
-        before += tl.sum(n_tiles, 0)
-    return row, index - first
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def absorb_tile(  # type: ignore[no-untyped-def]
     query,
     query_tail,
