@@ -56,7 +56,7 @@ def wkv7_case(rows: Rows, H: int, K: int, *, seed: int = 0) -> Wkv7Case:
     kap = normalize(normal(T, H, K), dim=-1)
     size = H * K * K
     records = normal(N_SLOTS, 3 * size)
-    records[[slot for slot in range(N_SLOTS) if slot not in rows.slot_list]] = float("nan")
+    records[[slot for slot in range(N_SLOTS) if slot not in rows.host_slots]] = float("nan")
     records = records.to(device)
     state = records[:, size : 2 * size].view(N_SLOTS, H, K, K)
     r, w, k, v, kap, a = (tensor.to(device) for tensor in (r, w, k, v, kap, a))
@@ -70,6 +70,6 @@ def shift_case(
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows.n_tokens, C, generator=draw).to(dtype)
     records = torch.randn(N_SLOTS, 3 * C, generator=draw).to(dtype)
-    records[[slot for slot in range(N_SLOTS) if slot not in rows.slot_list]] = float("nan")
+    records[[slot for slot in range(N_SLOTS) if slot not in rows.host_slots]] = float("nan")
     x, records = x.to(rows.slots.device), records.to(rows.slots.device)
     return x, records, records[:, C : 2 * C]

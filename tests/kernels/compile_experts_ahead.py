@@ -8,13 +8,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from wkvm.kernels.gpu import experts as kernels
+from wkvm.kernels.gpu import routing
 
 POINTERS = {
     **dict.fromkeys(("counts", "cursors", "order", "tiles"), "i32"),
-    **dict.fromkeys(("scales", "parts", "shares"), "fp32"),
+    **dict.fromkeys(("scales", "parts", "shares", "bias", "logits"), "fp32"),
     "ids": "i64",
 }
-NUMBERS = ("n_assignments", "n_experts", "n_choices", "N", "K", "C")
+NUMBERS = ("n_assignments", "n_experts", "n_choices", "N", "K", "C", "H", "D")
 SIZES: dict[str, Any] = {"BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 128, "PRECISION": "tf32"}
 
 
@@ -24,6 +25,8 @@ def compiled(kernel: Any, weight: str = "bf16", **constants: Any) -> str:
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif name == "scale":
+            signature[name] = "fp32"
         elif name in NUMBERS:
             signature[name] = "i32"
         elif name.endswith("stride"):
@@ -38,6 +41,22 @@ def compiled(kernel: Any, weight: str = "bf16", **constants: Any) -> str:
     )
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     return kernel.__name__ if code.asm["cubin"] else ""
+
+
+def of_router(groups: int, chosen_groups: int, each: int, chosen: int, *, sigmoid: bool) -> str:
+    """The one that chooses, for such experts."""
+    return compiled(
+        routing.route_kernel,
+        GROUPS=groups,
+        CHOSEN_GROUPS=chosen_groups,
+        EACH=each,
+        CHOSEN=chosen,
+        SIGMOID=sigmoid,
+        RENORMALISED=True,
+        BLOCK_G=triton.next_power_of_2(groups),
+        BLOCK_E=triton.next_power_of_2(each),
+        BLOCK_K=triton.next_power_of_2(chosen),
+    )
 
 
 def main() -> None:
@@ -59,6 +78,11 @@ def main() -> None:
             for weight in ("bf16", "fp8e4nv", "i8")
             for is_first in (True, False)
         ),
+        of_router(1, 1, 512, 10, sigmoid=False),
+        of_router(1, 1, 256, 8, sigmoid=True),
+        of_router(8, 4, 32, 8, sigmoid=True),
+        compiled(routing.open_gate_kernel, BLOCK=1024),
+        compiled(routing.add_shared_kernel, HAS_GATE=True, BLOCK=1024),
     ]
     sys.stdout.write(" ".join(filter(None, found)) + "\n")
 

@@ -1,4 +1,4 @@
-"""The products of a mixture of experts in Triton."""
+"""A mixture of experts in Triton: which ones a token goes through, their products, and gates."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
+from wkvm.kernels import reference
 from wkvm.kernels.weight import Weight, quantised
 
 ACTIVATIONS = ["swiglu", "relu2"]
@@ -28,12 +29,25 @@ def exact(
     return out
 
 
+def drawn(*sizes: int, device: str) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(device)
+
+
+def by_expert(routed: tuple[Tensor, Tensor], n_experts: int) -> Tensor:
+    """``[T, E]``: the shares of all experts."""
+    shares, ids = routed
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+    of_all = torch.zeros(len(ids), n_experts, device=ids.device)
+    return of_all.scatter_(1, ids, shares).cpu()
+
+
 @starts_the_interpreter
 def test_in_the_interpreter() -> None:
     run_in_the_interpreter(__file__, "cpu")
 
 
 if INTERPRETED or torch.cuda.is_available():
+    from wkvm.kernels.gpu import routing
     from wkvm.kernels.gpu.experts import ExpertBlocks, experts
 
     @pytest.mark.parametrize("device", DEVICES)
@@ -94,7 +108,7 @@ if INTERPRETED or torch.cuda.is_available():
     def plain(weight: Weight) -> Tensor:
         """The values that a weight stands for."""
         values = weight.values.double()
-        return values if weight.scales is None else values * weight.scales.double()[..., None]
+        return values if weight.scales is None else values * weight.scales.double().unsqueeze(-1)
 
     def exact_by_expert(
         x: Tensor, first: Tensor, second: Tensor, ids: Tensor, shares: Tensor
@@ -107,3 +121,70 @@ if INTERPRETED or torch.cuda.is_available():
             hidden = (silu(gate) * up) @ second[expert].t()
             out.index_add_(0, token, hidden * shares[token, choice].double()[:, None])
         return out
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("is_renormalised", [True, False])
+    @pytest.mark.parametrize(("n_experts", "n_chosen"), [(6, 2), (64, 10), (3, 3)])
+    def test_softmax_chooses_as_the_plain_function(
+        device: str, n_experts: int, n_chosen: int, is_renormalised: bool
+    ) -> None:
+        logits = drawn(3, n_experts, device=device)
+        found = routing.route_softmax(logits, n_chosen, is_renormalised=is_renormalised)
+        wanted = reference.route_softmax(logits, n_chosen, is_renormalised=is_renormalised)
+        assert (by_expert(found, n_experts) - by_expert(wanted, n_experts)).abs().max() < 1e-6
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("is_renormalised", [True, False])
+    @pytest.mark.parametrize(
+        ("n_experts", "n_chosen", "n_groups", "n_chosen_groups"),
+        [(12, 3, 1, 1), (12, 3, 4, 2), (15, 4, 3, 1), (40, 5, 5, 3)],
+    )
+    def test_sigmoids_choose_as_the_plain_function(
+        device: str,
+        n_experts: int,
+        n_chosen: int,
+        n_groups: int,
+        n_chosen_groups: int,
+        is_renormalised: bool,
+    ) -> None:
+        logits, bias = drawn(4, n_experts, device=device), drawn(n_experts, device=device)
+        found, wanted = (
+            by_expert(
+                kernels.route_sigmoid(
+                    logits,
+                    bias,
+                    n_chosen,
+                    n_groups=n_groups,
+                    n_chosen_groups=n_chosen_groups,
+                    is_renormalised=is_renormalised,
+                    scale=2.5,
+                ),
+                n_experts,
+            )
+            for kernels in (routing, reference)
+        )
+        assert (found - wanted).abs().max() < 1e-6
+
+    # The interpreter is numpy, which warns of them.
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_logits_that_are_nan_choose_experts_that_there_are(device: str) -> None:
+        logits = torch.full((2, 5), float("nan"), device=device)
+        _, ids = routing.route_softmax(logits, 3, is_renormalised=True)
+        assert ids.min() >= 0
+        assert ids.max() < 5
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_a_gate_of_heads_opens_as_the_plain_function(device: str) -> None:
+        both = drawn(3, 5, 24, device=device)
+        y, gate = drawn(3, 5, 12, device=device), both[..., 12:]
+        found = routing.open_gate(y, gate)
+        assert (found - reference.open_gate(y, gate)).abs().max() < 1e-6
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("has_gate", [True, False])
+    def test_a_shared_expert_is_added_as_by_the_plain_function(device: str, has_gate: bool) -> None:
+        y, shared = drawn(3, 70, device=device), drawn(70, 3, device=device).view(3, 70)
+        gate = drawn(3, 1, device=device) if has_gate else None
+        found = routing.add_shared(y, shared, gate)
+        assert (found - reference.add_shared(y, shared, gate)).abs().max() < 1e-6

@@ -28,7 +28,7 @@ def test_wkv7_meets_the_reference_and_touches_only_its_slots(
     y = cpu.wkv7(*case.tensors, case.state, rows)
     assert (y - exact).abs().max() < TOLERANCE * size
     for slot in range(N_SLOTS):
-        if slot in rows.slot_list:
+        if slot in rows.host_slots:
             assert (case.state[slot] - exact_state[slot]).abs().max() < TOLERANCE * size
         else:
             assert case.records[slot].isnan().all()
@@ -42,7 +42,7 @@ def test_wkv7_leaves_the_state_that_the_same_tokens_leave_one_by_one(name: str) 
     rows = rows_of(name)
     whole, split = wkv7_case(rows, 2, 16), wkv7_case(rows, 2, 16)
     y = cpu.wkv7(*whole.tensors, whole.state, rows)
-    for row, slot in enumerate(rows.slot_list):
+    for row, slot in enumerate(rows.host_slots):
         for t in range(rows.host_offsets[row], rows.host_offsets[row + 1]):
             single = type(rows)(rows.slots[row : row + 1], (slot,), (1,))
             r, w, k, v, kap, a = (tensor[t : t + 1] for tensor in split.tensors)

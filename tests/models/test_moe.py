@@ -40,7 +40,7 @@ def by_expert(weights: Tensor, experts: Tensor) -> Tensor:
 def test_the_most_probable_experts_are_chosen(is_renormalised: bool) -> None:
     router = SoftmaxRouter(weight=normal(E, C), n_chosen=K, is_renormalised=is_renormalised)
     x = normal(T, C)
-    found = by_expert(*router(x))
+    found = by_expert(*router(x, cpu))
     for token, weights in zip(x.double(), found, strict=True):
         probabilities = (router.weight.double() @ token).softmax(0)
         expected = probabilities.where(probabilities >= probabilities.sort().values[-K], 0)
@@ -56,7 +56,7 @@ def test_sigmoid_scores_are_chosen_with_a_bias_and_within_groups(
 ) -> None:
     router = sigmoid_router(n_groups, n_chosen_groups, is_renormalised)
     x = normal(T, C)
-    found = by_expert(*router(x))
+    found = by_expert(*router(x, cpu))
     for token, weights in zip(x.double(), found, strict=True):
         scores = (router.weight.double() @ token).sigmoid()
         choice = (scores + router.bias).tolist()
@@ -95,7 +95,7 @@ def moe(router: Router, *, gate: bool = False, width: int | None = None) -> Moe:
 
 def routed(part: Moe, x: Tensor, seen: Tensor) -> Tensor:
     """What the routed experts make of ``seen`` where the router sees ``x``."""
-    shares, ids = part.router(x)
+    shares, ids = part.router(x, cpu)
     return cpu.experts(seen, part.first, part.second, ids, shares, activation="relu2")
 
 

@@ -116,6 +116,34 @@ class Kernels(Protocol):
         """Each token through the experts it was given."""
         ...
 
+    def route_softmax(
+        self, logits: Tensor, n_chosen: int, *, is_renormalised: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Experts by their probabilities."""
+        ...
+
+    def route_sigmoid(
+        self,
+        logits: Tensor,
+        bias: Tensor,
+        n_chosen: int,
+        *,
+        n_groups: int,
+        n_chosen_groups: int,
+        is_renormalised: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Experts by scores of their own, with a bias, within groups."""
+        ...
+
+    def open_gate(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Heads times the sigmoids of their gates."""
+        ...
+
+    def add_shared(self, y: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+        """What routed experts gave, and the shared one by its gate."""
+        ...
+
     def rotary(
         self,
         q: Tensor,

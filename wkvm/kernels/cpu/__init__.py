@@ -11,11 +11,14 @@ from wkvm.kernels.cpu.experts import experts, swiglu
 from wkvm.kernels.cpu.rwkv7 import token_shift, wkv7
 from wkvm.kernels.cpu.ssd import ssd, ssd_mix
 from wkvm.kernels.reference.delta import delta_gates
+from wkvm.kernels.reference.gates import add_shared, open_gate
 from wkvm.kernels.reference.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.reference.rotary import rotary
+from wkvm.kernels.reference.routing import route_sigmoid, route_softmax
 
 __all__ = [
     "add_rms_norm",
+    "add_shared",
     "attention",
     "causal_conv",
     "delta_gates",
@@ -23,8 +26,11 @@ __all__ = [
     "experts",
     "gated_delta",
     "gated_rms_norm",
+    "open_gate",
     "rms_norm",
     "rotary",
+    "route_sigmoid",
+    "route_softmax",
     "ssd",
     "ssd_mix",
     "swiglu",

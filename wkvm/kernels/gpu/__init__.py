@@ -11,18 +11,23 @@ from wkvm.kernels.gpu.delta_mix import delta_mix
 from wkvm.kernels.gpu.delta_prefill import gated_delta
 from wkvm.kernels.gpu.elementwise import delta_gates, rotary, swiglu
 from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm
+from wkvm.kernels.gpu.routing import add_shared, open_gate, route_sigmoid, route_softmax
 from wkvm.kernels.gpu.ssd import ssd, ssd_mix
 
 __all__ = [
     "add_rms_norm",
+    "add_shared",
     "attention",
     "causal_conv",
     "delta_gates",
     "delta_mix",
     "gated_delta",
     "gated_rms_norm",
+    "open_gate",
     "rms_norm",
     "rotary",
+    "route_sigmoid",
+    "route_softmax",
     "ssd",
     "ssd_mix",
     "swiglu",

@@ -125,5 +125,5 @@ class Attention:
             window=self.window,
         )
         if gate is not None:
-            y = y * torch.sigmoid(gate)
+            y = self.kernels.open_gate(y, gate)
         return self.output(y.flatten(1))
