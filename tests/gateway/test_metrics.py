@@ -16,10 +16,12 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 from wkvm_bench.null_engine import NullEngine
 
+from tests.fakes import GuestModel
 from tests.gateway.harness import Running, gateway_running, lose_engine
 from tests.gateway.stateful import ask, states_running
 from tests.server.harness import until
-from wkvm.core.config import ApiKey
+from wkvm.core.config import ApiKey, EngineConfig
+from wkvm.engine.engine import Engine
 from wkvm.gateway import metrics
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.routes import ROUTES
@@ -292,7 +294,8 @@ async def test_the_documented_names_are_those_that_are_told(tmp_path: Path) -> N
     documented = {
         name.partition("{")[0] for name in re.findall(r"`((?:wkvm_|vllm:)[^`]+)`", section)
     }
-    async with states_running(tmp_path) as running:
+    engine = Engine(GuestModel(vocab_size=256), EngineConfig(n_slots=8))
+    async with states_running(tmp_path, engine) as running:
         await generate(running, 1, 1)
         families = text_string_to_metric_families(await text_of(running))
         told = {

@@ -290,7 +290,7 @@ def test_the_counters_are_documented(tmp_path: Path) -> None:
         async with running(tmp_path) as states:
             return set(states.service.stats())
 
-    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=())
+    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=(), has_guest=True)
     of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
     names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):

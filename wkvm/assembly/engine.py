@@ -5,10 +5,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from wkvm.assembly.memory import Fitting, room_beside, slots_that_fit
+from wkvm.assembly.memory import (
+    MAX_SLOT_TOKENS,
+    Fitting,
+    divide,
+    free_host_bytes,
+    room_beside,
+    slots_that_fit,
+)
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
-from wkvm.core.layout import DEFAULT_STATE, StateOptions
+from wkvm.core.layout import DEFAULT_STATE, PAGE_TOKENS, GuestSpec, StateOptions
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -32,20 +39,38 @@ WARM_UP_LENGTHS = (1, 3, 64, 65)
 """Prompts of the warm-up: one token, a few, a whole chunk and more than one."""
 
 
-def auto_slots(path: Path, *, device: str, dtype: str, state: StateOptions = DEFAULT_STATE) -> int:
+def auto_slots(
+    path: Path,
+    *,
+    device: str,
+    dtype: str,
+    state: StateOptions = DEFAULT_STATE,
+    n_pages: int | None = None,
+) -> int:
     """How many slots to have on this machine, by what is free before the model is loaded.
 
     On a GPU ``build_engine`` knows better, with the model in its place.
 
+    Args:
+        n_pages: of a guest; None for what suits.
+
     Raises:
         CheckpointError, ConfigError: as ``describe``.
     """
-    _, fitting = _fitting(path, device=device, dtype=dtype, state=state)
-    return min(max(fitting.n_slots // 2, 1), MAX_AUTO_SLOTS)
+    description, fitting = _fitting(path, device=device, dtype=dtype, state=state)
+    division = divide(
+        description.layout,
+        fitting.left_bytes // 2,
+        n_slots=MAX_AUTO_SLOTS,
+        fits_slots=True,
+        n_pages=n_pages,
+        max_slot_tokens=MAX_SLOT_TOKENS["cpu"],
+    )
+    return max(division.n_slots, 1)
 
 
 def check_slots(path: Path, config: EngineConfig) -> None:
-    """Check that all slots fit in memory that is free now, beside the weights.
+    """Check that all slots, and pages that are asked for, fit in free memory beside the weights.
 
     A CPU would hand the memory out page by page, and run out of it while it serves.
 
@@ -62,6 +87,12 @@ def check_slots(path: Path, config: EngineConfig) -> None:
             f"{config.n_slots:,} states of {description.layout.record_bytes:,} bytes do not fit in "
             f"the free memory of this {fitting.device} beside the weights; {fitting.n_slots:,} do",
         )
+    layout = description.layout
+    if layout.guest is not None and config.guest_tokens is not None:
+        left = fitting.left_bytes - config.n_slots * layout.record_bytes
+        if config.n_pages * layout.guest.page_bytes > left:
+            fitting_tokens = left // layout.guest.page_bytes * PAGE_TOKENS
+            raise ConfigError("guest-tokens", _too_many(config, layout.guest, fitting_tokens))
 
 
 def _fitting(
@@ -92,7 +123,13 @@ def build_engine(
     """
     began = time.monotonic()
     if fits_slots and resolve_device(config.device) == "cpu":
-        n_slots = auto_slots(path, device="cpu", dtype=config.dtype, state=config.state)
+        n_slots = auto_slots(
+            path,
+            device="cpu",
+            dtype=config.dtype,
+            state=config.state,
+            n_pages=None if config.guest_tokens is None else config.n_pages,
+        )
         config = replace(config, n_slots=min(n_slots, config.n_slots))
     model = load_model(
         path,
@@ -104,6 +141,7 @@ def build_engine(
     )
     if model.info.device == "cpu":
         warm_up(model, config)
+        config = _on_cpu(model, config)
     else:
         config = _on_gpu(model, config, fits_slots=fits_slots)
     engine = Engine(
@@ -123,17 +161,57 @@ def build_engine(
         config.n_slots * model.layout.record_bytes / 2**20,
         time.monotonic() - began,
     )
+    if model.layout.guest is not None:
+        logger.info(
+            "attention: pages for %s tokens, %.1f MiB",
+            f"{config.n_pages * PAGE_TOKENS:,}",
+            config.n_pages * model.layout.guest.page_bytes / 2**20,
+        )
     return engine
 
 
+def _on_cpu(model: Model, config: EngineConfig) -> EngineConfig:
+    """The settings with pages of a guest, if the model has one and none were asked for.
+
+    They take half of what the slots leave of the free memory, and at most
+    ``MAX_SLOT_TOKENS`` a slot.
+
+    Raises:
+        ConfigError: not one page fits.
+    """
+    layout = model.layout
+    if layout.guest is None or config.guest_tokens is not None:
+        return config
+    left = max(free_host_bytes() - config.n_slots * layout.record_bytes, 0)
+    most = config.n_slots * layout.guest.n_pages(MAX_SLOT_TOKENS["cpu"])
+    n_pages = min(left // 2 // layout.guest.page_bytes, most)
+    if n_pages < 1:
+        raise ConfigError("guest-tokens", _no_page(config, layout.guest))
+    return replace(config, guest_tokens=n_pages * PAGE_TOKENS)
+
+
+def _no_page(config: EngineConfig, guest: GuestSpec) -> str:
+    return (
+        f"beside {config.n_slots:,} states there is no room for a page of {guest.page_bytes:,} "
+        "bytes; have fewer --slots"
+    )
+
+
+def _too_many(config: EngineConfig, guest: GuestSpec, n_fitting: int) -> str:
+    return (
+        f"{config.guest_tokens:,} tokens of {guest.token_bytes:,} bytes do not fit in the free "
+        f"memory beside the weights and {config.n_slots:,} states; {max(n_fitting, 0):,} do"
+    )
+
+
 def _on_gpu(model: Model, config: EngineConfig, *, fits_slots: bool) -> EngineConfig:
-    """The settings with as many slots as a GPU has room for.
+    """The settings with as many slots, and pages of a guest, as a GPU has room for.
 
     Raises:
         ConfigError: fewer fit than are asked for, or none.
     """
-    room = room_beside(model, config)
-    n_slots = room.n_slots
+    room = room_beside(model, config, fits_slots=fits_slots)
+    n_slots, guest = room.n_slots, model.layout.guest
     logger.info(
         "%.2f GiB are free beside the weights, %.2f GiB of them are kept for steps, and %.2f GiB "
         "are for states",
@@ -141,13 +219,16 @@ def _on_gpu(model: Model, config: EngineConfig, *, fits_slots: bool) -> EngineCo
         room.reserve_bytes / 2**30,
         n_slots * model.layout.record_bytes / 2**30,
     )
+    if guest is not None and n_slots and room.n_pages < 1:
+        raise ConfigError("guest-tokens", _no_page(config, guest))
     if n_slots < 1 or (n_slots < config.n_slots and not fits_slots):
         raise ConfigError(
             "slots",
             f"{n_slots:,} states of {model.layout.record_bytes:,} bytes fit on the GPU beside the "
             f"weights, {config.n_slots:,} are asked for",
         )
-    return replace(config, n_slots=n_slots)
+    config = replace(config, n_slots=n_slots)
+    return config if guest is None else replace(config, guest_tokens=room.n_pages * PAGE_TOKENS)
 
 
 def _grammars(path: Path, model: Model) -> GrammarCompiler | None:
@@ -188,7 +269,11 @@ def warm_up(model: Model, config: EngineConfig) -> None:
     On an engine of its own: neither counters nor random numbers of the one that serves
     are touched.
     """
-    engine = Engine(model, EngineConfig(n_slots=len(WARM_UP_LENGTHS), n_threads=config.n_threads))
+    n_slots = len(WARM_UP_LENGTHS)
+    few = EngineConfig(
+        n_slots=n_slots, guest_tokens=2 * n_slots * PAGE_TOKENS, n_threads=config.n_threads
+    )
+    engine = Engine(model, few)
     params = SamplingParams(max_tokens=2, top_p=0.9, seed=0)
     for length in WARM_UP_LENGTHS:
         engine.submit(RequestSpec(prompt=(0,) * length, params=params), time.monotonic())

@@ -13,6 +13,14 @@ def slots(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'") from None
 
 
+def tokens(text: str) -> int | None:
+    """A number of tokens; None for ``auto``."""
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'") from None
+
+
 ENGINE_FLAGS = (
     Flag(
         names=("--slots", "--max-num-seqs", "--max-running-requests"),
@@ -23,11 +31,20 @@ ENGINE_FLAGS = (
         "fits in half of a CPU's free memory, at most 1024 (default: %(default)s)",
     ),
     Flag(
+        names=("--guest-tokens",),
+        field="guest_tokens",
+        kind=tokens,
+        metavar="N",
+        text="how many tokens the attention layers of a hybrid model keep, of all live states "
+        "together; 'auto' takes the memory that slots leave, on a CPU half of it (default: auto)",
+    ),
+    Flag(
         names=("--max-slots-per-tenant",),
         field="max_slots_per_tenant",
         kind=int,
         metavar="N",
-        text="how many slots one tenant may hold, so that others find some (default: no limit)",
+        text="how many slots one tenant may hold, so that others find some, and the same share of "
+        "--guest-tokens (default: no limit)",
     ),
     Flag(
         names=("--max-num-batched-tokens",),

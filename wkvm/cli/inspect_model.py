@@ -12,8 +12,10 @@ from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.engine_flags import STATE_FLAGS
 from wkvm.cli.flags import values_of
 from wkvm.core.config import EngineConfig
-from wkvm.core.layout import StateOptions
+from wkvm.core.layout import PAGE_TOKENS, StateLayout, StateOptions
 from wkvm.gateway.text import find_tokenizer, load_tokenizer
+
+DEFAULT_SLOTS = EngineConfig().n_slots
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +40,7 @@ def make_report(path: Path, *, device: str, dtype: str, state: StateOptions) -> 
     """Everything that is said about a model, as JSON can hold it."""
     import torch
 
-    from wkvm.assembly.memory import slots_that_fit
+    from wkvm.assembly.memory import slots_that_fit, tokens_that_fit
     from wkvm.models.registry import describe, resolve_device, resolve_dtype
     from wkvm.models.weights import open_checkpoint
 
@@ -78,6 +80,7 @@ def make_report(path: Path, *, device: str, dtype: str, state: StateOptions) -> 
                 }
                 for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
             ],
+            "guest": guest_report(layout),
         },
         "fits": [
             {
@@ -85,9 +88,27 @@ def make_report(path: Path, *, device: str, dtype: str, state: StateOptions) -> 
                 "free_bytes": fit.free_bytes,
                 "weight_bytes": fit.weight_bytes,
                 "n_slots": fit.n_slots,
+                "guest_tokens": tokens_that_fit(layout, fit),
             }
             for fit in (slots_that_fit(model, device=one, dtype=dtype) for one in devices)
         ],
+    }
+
+
+def guest_report(layout: StateLayout) -> dict[str, Any] | None:
+    """What attention layers keep of each token, if there are any."""
+    guest = layout.guest
+    if guest is None:
+        return None
+    return {
+        "n_layers": guest.n_layers,
+        "n_parts": guest.n_parts,
+        "n_heads": guest.n_heads,
+        "head_dim": guest.head_dim,
+        "dtype": guest.dtype,
+        "page_tokens": PAGE_TOKENS,
+        "page_bytes": guest.page_bytes,
+        "token_bytes": guest.token_bytes,
     }
 
 
@@ -127,9 +148,21 @@ def as_lines(report: dict[str, Any]) -> list[str]:
         f"{one['name']}"
         for one in state["tensors"]
     ]
+    guest = state["guest"]
+    if guest is not None:
+        lines.append(
+            f"{'and a token':<13} {guest['token_bytes']:,} bytes in {guest['n_layers']} layers "
+            f"that attend: {guest['n_parts']} x {guest['n_heads']} x {guest['head_dim']} of "
+            f"{guest['dtype']}, in pages of {guest['page_tokens']} tokens"
+        )
     lines += [
         f"{'fits' if at == 0 else '':<13} {fit['n_slots']:,} slots on {fit['device']}: "
         f"{fit['free_bytes']:,} bytes free, {fit['weight_bytes']:,} for weights"
+        + (
+            ""
+            if fit["guest_tokens"] is None
+            else f"; beside {DEFAULT_SLOTS} slots {fit['guest_tokens']:,} tokens"
+        )
         for at, fit in enumerate(report["fits"])
     ]
     return lines

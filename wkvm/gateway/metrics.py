@@ -25,6 +25,8 @@ from wkvm.gateway.watch import Reading
 _GAUGES = {
     "n_slots": ("wkvm_slots", "States that can be live at once."),
     "n_free_slots": ("wkvm_slots_free", "Slots that are free."),
+    "n_pages": ("wkvm_pages", "Pages of the guest pool, of models with attention layers."),
+    "n_free_pages": ("wkvm_pages_free", "Pages that are free."),
     "n_queued": ("wkvm_requests_waiting", "Requests that wait for a slot."),
     "n_running": ("wkvm_requests_running", "Requests that hold a slot."),
     "n_paused": ("wkvm_requests_paused", "Running requests that lack credit or a reader."),

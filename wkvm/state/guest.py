@@ -7,6 +7,7 @@ page is free, and who shares one, is not known here: see ``wkvm.core.pages``.
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class GuestPool:
             raise ValueError(f"a guest pool needs at least one page, got {n_pages}")
         self.spec = spec
         self.n_pages = n_pages
-        self.page_bytes = torch.zeros(n_pages, spec.page_bytes, dtype=torch.uint8, device=device)
+        self.page_bytes = _zeros(n_pages, spec.page_bytes, torch.device(device))
         self.pages = self.page_bytes.view(DTYPES[spec.dtype]).view(n_pages, *spec.page_shape)
         self.table = torch.full((n_slots, n_pages), NO_PAGE, dtype=torch.int32, device=device)
         self._of_slot: list[tuple[int, ...]] = [()] * n_slots
@@ -51,11 +52,12 @@ class GuestPool:
         What they hold is left as it is.
         """
         self._check(pages)
-        row = torch.full((self.n_pages,), NO_PAGE, dtype=torch.int32)
-        row[: len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        # Behind the pages of before there is nothing already.
+        n_behind = max(len(self._of_slot[slot]) - len(pages), 0)
+        row = torch.tensor([*pages, *[NO_PAGE] * n_behind], dtype=torch.int32)
         if self.table.is_cuda:
             row = row.pin_memory()  # or the host would wait for the device
-        self.table[slot].copy_(row, non_blocking=True)
+        self.table[slot, : len(row)].copy_(row, non_blocking=True)
         self._of_slot[slot] = tuple(pages)
 
     def pages_of(self, slot: int) -> tuple[int, ...]:
@@ -90,6 +92,13 @@ class GuestPool:
         # A negative index would silently name a page from the end.
         if pages and not 0 <= min(pages) <= max(pages) < self.n_pages:
             raise ValueError(f"a page of {list(pages)} is not in [0, {self.n_pages})")
+
+
+def _zeros(n_pages: int, n_bytes: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        # torch would touch all of it; so the system hands it out when it is first used.
+        return torch.from_numpy(np.zeros((n_pages, n_bytes), np.uint8))
+    return torch.zeros(n_pages, n_bytes, dtype=torch.uint8, device=device)
 
 
 def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
