@@ -124,6 +124,9 @@ class Rig:
         plan = self.in_flight.popleft()
         if runs:
             self.device.run(plan)
+        if self.n_late:
+            # What is loaded beside goes on.
+            self.late.append(({}, tuple(grant for grant in plan.grants if grant.beside)))
         self.scheduler.fail(plan, StepFailedError(), self.now)
         self.note()
 

@@ -169,12 +169,12 @@ class Guests:
     def lost(self, grants: Collection[Grant], running: Iterable[Request]) -> list[Request]:
         """The plan of these grants did not run: what they were to fill is not.
 
+        Images that are loaded beside may be on their way all the same. Their pages are nobody
+        else's until it is told what became of them.
+
         Returns:
             The requests that count on it.
         """
-        for grant in grants:
-            if grant.ticket in self._loads:
-                self._over(grant.ticket)
         return self._lost(grants, running) if grants else []
 
     def _lost(self, grants: Collection[Grant], running: Iterable[Request]) -> list[Request]:

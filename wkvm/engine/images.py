@@ -36,6 +36,7 @@ class Images:
         self._pages = None if arena.pool is None else PageMover(arena.pool)
         self._saving = dict[int, Saving]()
         self._loading = dict[int, Job]()
+        self._failed = set[int]()
 
     # --- launch -----------------------------------------------------------------------------
 
@@ -70,10 +71,14 @@ class Images:
         pool, layout = self._arena.pool, self._arena.layout
         if pool is None or self._pages is None:
             raise ValueError("pages are granted, and the model has no guest")
-        for grant in grants:
-            pool.grant(grant.slot, grant.pages)
-            if grant.beside:
-                self._loading[grant.ticket] = self._pages.up(*to_fill(layout, grant))
+        awaited = {grant.ticket for grant in grants if grant.beside}
+        try:
+            for grant in grants:
+                pool.grant(grant.slot, grant.pages)
+                if grant.beside:
+                    self._loading[grant.ticket] = self._pages.up(*to_fill(layout, grant))
+        finally:
+            self._failed |= awaited - self._loading.keys()
 
     # --- collect ----------------------------------------------------------------------------
 
@@ -115,8 +120,6 @@ class Images:
         over = {ticket: job for ticket, job in self._loading.items() if job.is_over}
         for ticket in over:
             del self._loading[ticket]
-        failed = dict[int, WkvmError]()
-        for ticket, job in over.items():
-            if job.error is not None:
-                failed[ticket] = StepFailedError()
-        return frozenset(over.keys() - failed.keys()), failed
+        failed = {ticket for ticket, job in over.items() if job.error is not None} | self._failed
+        self._failed = set()
+        return frozenset(over.keys() - failed), {ticket: StepFailedError() for ticket in failed}
