@@ -5,6 +5,7 @@ Pure Mamba-2 has them, and so have the hybrids with attention layers.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError
@@ -13,6 +14,9 @@ from wkvm.models.config_file import check_at_least
 from wkvm.models.parameters import Parameters, Scale
 from wkvm.models.parts.mamba2 import Mamba2Mixer, Mamba2Sizes, decays
 from wkvm.models.weights import Checkpoint
+
+COUNTED_ROWS = 32
+"""Rows of a step at most for which a GPU's programs may be counted: see ``ssd_mix``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,5 +130,8 @@ class Mamba2Mixers:
                 biases=(f"{name}.out_proj.bias",) if self.output_bias else (),
                 scales=(self.output_scale,),
                 bias_scales=(self.output_scale,),
+            ),
+            arrivals=torch.zeros(
+                COUNTED_ROWS, self.sizes.n_groups, dtype=torch.int32, device=parameters.device
             ),
         )

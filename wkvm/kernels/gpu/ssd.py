@@ -37,13 +37,20 @@ def ssd_mix(
     rows: Rows,
     arrivals: Tensor | None = None,
 ) -> Tensor:
-    """See ``reference.ssd_mix``. One or two launches for rows of one token, else three or four."""
+    """See ``reference.ssd_mix``. One or two launches for rows of one token, else three or four.
+
+    Rows of one token are launched dependently: each launch may begin while the one before it runs,
+    and reads the states, which nothing before it in a step writes, before it waits for that.
+    """
     raw = RawSteps(dt_bias, *dt_limits)
+    pdl = projected.is_cuda and rows.is_decode
     n_rows = len(rows.lengths)
     has_room = arrivals is not None and n_rows <= arrivals.shape[0]
     if arrivals is not None and has_room and rows.is_decode and decode_cut(n_rows).fuses:
         conv = Convolution(conv_weight, conv_bias, conv_state, arrivals)
-        return conv_ssd_decode(projected, dt, A, D, state, rows, raw=raw, conv=conv)
-    x, B, C = heads_of(causal_conv(projected, conv_weight, conv_bias, conv_state, rows), state)
-    kernel = ssd_decode if rows.is_decode else ssd_prefill
-    return kernel(x, dt, A, B, C, D, state, rows, raw=raw)
+        return conv_ssd_decode(projected, dt, A, D, state, rows, raw=raw, conv=conv, pdl=pdl)
+    convolved = causal_conv(projected, conv_weight, conv_bias, conv_state, rows, pdl=pdl)
+    x, B, C = heads_of(convolved, state)
+    if rows.is_decode:
+        return ssd_decode(x, dt, A, B, C, D, state, rows, raw=raw, pdl=pdl)
+    return ssd_prefill(x, dt, A, B, C, D, state, rows, raw=raw)

@@ -277,7 +277,10 @@ SPAN = 512
 
 def prefill_cut(dtype: torch.dtype, H: int, P: int, N: int, rows: Rows) -> PrefillCut:
     """The cut for these rows. Its chunk depends on nothing but the dtype."""
-    cut = EXACT_CUT if dtype == torch.float32 else PrefillCut(p=64 if N <= 128 else 32)
+    cut = EXACT_CUT if dtype == torch.float32 else PrefillCut()
+    if N > 128:
+        # As many registers for a state of more rows.
+        cut = replace(cut, p=cut.p // 2, n_warps=8)
     n_programs = len(rows.lengths) * H * triton.cdiv(P, cut.p)
     is_long = max(rows.lengths) > 2 * SPAN
     return replace(cut, span=SPAN) if is_long and n_programs < FILLING else cut
