@@ -44,11 +44,13 @@ from wkvm.core.grammar import MAX_GRAMMAR_BYTES
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
 from wkvm.server.operations import (
+    LARGE_TRANSFERS_PER_TENANT,
     OPERATIONS_PER_CONNECTION,
     OPERATIONS_PER_TENANT,
     TRANSFERS_PER_TENANT,
 )
 from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WHOLE_TRANSFER_S, WINDOW_BYTES
+from wkvm.state.exchange import MAX_INLINE_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
@@ -255,6 +257,8 @@ def test_the_limits_are_the_defaults() -> None:
         "operations on states of one connection": OPERATIONS_PER_CONNECTION,
         "operations on states of one tenant": OPERATIONS_PER_TENANT,
         "transfers of states of one tenant": TRANSFERS_PER_TENANT,
+        "transfers of states above 256 MiB of one tenant": LARGE_TRANSFERS_PER_TENANT,
+        "the file of a state in a GenerateOn": MAX_INLINE_BYTES,
         "bytes of a state that are granted ahead of their use": WINDOW_BYTES,
         "silence of a client in a transfer": TRANSFER_TIMEOUT_S,
         "a whole transfer in which the server waits for the client": WHOLE_TRANSFER_S,

@@ -209,7 +209,7 @@ class ScriptedStates:
     # --- states
 
     @property
-    def max_file_bytes(self) -> int:
+    def max_inline_bytes(self) -> int:
         return FILE_BYTES
 
     async def create(

@@ -37,8 +37,12 @@ from tests.server.state_rig import (
 )
 from wkvm.core.errors import BadStateFileError, StoreFullError
 from wkvm.core.states import StateEnd
+from wkvm.server import operations
 from wkvm.server.connection import Connection
-from wkvm.server.operations import TRANSFERS_PER_TENANT
+from wkvm.server.operations import (
+    LARGE_TRANSFERS_PER_TENANT,
+    TRANSFERS_PER_TENANT,
+)
 from wkvm.server.state_bytes import WINDOW_BYTES
 
 DATA = bytes(range(250)) * (FILE_BYTES // 250)
@@ -504,3 +508,20 @@ async def test_as_many_transfers_as_may_be_of_a_tenant() -> None:
             pass
         client.send(numbered(StateImport(0, "a", FILE_BYTES), 2000))
         assert isinstance(await reply(client, 2000), StateCredit)
+
+
+async def test_large_states_have_fewer_places_and_give_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operations, "LARGE_BYTES", FILE_BYTES - 1)
+    async with serving_states() as rig:
+        client = await rig.client()
+        for lane in range(1, LARGE_TRANSFERS_PER_TENANT + 1):
+            client.send(StateImport(lane, "a", FILE_BYTES))
+            assert isinstance(await reply(client, lane), StateCredit)
+        large = StateImport(0, "a", FILE_BYTES)
+        assert (await refusal(client, large)).code == ErrorCode.QUEUE_FULL
+        client.send(Cancel(1))
+        assert isinstance(await reply(client, 1), Failed)
+        client.send(numbered(large, 101))
+        assert isinstance(await reply(client, 101), StateCredit)

@@ -6,6 +6,7 @@ import time
 
 import wkvm
 from wkvm.assembly.memory_folder import MemoryFolder
+from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.registry import Identity
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
@@ -14,6 +15,7 @@ from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.models.ring import fold_vectors
+from wkvm.state.exchange import MAX_TOKENS
 from wkvm.state.folding import Fold, fold_with
 from wkvm.state.io import IO, SystemIO
 from wkvm.state.mutations import Mutations
@@ -87,6 +89,7 @@ class OpenStates:
             ),
             layout=loop.layout,
             vocab_size=info.vocab_size,
+            max_tokens=MAX_TOKENS if loop.layout.guest is None else info.n_pages * PAGE_TOKENS,
             threads=Threads(),
             mutations=self._mutations,
             fold=_fold(self._engine),

@@ -124,8 +124,8 @@ class States(Protocol):
     """
 
     @property
-    def max_file_bytes(self) -> int:
-        """Length of the longest file of a state."""
+    def max_inline_bytes(self) -> int:
+        """Length of the longest file of a state that comes in with a request."""
         ...
 
     def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:

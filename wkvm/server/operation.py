@@ -42,6 +42,7 @@ class Operation:
         "download",
         "has_begun",
         "is_cancelled",
+        "is_large",
         "is_transfer",
         "request_id",
         "task",
@@ -54,6 +55,7 @@ class Operation:
         self.tenant = client.tenant
         self.request_id = request_id
         self.is_transfer = is_transfer
+        self.is_large = False
         self.has_begun = False
         self.is_cancelled = False
         self.upload: Upload | None = None

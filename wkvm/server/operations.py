@@ -35,6 +35,8 @@ OPERATIONS_PER_CONNECTION = 256
 OPERATIONS_PER_TENANT = 1024
 TRANSFERS_PER_TENANT = 32
 """Operations that move bytes of states; each may have one state in memory."""
+LARGE_BYTES, LARGE_TRANSFERS_PER_TENANT = 2**28, 4
+"""Of states of more than so many bytes a tenant may have so many in memory."""
 
 TRANSFERS = (wire.StateExport, wire.StateImport, wire.GenerateOn)
 
@@ -64,6 +66,7 @@ class Operations:
         self._of_clients = dict[StateClient, dict[int, Operation]]()
         self._n_of_tenants = Counter[str]()
         self._n_transfers = Counter[str]()
+        self._n_large = Counter[str]()
         self._tasks = set[asyncio.Task[None]]()
         self._moving = dict[StateClient, set[str]]()
 
@@ -164,6 +167,27 @@ class Operations:
         if not self._n_transfers[tenant]:
             del self._n_transfers[tenant]
 
+    def _take_large_place(self, operation: Operation, n_bytes: int) -> None:
+        """Count a transfer of a large state. There are fewer places for these.
+
+        Raises:
+            QueueFullError: the tenant has as many as it may.
+        """
+        if n_bytes <= LARGE_BYTES:
+            return
+        if self._n_large[operation.tenant] >= LARGE_TRANSFERS_PER_TENANT:
+            raise QueueFullError(LARGE_TRANSFERS_PER_TENANT, "transfers of large states")
+        self._n_large[operation.tenant] += 1
+        operation.is_large = True
+
+    def _free_large_place(self, operation: Operation) -> None:
+        if not operation.is_large:
+            return
+        operation.is_large = False
+        self._n_large[operation.tenant] -= 1
+        if not self._n_large[operation.tenant]:
+            del self._n_large[operation.tenant]
+
     # --- tasks ----------------------------------------------------------------------------
 
     def _begin(
@@ -173,17 +197,20 @@ class Operations:
         work: Callable[[Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
     ) -> None:
         is_transfer = isinstance(message, TRANSFERS)
+        operation = Operation(client, message.request_id, is_transfer=is_transfer)
         try:
             if len(self._of_clients.get(client, {})) >= OPERATIONS_PER_CONNECTION:
                 raise QueueFullError(OPERATIONS_PER_CONNECTION, "operations on a connection")
             if self._n_of_tenants[client.tenant] >= OPERATIONS_PER_TENANT:
                 raise QueueFullError(OPERATIONS_PER_TENANT, "operations")
+            if isinstance(message, wire.StateImport):
+                self._take_large_place(operation, message.n_bytes)
             if is_transfer:
                 self.take_place(client.tenant)
         except QueueFullError as error:
+            self._free_large_place(operation)
             client.send([refusal(message.request_id, error)])
             return
-        operation = Operation(client, message.request_id, is_transfer=is_transfer)
         # at once: what follows may be in the same read
         match message:
             case wire.StateImport(n_bytes=n_bytes) | wire.GenerateOn(inline_bytes=n_bytes):
@@ -239,6 +266,7 @@ class Operations:
         self._n_of_tenants[operation.tenant] -= 1
         if not self._n_of_tenants[operation.tenant]:
             del self._n_of_tenants[operation.tenant]
+        self._free_large_place(operation)
         if operation.is_transfer:
             self.free_place(operation.tenant)
 
@@ -295,6 +323,7 @@ class Operations:
         source = await self._states.export(
             operation.tenant, parse_ref(message.state), form_of(message.format)
         )
+        self._take_large_place(operation, source.n_bytes)
         return await operation.sent.send(source.n_bytes, source.info, source.chunks())
 
     async def _import(self, operation: Operation, message: wire.StateImport) -> wire.StateVersions:
@@ -318,10 +347,11 @@ class Operations:
         return wire.StateVersions(message.request_id, (info_message(info),))
 
     async def _inline(self, operation: Operation, message: wire.GenerateOn) -> bytes:
-        most = self._states.max_file_bytes
+        most = self._states.max_inline_bytes
         if message.inline_bytes > most:
             raise BadStateFileError(
-                f"{message.inline_bytes:,} bytes are announced, no state has more than {most:,}"
+                f"{message.inline_bytes:,} bytes are announced, the limit with a request is "
+                f"{most:,}; import it under a name"
             )
         inline = bytearray()
         while (chunk := await operation.received.next()) is not None:

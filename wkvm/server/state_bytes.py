@@ -18,6 +18,8 @@ TRANSFER_TIMEOUT_S = 30.0
 """How long the other side may keep bytes waiting, or the credit for them."""
 WHOLE_TRANSFER_S = 600.0
 """How long all bytes of a state may take, so that a trickle of them holds nothing for ever."""
+SLOWEST_RATE = 2**20
+"""Bytes a second: the time that a large state has beyond that."""
 
 
 class Peer(Protocol):
@@ -37,13 +39,17 @@ class Peer(Protocol):
 
 
 class _Patience:
-    """How long somebody may keep us waiting: each time, and in all."""
+    """How long somebody may keep us waiting: each time, and in all.
 
-    def __init__(self, timeout_s: float, whole_s: float) -> None:
+    Args:
+        whole_s: in all, and beyond it the time that ``n_bytes`` take at ``SLOWEST_RATE``.
+    """
+
+    def __init__(self, timeout_s: float, whole_s: float, n_bytes: int) -> None:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._whole_s = whole_s
-        self._due = self._loop.time() + whole_s
+        self._whole_s = whole_s + n_bytes // SLOWEST_RATE
+        self._due = self._loop.time() + self._whole_s
 
     async def until(self, event: asyncio.Event) -> None:
         """Wait for an event.
@@ -68,7 +74,7 @@ class Upload:
         request_id: on which lane.
         n_bytes: how many there will be, at least 1.
         timeout_s: how long it may send nothing.
-        whole_s: how long it may take, from now on.
+        whole_s: how long it may take, from now on; see ``_Patience``.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class Upload:
     ) -> None:
         self._peer = peer
         self._request_id = request_id
-        self._wait = _Patience(timeout_s, whole_s)
+        self._wait = _Patience(timeout_s, whole_s, n_bytes)
         self._n_to_grant = n_bytes
         self._n_to_come = n_bytes
         self._n_open = 0
@@ -140,7 +146,8 @@ class Download:
         self._peer = peer
         self._request_id = request_id
         self._timeout_s = timeout_s
-        self._wait = _Patience(timeout_s, whole_s)
+        self._whole_s = whole_s
+        self._wait = _Patience(timeout_s, whole_s, 0)
         self._granted = asyncio.Event()
 
     def grant(self) -> None:
@@ -156,6 +163,7 @@ class Download:
             StalledError: the client granted nothing for too long.
         """
         state = None if info is None else info_message(info)
+        self._wait = _Patience(self._timeout_s, self._whole_s, n_bytes)
         self._peer.send([wire.StateExportBegin(self._request_id, n_bytes, state)])
         hasher = blake3()
         for chunk in chunks:

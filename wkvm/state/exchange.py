@@ -32,6 +32,9 @@ CHUNK_BYTES = 2**18
 MAX_TOKENS = 2**24
 """Of a token log from elsewhere."""
 
+MAX_INLINE_BYTES = 2**28
+"""Of a state that comes in with a request or goes out with its end."""
+
 _PREFIX = 8
 
 

@@ -24,6 +24,7 @@ from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.threads import Threads
 from wkvm.models.base import Model
+from wkvm.state.exchange import MAX_TOKENS
 from wkvm.state.mutations import Mutations
 from wkvm.state.operations import Operation, Parameters
 from wkvm.state.store import Store
@@ -115,6 +116,7 @@ def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backin
         ),
         layout=loop.layout,
         vocab_size=loop.info.vocab_size,
+        max_tokens=MAX_TOKENS,
         threads=Threads(),
         mutations=Mutations([SAME]),
         fold=None,

@@ -15,6 +15,7 @@ from wkvm.core.registry import (
 )
 from wkvm.core.states import Moved, StateInfo
 from wkvm.engine.states.threads import Threads
+from wkvm.state.exchange import Receiver
 from wkvm.state.folding import Fold
 from wkvm.state.mutations import Mutations
 from wkvm.state.store import Store
@@ -37,6 +38,8 @@ class Backing:
         store: where versions are. Its methods wait for the disk: only threads call them.
         identity, layout: of the model's states.
         vocab_size: ids are below it.
+        max_tokens: of a state from elsewhere: one whose pages do not fit the guest pool could never
+            run here.
         threads: in which the store is used.
         mutations: the operations on states.
         fold: takes the tokens of a ring into its matrices; None where states have no ring.
@@ -52,6 +55,7 @@ class Backing:
     identity: Identity
     layout: StateLayout
     vocab_size: int
+    max_tokens: int
     threads: Threads
     mutations: Mutations
     fold: Fold | None
@@ -85,6 +89,16 @@ class Backing:
         moved = self.moved.get((tenant, name))
         if moved is not None:
             raise StateMovedError(name, moved.target, str(moved.ref))
+
+    def receiver(self, n_bytes: int) -> Receiver:
+        """What takes a state of this model, from a file of ``n_bytes``.
+
+        Raises:
+            BadStateFileError: no state of this model that could run here has so many bytes.
+        """
+        return Receiver(
+            n_bytes, self.identity, self.layout, self.vocab_size, max_tokens=self.max_tokens
+        )
 
     def note_moved(self, tenant: str, name: str, moved: Moved) -> None:
         """Remember that a handle is elsewhere. The oldest of too many are forgotten."""

@@ -3,14 +3,21 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from wkvm.core.errors import BadStateFileError, InvalidParameterError
+from wkvm.core.errors import BadStateFileError, InvalidParameterError, QuotaError
 from wkvm.core.limits import check_given_tags
 from wkvm.core.registry import Durability, Parent, Provenance, Ref, check_name
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.origins import check_expected
 from wkvm.engine.states.rollback import Rollback
-from wkvm.state.exchange import Export, Imported, Receiver, export_image, max_file_bytes
+from wkvm.state.exchange import (
+    MAX_INLINE_BYTES,
+    Export,
+    Imported,
+    Receiver,
+    export_image,
+    max_file_bytes,
+)
 from wkvm.state.image import encode_image
 from wkvm.state.time_state import Orientation, TimeStateReceiver, export_time_state
 
@@ -110,9 +117,13 @@ class Exchange(Rollback):
     """Operations that let states out and in. See ``Operations`` for what holds for all of them."""
 
     @property
-    def max_file_bytes(self) -> int:
-        """Length of the longest file of a state of this model."""
-        return max_file_bytes(self._backing.layout)
+    def max_inline_bytes(self) -> int:
+        """Length of the longest file of a state that comes in with a request.
+
+        It is held as a whole for as long as the request runs; longer ones are imported.
+        """
+        backing = self._backing
+        return min(max_file_bytes(backing.layout, backing.max_tokens), MAX_INLINE_BYTES)
 
     async def export(self, tenant: str, ref: Ref, form: str = STATE_FORM) -> Source:
         """The file of a version.
@@ -160,7 +171,8 @@ class Exchange(Rollback):
             form: as for ``export``.
 
         Raises:
-            BadStateFileError: no state of this model has so many bytes.
+            BadStateFileError: no state of this model has so many bytes, or none that could run.
+            QuotaError: the tenant may not have so many.
             StaleVersionError: the head is elsewhere already.
         """
         backing = self._backing
@@ -168,6 +180,8 @@ class Exchange(Rollback):
         check_given_tags(tags)
         self._requests.check_stays(tenant, name)
         orientation = _orientation(form)
+        if n_bytes > (most := backing.store.limits.bytes_per_tenant):
+            raise QuotaError("bytes of states", most)
         target = Target(
             tenant=tenant,
             name=name,
@@ -183,7 +197,7 @@ class Exchange(Rollback):
                 lambda: check_expected(backing, tenant, name, expected_version)
             )
         receiver = (
-            Receiver(n_bytes, backing.identity, backing.layout, backing.vocab_size)
+            backing.receiver(n_bytes)
             if orientation is None
             else TimeStateReceiver(n_bytes, backing.identity, backing.layout, orientation)
         )

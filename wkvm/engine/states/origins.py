@@ -14,7 +14,6 @@ from wkvm.core.states import StateUse
 from wkvm.engine.states.backing import MAX_MOVED, Backing
 from wkvm.engine.states.commits import expected_of
 from wkvm.engine.states.turns import Origin, Turn
-from wkvm.state.exchange import Receiver
 from wkvm.state.image import StateImage
 
 
@@ -72,7 +71,7 @@ def read_file(backing: Backing, file: bytes) -> StateImage:
         StateMismatchError, StateNotFiniteError, BadStateFileError: it is none, or none of this
             model.
     """
-    receiver = Receiver(len(file), backing.identity, backing.layout, backing.vocab_size)
+    receiver = backing.receiver(len(file))
     receiver.feed(file)
     return receiver.finish().image
 
