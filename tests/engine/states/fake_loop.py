@@ -6,7 +6,7 @@ slots, batches or sampling. It produces one id a turn of the event loop for each
 
 import asyncio
 from array import array
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,16 +14,29 @@ from torch import Tensor
 
 from tests.fakes import absorb, mix
 from wkvm.core.errors import DrainingError
-from wkvm.core.layout import StateLayout, TensorSpec
+from wkvm.core.layout import (
+    GUEST_PAGES,
+    GUEST_TOKENS,
+    GuestSpec,
+    StateLayout,
+    TensorSpec,
+    guest_tokens,
+)
 from wkvm.core.registry import SamplerMemory
 from wkvm.core.request import EndEvent, Event, RequestSpec, SavedEvent, Status, TokensEvent
 from wkvm.core.start import Saved
 from wkvm.engine.interface import EngineInfo
+from wkvm.state.image import views_of
 
 VOCAB_SIZE = 64
 LAYOUT = StateLayout(
     (TensorSpec("fake.hash", (1,), "int64"), TensorSpec("fake.zero", (3,), "float32"))
 )
+PAGED = StateLayout(
+    (*LAYOUT.tensors, guest_tokens()),
+    GuestSpec(n_layers=1, n_parts=1, n_heads=1, head_dim=1, dtype="float32"),
+)
+"""With a page that has the ids themselves."""
 WORD = 2**64
 
 
@@ -45,19 +58,22 @@ class _Live:
 class FakeLoop:
     """A StepLoop. Nothing runs before ``step``, or ``run`` on an event loop.
 
+    Args:
+        has_guest: its states have pages.
+
     Attributes:
         n_fed: how many tokens were absorbed, in all.
         specs: of the requests, by id.
         forgets: no state that is saved is what it should be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_guest: bool = False) -> None:
         self.deliver: Callable[[list[Event]], None] = lambda events: None
-        self.layout = LAYOUT
+        self.layout = PAGED if has_guest else LAYOUT
         self.info = EngineInfo(
             model="fake",
             model_digest="ab" * 32,
-            layout_fingerprint=LAYOUT.fingerprint,
+            layout_fingerprint=self.layout.fingerprint,
             tokenizer_digest="",
             vocab_size=VOCAB_SIZE,
             eos_ids=(),
@@ -95,6 +111,8 @@ class FakeLoop:
             if start is not None:
                 state = int(_hash_of(start.record))
                 n_computed, fed, log = start.n_computed, [*start.pending, *fed], list(start.log)
+                assert len(log) == n_computed
+                _check_pages(self.layout, start.record, log)
                 if start.memory is not None and not spec.fresh_key:
                     memory = start.memory
             self.specs[request_id] = spec
@@ -171,7 +189,7 @@ class FakeLoop:
             return [self._over(request_id, live, Status.CANCELLED)]
         if request_id in self._snapshots:
             self._snapshots.discard(request_id)
-            events.append(SavedEvent(request_id, _saved(live), False))
+            events.append(SavedEvent(request_id, _saved(self.layout, live), False))
         if live.to_feed:
             n = len(live.to_feed) - spec.hold_back_last
             for token_id in live.to_feed[:n]:
@@ -208,7 +226,7 @@ class FakeLoop:
         self.n_fed += 1
         every = live.spec.checkpoint_every
         if every is not None and live.n_computed % every == 0:
-            return [SavedEvent(request_id, _saved(live), True)]
+            return [SavedEvent(request_id, _saved(self.layout, live), True)]
         return []
 
     def _over(
@@ -236,7 +254,7 @@ class FakeLoop:
             queue_s=0.0,
             first_token_s=0.0,
             total_s=0.0,
-            saved=_saved(live, forgets=self.forgets) if saves else None,
+            saved=_saved(self.layout, live, forgets=self.forgets) if saves else None,
         )
 
 
@@ -246,21 +264,32 @@ def fake_logits_of(state: int) -> list[float]:
     return [(mix(state ^ (token_id + 1)) >> 52) / 512 for token_id in range(VOCAB_SIZE)]
 
 
-def record_of(state: int) -> Tensor:
-    """A record that holds a hash."""
-    record = torch.zeros(LAYOUT.record_bytes, dtype=torch.uint8)
+def record_of(layout: StateLayout, state: int, ids: Sequence[int]) -> Tensor:
+    """A record that holds a hash, and pages that hold ``ids``."""
+    record = torch.zeros(layout.image_bytes(len(ids)), dtype=torch.uint8)
     signed = state - WORD if state >= WORD // 2 else state
     record[:8].view(torch.int64).fill_(signed)
+    views = views_of(layout, record)
+    if layout.guest is not None:
+        views[GUEST_TOKENS].fill_(len(ids))
+    if ids and GUEST_PAGES in views:
+        views[GUEST_PAGES].flatten()[: len(ids)] = torch.tensor(ids, dtype=torch.float32)
     return record
+
+
+def _check_pages(layout: StateLayout, record: Tensor, ids: Sequence[int]) -> None:
+    expected = record_of(layout, 0, ids)
+    assert record.shape == expected.shape
+    assert record[layout.record_bytes :].equal(expected[layout.record_bytes :])
 
 
 def _hash_of(record: Tensor) -> int:
     return int(record[:8].view(torch.int64).item()) % WORD
 
 
-def _saved(live: _Live, *, forgets: bool = False) -> Saved:
+def _saved(layout: StateLayout, live: _Live, *, forgets: bool = False) -> Saved:
     return Saved(
-        record=record_of(live.state ^ forgets),
+        record=record_of(layout, live.state ^ forgets, [*live.log, *live.absorbed]),
         n_computed=live.n_computed,
         absorbed=array("i", live.absorbed),
         pending=live.pending,

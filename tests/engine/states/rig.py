@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.states.fake_loop import FakeLoop
-from tests.fakes import FakeModel
+from tests.fakes import FakeModel, GuestModel
 from wkvm.core.config import EngineConfig
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Identity, Ref
@@ -38,6 +38,13 @@ class Same(Parameters, frozen=True, kw_only=True):
 
 SAME = Operation("same", Same, lambda parameters, parents: {})
 """A mutation that the fake's tensors can have: they stay as they are."""
+
+
+class Default:
+    """What states there are where no model is said: ``either_kind`` of conftest sets it."""
+
+    has_guest = False
+
 
 TIMEOUT_S = 60.0
 
@@ -134,7 +141,7 @@ async def running(
     folder: Path, *, has_disk: bool = True, limits: StoreLimits | None = None
 ) -> AsyncIterator[Rig]:
     """A service that runs."""
-    loop = FakeLoop()
+    loop = FakeLoop(has_guest=Default.has_guest)
     store = Store.open(str(folder), clock=time.time, limits=limits, engine="test")
     service = StateService(loop, backing_of(loop, store, has_disk=has_disk))
     rig = Rig(loop, store, service)
@@ -160,7 +167,8 @@ async def serving(
 ) -> AsyncIterator[Rig]:
     """The same over an engine that runs, with a model without weights if no other is given."""
     config = EngineConfig(n_slots=4, n_threads=1, poison_freed_slots=True, **settings)
-    loop = EngineLoop(Engine(model or FakeModel(eos_ids=eos_ids), config))
+    kind = GuestModel if Default.has_guest else FakeModel
+    loop = EngineLoop(Engine(model or kind(eos_ids=eos_ids), config))
     store = Store.open(str(folder), clock=time.time, engine="test")
     backing = backing_of(loop, store)
     if mutations is not None:

@@ -9,11 +9,17 @@ from tests.fakes import fake_continuation
 from wkvm.core.errors import (
     BadStateFileError,
     InvalidParameterError,
+    QuotaError,
     StaleVersionError,
     StateNotFoundError,
 )
+from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Ref
+from wkvm.core.request import Status
 from wkvm.core.states import StateInfo
+from wkvm.engine.states import requests
+
+pytestmark = pytest.mark.usefixtures("either_kind")
 
 PROMPT = (5, 6, 7)
 
@@ -102,3 +108,26 @@ async def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
         await rig.turn(PROMPT, save_as="chat")
         with pytest.raises(InvalidParameterError, match="format"):
             await rig.service.export(TENANT, Ref("chat"), "gguf")
+
+
+async def test_a_state_that_may_become_too_large_to_go_out_with_its_request_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "a") as rig:
+        monkeypatch.setattr(requests, "MAX_INLINE_BYTES", rig.loop.layout.image_bytes(64))
+        _, end = await rig.turn(PROMPT, returns_state=True, max_tokens=61)
+        assert end.error is None
+        _, end = await rig.turn(PROMPT, returns_state=True, max_tokens=62)
+        # without pages a state does not grow but by its log
+        grows = rig.loop.layout.guest is not None
+        assert (end.status is Status.FINISHED_ERROR) == grows
+        assert isinstance(end.error, InvalidParameterError) == grows
+
+
+async def test_a_state_that_a_tenant_may_not_have_is_refused_before_its_bytes(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "a", limits=StoreLimits(bytes_per_tenant=10_000)) as rig:
+        with pytest.raises(QuotaError):
+            await rig.service.importing(TENANT, "other", n_bytes=10_001)
+        await rig.service.importing(TENANT, "other", n_bytes=10_000)

@@ -11,6 +11,8 @@ from wkvm.core.registry import Ref
 from wkvm.core.request import Status
 from wkvm.core.states import Moved
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 THERE = Moved(target="tcp://there:1", ref=Ref("chat", 7))
 

@@ -15,6 +15,8 @@ from wkvm.core.errors import (
 )
 from wkvm.core.registry import Ref
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 
 

@@ -13,6 +13,8 @@ from wkvm.core.registry import Provenance, Ref
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,

@@ -8,6 +8,8 @@ from tests.engine.states.rig import TENANT, running
 from wkvm.core.errors import StateNotFoundError
 from wkvm.core.registry import Ref
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 
 

@@ -9,6 +9,8 @@ from tests.fakes import fake_continuation
 from wkvm.core.errors import StaleVersionError, StateNotFoundError
 from wkvm.core.registry import Ref
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 
 

@@ -16,6 +16,8 @@ from wkvm.core.registry import AckClass, Ref
 from wkvm.core.request import Status
 from wkvm.engine.states.threads import Threads
 
+pytestmark = pytest.mark.usefixtures("either_kind")
+
 PROMPT = (5, 6, 7)
 
 

@@ -180,8 +180,6 @@ class Exchange(Rollback):
         check_given_tags(tags)
         self._requests.check_stays(tenant, name)
         orientation = _orientation(form)
-        if n_bytes > (most := backing.store.limits.bytes_per_tenant):
-            raise QuotaError("bytes of states", most)
         target = Target(
             tenant=tenant,
             name=name,
@@ -201,6 +199,8 @@ class Exchange(Rollback):
             if orientation is None
             else TimeStateReceiver(n_bytes, backing.identity, backing.layout, orientation)
         )
+        if n_bytes > (most := backing.store.limits.bytes_per_tenant):
+            raise QuotaError("bytes of states", most)
         return StateSink(backing, target, form, receiver)
 
 
