@@ -10,6 +10,7 @@ from wkvm.kernels.gpu.conv import causal_conv
 from wkvm.kernels.gpu.delta_mix import delta_mix
 from wkvm.kernels.gpu.delta_prefill import gated_delta
 from wkvm.kernels.gpu.elementwise import delta_gates, rotary, swiglu
+from wkvm.kernels.gpu.experts import experts
 from wkvm.kernels.gpu.norms import add_rms_norm, gated_rms_norm, rms_norm
 from wkvm.kernels.gpu.routing import add_shared, open_gate, route_sigmoid, route_softmax
 from wkvm.kernels.gpu.ssd import ssd, ssd_mix
@@ -21,6 +22,7 @@ __all__ = [
     "causal_conv",
     "delta_gates",
     "delta_mix",
+    "experts",
     "gated_delta",
     "gated_rms_norm",
     "open_gate",
