@@ -20,7 +20,7 @@ STEPS = {
     "a prompt": ((1,), (130,), (0,)),
     "a prompt behind others": ((4,), (67,), (100,)),
     "both with pad rows": ((2, -1, 0, 3), (5, 3, 1, 64), (62, 0, 127, 64)),
-    "a prompt that attends in parts": ((1,), (140,), (33,)),
+    "a prompt that attends in parts": ((1,), (140,), (170,)),
 }
 """Slots, tokens of a row, and tokens that its slot holds before."""
 

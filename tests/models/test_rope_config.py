@@ -45,6 +45,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 0.4,
         }
     },
+    "yarn, a low base": {
+        "rope_parameters": YARN | {"rope_theta": 10.0, "original_max_position_embeddings": 800}
+    },
     "yarn, its scaling known": {
         "rope_parameters": YARN
         | {"original_max_position_embeddings": 64, "attention_factor": 1.3, "factor": 40.0}
@@ -128,6 +131,21 @@ EXPECTED: dict[str, tuple[list[float], float]] = {
             0.0009308229,
         ],
         1.0394038,
+    ),
+    "yarn, a low base": (
+        [
+            1,
+            0.7943282,
+            0.6309573,
+            0.5011872,
+            0.3981072,
+            0.3162278,
+            0.2377321,
+            0.1781484,
+            0.1330178,
+            0.09891558,
+        ],
+        1.1386294,
     ),
     "yarn, its scaling known": (
         [
