@@ -55,6 +55,7 @@ def main() -> None:
             conv.conv_prefill_kernel,
             state="bf16",
             C=640,
+            X_STRIDE=640,
             BLOCK_T=32,
             BLOCK_C=128,
             BLOCK_ROWS=128,

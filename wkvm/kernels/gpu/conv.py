@@ -98,8 +98,8 @@ def conv_prefill_kernel(  # type: ignore[no-untyped-def]
     slots,
     offsets,
     n_rows,
-    x_stride,
     state_stride,
+    X_STRIDE: tl.constexpr,
     C: tl.constexpr,
     W: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -114,18 +114,20 @@ def conv_prefill_kernel(  # type: ignore[no-untyped-def]
     n = tl.load(offsets + row + 1) - start
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_channel = channels < C
-    token = piece * BLOCK_T + tl.arange(0, BLOCK_T)
-    inside = (token < n)[:, None] & is_channel[None, :]
-    x += start.to(tl.int64) * x_stride
-    y += start.to(tl.int64) * C
+    begin = piece * BLOCK_T
+    t = tl.arange(0, BLOCK_T)
+    inside = (t < n - begin)[:, None] & is_channel[None, :]
+    # Scalars to the pointers, and 32 bits for the rest: addresses would take most registers.
+    x += start.to(tl.int64) * X_STRIDE
+    at_x = x + begin.to(tl.int64) * X_STRIDE + (t[:, None] * X_STRIDE + channels[None, :])
     window = state + slot * state_stride
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(W):
-        source = token - (W - 1 - tap)
-        at_x = x + source[:, None].to(tl.int64) * x_stride + channels[None, :]
-        value = tl.load(at_x, mask=inside & (source >= 0)[:, None], other=0.0)
+        source = begin + t - (W - 1 - tap)
+        is_row = inside & (source >= 0)[:, None]
+        value = tl.load(at_x - (W - 1 - tap) * X_STRIDE, mask=is_row, other=0.0)
         if (tap < W - 1) & (piece == 0) & (slot >= 0):
             # What the row's first tokens see of the tokens before it.
             at_window = window + (source[:, None] + W - 1) * C + channels[None, :]
@@ -133,7 +135,8 @@ def conv_prefill_kernel(  # type: ignore[no-untyped-def]
         taps = tl.load(weight + channels * W + tap, mask=is_channel, other=0.0).to(tl.float32)
         total += value.to(tl.float32) * taps[None, :]
     out = tl.where(slot >= 0, total * tl.sigmoid(total), 0.0).to(y.dtype.element_ty)
-    tl.store(y + token[:, None].to(tl.int64) * C + channels[None, :], out, mask=inside)
+    at_y = y + (start + begin).to(tl.int64) * C + (t[:, None] * C + channels[None, :])
+    tl.store(at_y, out, mask=inside)
     if (piece == 0) & (slot >= 0):
         # Only this program reads the window, so only this one may move it. Oldest first: what a
         # short row leaves of it is read before it is overwritten.
@@ -141,7 +144,7 @@ def conv_prefill_kernel(  # type: ignore[no-untyped-def]
         for tap in tl.static_range(W - 1):
             kept = n - (W - 1) + tap
             if kept >= 0:
-                last = tl.load(x + kept.to(tl.int64) * x_stride + channels, mask=is_channel)
+                last = tl.load(x + kept.to(tl.int64) * X_STRIDE + channels, mask=is_channel)
             else:
                 last = tl.load(window + (kept + W - 1) * C + channels, mask=is_channel)
             tl.debug_barrier()
@@ -154,7 +157,8 @@ class ConvCut:
 
     Attributes:
         decode: channels of a program in a step of one token a row, and its warps.
-        tokens, channels, n_warps: of a program in a step with prompts.
+        tokens, channels, n_warps: of a program in a step with prompts; at least W - 1 tokens, so
+            that the first program of a row alone reads its window.
     """
 
     decode: tuple[int, int] = (256, 2)
@@ -205,13 +209,15 @@ def causal_conv(
             **launch_options(pdl),
         )
         return y
+    if cut.tokens < W - 1:
+        raise ValueError(f"pieces of {cut.tokens} tokens, a convolution of {W} taps")
     block = min(cut.channels, triton.next_power_of_2(C))
     conv_prefill_kernel[(n_pieces(rows, cut.tokens), triton.cdiv(C, block))](
         *common,
         rows.offsets,
         len(rows.lengths),
-        x.stride(0),
         state.stride(0),
+        X_STRIDE=x.stride(0),
         C=C,
         W=W,
         BLOCK_T=cut.tokens,

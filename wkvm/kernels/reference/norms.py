@@ -56,7 +56,7 @@ def gated_rms_norm(
     """A norm of groups of the last axis, and a gate on it, before the norm or after.
 
     Args:
-        y, z: ``[..., C]``, contiguous; ``z`` is the gate before its activation.
+        y, z: ``[..., C]``, any strides but the last; ``z`` is the gate before its activation.
         weight: ``[C]`` float32.
         group: elements that share a mean; C is a multiple of it.
         gate: its activation, ``silu`` or ``sigmoid``.

@@ -111,7 +111,7 @@ class Mamba2Mixer:
             step.rows,
             self.arrivals if step.rows.slot_list is None else None,
         )
-        return self.output(self._gated(y.reshape(-1, sizes.inner), z.contiguous()))
+        return self.output(self._gated(y.reshape(-1, sizes.inner), z))
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
         if self.norm_weight is None:
