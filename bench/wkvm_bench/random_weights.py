@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Blueprint
 from wkvm.models.decoder import Decoder
 from wkvm.models.parameters import Parameters
@@ -39,6 +40,7 @@ def random_decoder(
     quantization: str = "none",
     seed: int = 0,
     drawn_on: str | None = None,
+    kernels: Kernels | None = None,
 ) -> Decoder:
     """A model of that config.
 
@@ -47,6 +49,7 @@ def random_decoder(
         quantization: of its matrices.
         drawn_on: where the numbers are drawn, ``device`` for None: those of another device are
             others.
+        kernels: None for those of the device.
     """
     plan = blueprint(config)
     tensors = (
@@ -58,7 +61,7 @@ def random_decoder(
     )
     loading = Loading(device=device, dtype=dtype, eos_ids=(), quantization=quantization)
     n_parameters = sum(map(prod, plan.weights.values()))
-    return decoder_of(plan, parameters, loading, n_parameters, lambda: "0" * 64)
+    return decoder_of(plan, parameters, loading, n_parameters, lambda: "0" * 64, kernels)
 
 
 def write_folder(

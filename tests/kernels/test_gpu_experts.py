@@ -7,26 +7,10 @@ from torch.nn.functional import silu
 
 from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from wkvm.kernels import reference
+from wkvm.kernels.reference.experts import ExpertActivation
 from wkvm.kernels.weight import Weight, quantised
 
 ACTIVATIONS = ["swiglu", "relu2"]
-
-
-def exact(
-    x: Tensor, first: Tensor, second: Tensor, ids: Tensor, shares: Tensor, activation: str
-) -> Tensor:
-    """Each token with each of its experts, in float64."""
-    out = torch.zeros_like(x, dtype=torch.float64)
-    for token, (chosen, of_token) in enumerate(zip(ids.tolist(), shares.double(), strict=True)):
-        for expert, share in zip(chosen, of_token, strict=True):
-            hidden = first[expert].double() @ x[token].double()
-            if activation == "swiglu":
-                gate, up = hidden.chunk(2)
-                hidden = silu(gate) * up
-            else:
-                hidden = hidden.relu().square()
-            out[token] += share * (second[expert].double() @ hidden)
-    return out
 
 
 def drawn(*sizes: int, device: str) -> Tensor:
@@ -58,7 +42,7 @@ if INTERPRETED or torch.cuda.is_available():
     )
     def test_it_is_the_sum_of_its_experts(
         device: str,
-        activation: str,
+        activation: ExpertActivation,
         n_tokens: int,
         width: int,
         inner: int,
@@ -72,7 +56,8 @@ if INTERPRETED or torch.cuda.is_available():
         second = torch.randn(n_experts, width, inner, generator=draw) * 0.2
         rows = [torch.randperm(n_experts, generator=draw)[:n_choices] for _ in range(n_tokens)]
         ids, shares = torch.stack(rows), torch.rand(n_tokens, n_choices, generator=draw)
-        expected = exact(x, first, second, ids, shares, activation)
+        exact = (Weight(first.double()), Weight(second.double()), ids, shares.double())
+        expected = reference.experts(x.double(), *exact, activation=activation)
         given = experts(
             x.to(device),
             Weight(first.to(device)),
@@ -92,8 +77,9 @@ if INTERPRETED or torch.cuda.is_available():
         n_experts, n_choices, width, inner = 64, 10, 2048, 512
 
         def normal(*size: int) -> Tensor:
-            values = torch.randn(*size, device="cuda", generator=draw)
-            return (values * size[-1] ** -0.5).bfloat16()
+            values: Tensor = torch.randn(*size, device="cuda", generator=draw)
+            scaled: Tensor = values * size[-1] ** -0.5
+            return scaled.to(torch.bfloat16)
 
         x = normal(n_tokens, width)
         first, second = normal(n_experts, 2 * inner, width), normal(n_experts, width, inner)
@@ -107,8 +93,8 @@ if INTERPRETED or torch.cuda.is_available():
 
     def plain(weight: Weight) -> Tensor:
         """The values that a weight stands for."""
-        values = weight.values.double()
-        return values if weight.scales is None else values * weight.scales.double().unsqueeze(-1)
+        values: Tensor = weight.values.double()
+        return values if weight.scales is None else values * weight.scales.double()[..., None]
 
     def exact_by_expert(
         x: Tensor, first: Tensor, second: Tensor, ids: Tensor, shares: Tensor

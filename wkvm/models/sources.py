@@ -9,6 +9,7 @@ import torch
 
 from wkvm.core.errors import ConfigError
 from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
+from wkvm.kernels.interface import Kernels
 from wkvm.models.base import Model, ModelInfo
 from wkvm.models.blueprint import Blueprint, Sizes
 from wkvm.models.decoder import Decoder
@@ -162,12 +163,24 @@ def check_decoder(architecture: str, loading: Loading) -> None:
         raise ConfigError("deferred-writes", f"{architecture} has none; {RWKV7} does")
 
 
+def kernels_of(device: str) -> Kernels:
+    """The kernels of ``cpu`` or ``cuda``, imported here: Triton takes seconds."""
+    if device == "cpu":
+        from wkvm.kernels import cpu
+
+        return cpu
+    from wkvm.kernels import gpu
+
+    return gpu
+
+
 def decoder_of(
     blueprint: Blueprint,
     parameters: Parameters,
     loading: Loading,
     n_parameters: int,
     digest: Callable[[], str],
+    kernels: Kernels | None = None,
 ) -> Decoder:
     """The model that a blueprint makes of weights.
 
@@ -175,12 +188,11 @@ def decoder_of(
         parameters: the weights, none taken yet.
         n_parameters: their elements.
         digest: called once the weights have been taken; see ``ModelInfo``.
+        kernels: None for those of the device.
     """
-    from wkvm.kernels import cpu
-
     sizes, dtype = blueprint.sizes, str(loading.dtype).removeprefix("torch.")
     with torch.inference_mode():
-        network = blueprint.build(parameters, cpu)
+        network = blueprint.build(parameters, kernels or kernels_of(loading.device))
     info = ModelInfo(
         name=sizes.architecture,
         vocab_size=sizes.vocab_size,

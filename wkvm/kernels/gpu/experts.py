@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wkvm.kernels.reference.experts import ExpertActivation
 from wkvm.kernels.rwkv7_decode.common import widened
 from wkvm.kernels.weight import Weight
 
@@ -197,7 +198,7 @@ def experts(
     ids: Tensor,
     shares: Tensor,
     *,
-    activation: str,
+    activation: ExpertActivation,
     blocks: ExpertBlocks | None = None,
 ) -> Tensor:
     """See ``reference.experts``. Reads the weights of each expert in use about once.
@@ -242,7 +243,7 @@ def experts(
             num_warps=blocks.n_warps,
             num_stages=blocks.n_stages,
         )
-    out = torch.empty_like(x)
+    out = torch.empty(T, C, dtype=x.dtype, device=x.device)
     block = min(triton.next_power_of_2(C), 1024)
     share_kernel[(T, triton.cdiv(C, block))](parts, shares, out, C, n_choices, BLOCK=block)
     return out
