@@ -197,6 +197,8 @@ def read(checkpoint: Checkpoint) -> NemotronH:
     for former, name in FORMER_NAMES.items():
         if former in fields:
             fields[name] = fields[former]
+    if "attention_head_dim" in fields:  # as the first models have it
+        fields.setdefault("head_dim", fields["attention_head_dim"])
     config = read_config(checkpoint, Config, fields)
     refuse_others(checkpoint, fields, UNCHANGED)
     layers = _layers(checkpoint, config)

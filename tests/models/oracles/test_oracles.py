@@ -21,7 +21,7 @@ from tests.models.oracles.case import Architecture, Case, Refusal
 from tests.models.oracles.folders import STREAM_LENGTHS, expected, stream, write_folders
 from tests.models.oracles.slots import Slots
 from wkvm.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedModelError
-from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS
+from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS, StateOptions
 from wkvm.models.base import Model
 from wkvm.models.registry import describe, load_model
 
@@ -200,6 +200,18 @@ def test_agreement_means_something(subject: Subject) -> None:
         assert 100 * TOLERANCE < spread < 100
         for key in of.keys() - {"logits"}:
             assert of[key].abs().mean() > 10 * TOLERANCE, key
+
+
+def test_in_bfloat16_most_tokens_have_about_the_same_logits(subject: Subject) -> None:
+    """Most: a rounding may choose another expert."""
+    options = StateOptions(dtype="bfloat16")
+    model = load_model(subject.folder, device="cpu", dtype="bfloat16", state=options)
+    slots = Slots(model, 1)
+    slots.open(0)
+    logits = slots.in_pieces(0, subject.ids("long"), [70, 71])
+    wanted = subject.expected["long"]["logits"][:, : model.info.vocab_size]
+    errors = (logits - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert errors.median() < 0.15
 
 
 def test_a_description_from_headers_is_that_of_the_model(subject: Subject) -> None:
