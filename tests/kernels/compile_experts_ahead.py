@@ -7,8 +7,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wkvm.kernels.gpu import experts as kernels
 from wkvm.kernels.gpu import routing
+from wkvm.kernels.gpu.experts import (
+    count_kernel,
+    expert_kernel,
+    order_kernel,
+    place_kernel,
+    plan_kernel,
+    share_kernel,
+)
 
 POINTERS = {
     **dict.fromkeys(("counts", "cursors", "order", "tiles"), "i32"),
@@ -62,13 +69,14 @@ def of_router(groups: int, chosen_groups: int, each: int, chosen: int, *, sigmoi
 def main() -> None:
     """All of them, the products with every kind of weights."""
     found = [
-        compiled(kernels.count_kernel, BLOCK=256),
-        compiled(kernels.plan_kernel, BLOCK_T=16, EXPERTS=512),
-        compiled(kernels.place_kernel, BLOCK=256),
-        compiled(kernels.share_kernel, BLOCK=1024),
+        compiled(count_kernel, BLOCK=256),
+        compiled(plan_kernel, BLOCK_T=16, EXPERTS=512),
+        compiled(place_kernel, BLOCK=256),
+        compiled(order_kernel, BLOCK_T=16, EXPERTS=512, BLOCK=4096),
+        compiled(share_kernel, BLOCK=1024),
         *(
             compiled(
-                kernels.expert_kernel,
+                expert_kernel,
                 weight,
                 FIRST=is_first,
                 SWIGLU=is_first,

@@ -10,8 +10,6 @@ from wkvm.kernels import reference
 from wkvm.kernels.reference.experts import ExpertActivation
 from wkvm.kernels.weight import Weight, quantised
 
-ACTIVATIONS = ["swiglu", "relu2"]
-
 
 def drawn(*sizes: int, device: str) -> Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(device)
@@ -35,7 +33,9 @@ if INTERPRETED or torch.cuda.is_available():
     from wkvm.kernels.gpu.experts import ExpertBlocks, experts
 
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize(
+        ("activation", "n_few"), [("swiglu", 4096), ("relu2", 4096), ("swiglu", 0)]
+    )
     @pytest.mark.parametrize(
         ("n_tokens", "width", "inner", "n_experts", "n_choices"),
         [(5, 40, 24, 7, 3), (1, 24, 16, 5, 5), (37, 48, 40, 2, 1)],
@@ -43,6 +43,7 @@ if INTERPRETED or torch.cuda.is_available():
     def test_it_is_the_sum_of_its_experts(
         device: str,
         activation: ExpertActivation,
+        n_few: int,
         n_tokens: int,
         width: int,
         inner: int,
@@ -66,6 +67,7 @@ if INTERPRETED or torch.cuda.is_available():
             shares.to(device),
             activation=activation,
             blocks=ExpertBlocks(16, 16, 16),
+            n_few=n_few,
         )
         assert (given.cpu() - expected).abs().max() < 1e-5 * expected.abs().max()
 

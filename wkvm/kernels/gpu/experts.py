@@ -25,6 +25,9 @@ ASSIGNMENTS = 256
 
 MAX_EXPERTS = 1024
 
+FEW_ASSIGNMENTS = 4096
+"""As many as one program puts in order: all of a decode step, whose launches are what costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
@@ -62,27 +65,71 @@ def count_kernel(ids, counts, n_assignments, BLOCK: tl.constexpr):  # type: igno
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def plan_kernel(  # type: ignore[no-untyped-def]
-    counts, cursors, tiles, n_experts, BLOCK_T: tl.constexpr, EXPERTS: tl.constexpr
+def cut_into_tiles(  # type: ignore[no-untyped-def]
+    expert, inside, count, start, tiles, BLOCK_T: tl.constexpr
 ):
     """Cut the assignments of each expert into tiles.
 
     ``tiles`` begins with how many there are; then come, for each: expert, first place, tokens.
     """
-    expert = tl.arange(0, EXPERTS)
-    inside = expert < n_experts
-    count = tl.load(counts + expert, mask=inside, other=0)
-    start = tl.cumsum(count, 0) - count
-    tl.store(cursors + expert, start, mask=inside)
     n_tiles = tl.cdiv(count, BLOCK_T)
     first = tl.cumsum(n_tiles, 0) - n_tiles
     tl.store(tiles, tl.sum(n_tiles, 0))
     for at in range(tl.max(n_tiles, 0)):
         place = tiles + 1 + (first + at) * 3
-        has = at < n_tiles
+        has = inside & (at < n_tiles)
         tl.store(place, expert, mask=has)
         tl.store(place + 1, start + at * BLOCK_T, mask=has)
         tl.store(place + 2, tl.minimum(count - at * BLOCK_T, BLOCK_T), mask=has)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def plan_kernel(  # type: ignore[no-untyped-def]
+    counts, cursors, tiles, n_experts, BLOCK_T: tl.constexpr, EXPERTS: tl.constexpr
+):
+    """Where the assignments of each expert begin, and their tiles."""
+    expert = tl.arange(0, EXPERTS)
+    inside = expert < n_experts
+    count = tl.load(counts + expert, mask=inside, other=0)
+    start = tl.cumsum(count, 0) - count
+    tl.store(cursors + expert, start, mask=inside)
+    cut_into_tiles(expert, inside, count, start, tiles, BLOCK_T)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def order_kernel(  # type: ignore[no-untyped-def]
+    ids,
+    cursors,
+    order,
+    tiles,
+    n_assignments,
+    n_experts,
+    BLOCK_T: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """All that the other three do, by one program that has every assignment.
+
+    Its threads hand one another numbers through memory: each of them is read past the first
+    cache, which might have it as it was before.
+    """
+    expert = tl.arange(0, EXPERTS)
+    inside = expert < n_experts
+    tl.store(cursors + expert, tl.zeros([EXPERTS], tl.int32), mask=inside)
+    tl.debug_barrier()
+    at = tl.arange(0, BLOCK)
+    has = at < n_assignments
+    own = tl.load(ids + at, mask=has, other=0)
+    rank = tl.atomic_add(cursors + own, 1, mask=has, sem="relaxed")
+    tl.debug_barrier()
+    count = tl.load(cursors + expert, mask=inside, other=0, volatile=True)
+    start = tl.cumsum(count, 0) - count
+    tl.debug_barrier()
+    tl.store(cursors + expert, start, mask=inside)
+    cut_into_tiles(expert, inside, count, start, tiles, BLOCK_T)
+    tl.debug_barrier()
+    place = rank + tl.load(cursors + own, mask=has, other=0, volatile=True)
+    tl.store(order + place, at, mask=has)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -200,11 +247,13 @@ def experts(
     *,
     activation: ExpertActivation,
     blocks: ExpertBlocks | None = None,
+    n_few: int = FEW_ASSIGNMENTS,
 ) -> Tensor:
     """See ``reference.experts``. Reads the weights of each expert in use about once.
 
     Args:
         blocks: how the products are cut; None for what suits the sizes.
+        n_few: as many assignments as one program puts in order.
 
     Raises:
         ValueError: there are more than ``MAX_EXPERTS`` experts.
@@ -216,7 +265,7 @@ def experts(
     F = second.values.shape[2]
     n_assignments = T * n_choices
     blocks = blocks or blocks_for(n_assignments, n_experts)
-    order, tiles, n_tiles = _in_order(ids, n_experts, blocks.t)
+    order, tiles, n_tiles = _in_order(ids, n_experts, blocks.t, n_few)
     hidden = torch.empty(n_assignments, F, dtype=x.dtype, device=x.device)
     parts = torch.empty(n_assignments, C, dtype=torch.float32, device=x.device)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
@@ -249,14 +298,29 @@ def experts(
     return out
 
 
-def _in_order(ids: Tensor, n_experts: int, block_t: int) -> tuple[Tensor, Tensor, int]:
+def _in_order(ids: Tensor, n_experts: int, block_t: int, n_few: int) -> tuple[Tensor, Tensor, int]:
     """The assignments by expert, their tiles, and the most tiles that there can be."""
     n_assignments = ids.numel()
     n_tiles = min(n_assignments, n_experts) + n_assignments // block_t
-    counts = torch.zeros(n_experts, dtype=torch.int32, device=ids.device)
-    cursors = torch.empty_like(counts)
+    cursors = torch.empty(n_experts, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(1 + 3 * n_tiles, dtype=torch.int32, device=ids.device)
     order = torch.empty(n_assignments, dtype=torch.int32, device=ids.device)
+    all_experts = triton.next_power_of_2(n_experts)
+    if n_assignments <= n_few:
+        order_kernel[(1,)](
+            ids,
+            cursors,
+            order,
+            tiles,
+            n_assignments,
+            n_experts,
+            BLOCK_T=block_t,
+            EXPERTS=all_experts,
+            BLOCK=triton.next_power_of_2(n_assignments),
+            num_warps=8,
+        )
+        return order, tiles, n_tiles
+    counts = torch.zeros_like(cursors)
     grid = (triton.cdiv(n_assignments, ASSIGNMENTS),)
     count_kernel[grid](ids, counts, n_assignments, BLOCK=ASSIGNMENTS)
     plan_kernel[(1,)](
@@ -265,7 +329,7 @@ def _in_order(ids: Tensor, n_experts: int, block_t: int) -> tuple[Tensor, Tensor
         tiles,
         n_experts,
         BLOCK_T=block_t,
-        EXPERTS=triton.next_power_of_2(n_experts),
+        EXPERTS=all_experts,
         num_warps=8,
     )
     place_kernel[grid](ids, cursors, order, n_assignments, BLOCK=ASSIGNMENTS)
