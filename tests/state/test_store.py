@@ -1,6 +1,7 @@
 """Facts about a store that nothing goes wrong with."""
 
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -569,6 +570,22 @@ def test_an_image_larger_than_memory_is_refused_there_and_taken_on_disk(tmp_path
             put(store, "a", 1, durability=MEMORY)
         assert store.handles("t") == []
         put(store, "a", 1)
+        assert same(store.load("t", "a").image, an_image(1))
+
+
+def test_a_state_that_has_no_room_in_memory_is_shared_while_somebody_holds_it(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path, limits=StoreLimits(host_bytes=0)) as store:
+        put(store, "a", 1)
+        store.fork("t", "a", ["b"], keys=[RandomKey(7, 0)])
+        held = store.load("t", "a").image
+        assert store.load("t", "b").image.record is held.record
+        assert store.stat().host.n_bytes == 0
+        of_record = weakref.ref(held.record)
+        del held
+        assert of_record() is None
+        assert store._shelf.host._alive == {}
         assert same(store.load("t", "a").image, an_image(1))
 
 

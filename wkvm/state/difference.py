@@ -16,7 +16,7 @@ from wkvm.state.folding import Fold, folded
 from wkvm.state.histories import without_guest
 from wkvm.state.image import StateImage
 
-DOUBLES_AT_ONCE = 2**20
+DOUBLES_AT_ONCE = 2**18
 """Elements of pages that are compared at a time."""
 
 

@@ -1,12 +1,20 @@
 """The tier in host memory: images by the uid of their payload, up to so many bytes.
 
 What is nowhere else stays until it is; of the rest the one that was used longest ago goes first.
+What somebody else holds anyhow, a turn that began from it for instance, is found here as well and
+costs nothing: so many turns from one version share one copy, also of a state that has no room here.
 """
 
 import threading
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from torch import Tensor
+
+from wkvm.core.layout import StateLayout
+from wkvm.core.registry import Carried, Identity
 from wkvm.state.image import StateImage
 
 
@@ -14,6 +22,16 @@ from wkvm.state.image import StateImage
 class _Held:
     image: StateImage
     is_only_copy: bool
+
+
+class _Alive(NamedTuple):
+    """An image that somebody may hold, but for its record: that is looked for."""
+
+    identity: Identity
+    layout: StateLayout
+    carried: Carried
+    token_ids: bytes
+    record: "weakref.ref[Tensor]"
 
 
 class HostTier:
@@ -26,6 +44,7 @@ class HostTier:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = OrderedDict[str, _Held]()
+        self._alive = dict[str, _Alive]()
         self._n_bytes = 0
         self._lock = threading.Lock()
 
@@ -40,11 +59,11 @@ class HostTier:
         return len(self._held)
 
     def get(self, payload: str) -> StateImage | None:
-        """The image of a payload, which becomes the one used last; None if it is not held."""
+        """The image of a payload, which becomes the one used last; None if nobody holds it."""
         with self._lock:
             held = self._held.get(payload)
             if held is None:
-                return None
+                return self._elsewhere(payload)
             self._held.move_to_end(payload)
             return held.image
 
@@ -59,6 +78,7 @@ class HostTier:
             False if there is no room: nothing was changed.
         """
         with self._lock:
+            self._note(payload, image)
             held = self._held.get(payload)
             if held is not None:
                 held.is_only_copy = held.is_only_copy and is_only_copy
@@ -90,6 +110,7 @@ class HostTier:
     def drop(self, payload: str) -> None:
         """Nobody needs it any more."""
         with self._lock:
+            self._alive.pop(payload, None)
             if payload in self._held:
                 self._remove(payload)
 
@@ -104,6 +125,36 @@ class HostTier:
         """Of what is nowhere else, the payload that was used longest ago."""
         with self._lock:
             return next((at for at, held in self._held.items() if held.is_only_copy), None)
+
+    def _note(self, payload: str, image: StateImage) -> None:
+        """Find an image from now on for as long as anybody holds its record."""
+        known = self._alive.get(payload)
+        if known is not None and known.record() is not None:
+            return
+
+        def forget(gone: "weakref.ref[Tensor]") -> None:
+            # Whenever the last one lets go of it: no lock may be waited for.
+            one = self._alive.get(payload)
+            if one is not None and one.record is gone:
+                self._alive.pop(payload, None)
+
+        record = weakref.ref(image.record, forget)
+        self._alive[payload] = _Alive(
+            image.identity, image.layout, image.carried, image.token_ids, record
+        )
+
+    def _elsewhere(self, payload: str) -> StateImage | None:
+        alive = self._alive.get(payload)
+        record = None if alive is None else alive.record()
+        if alive is None or record is None:
+            return None
+        return StateImage(
+            identity=alive.identity,
+            layout=alive.layout,
+            carried=alive.carried,
+            token_ids=alive.token_ids,
+            record=record,
+        )
 
     def _remove(self, payload: str) -> None:
         self._n_bytes -= self._held.pop(payload).image.nbytes

@@ -41,6 +41,10 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _N_ATTEMPTS = 2
 """After a failed write the bytes are written once more, to another file."""
 
+PINNED_BYTES = 2**28
+"""Larger records are read into ordinary memory. Torch takes the next power of two of pinned memory
+and gives nothing back, and to pin some GiB takes longer than to copy them once more."""
+
 THREADED_BYTES = 2 * 2**20
 """Files smaller than this are read by the caller's thread alone."""
 
@@ -314,7 +318,8 @@ class Payloads:
 
     def new_record(self, n_bytes: int) -> Tensor:
         """Memory for a record: ``[n_bytes]`` uint8, undefined."""
-        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        is_pinned = self._pinned and n_bytes <= PINNED_BYTES
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=is_pinned)
 
     def _verify_open(self, fd: int, digest: str) -> None:
         header = self._header(fd, digest)

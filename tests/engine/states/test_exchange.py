@@ -17,7 +17,7 @@ from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Ref
 from wkvm.core.request import Status
 from wkvm.core.states import StateInfo
-from wkvm.engine.states import requests
+from wkvm.engine.states import sizes
 
 pytestmark = pytest.mark.usefixtures("either_kind")
 
@@ -114,7 +114,7 @@ async def test_a_state_that_may_become_too_large_to_go_out_with_its_request_is_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path / "a") as rig:
-        monkeypatch.setattr(requests, "MAX_INLINE_BYTES", rig.loop.layout.image_bytes(64))
+        monkeypatch.setattr(sizes, "MAX_INLINE_BYTES", rig.loop.layout.image_bytes(64))
         _, end = await rig.turn(PROMPT, returns_state=True, max_tokens=61)
         assert end.error is None
         _, end = await rig.turn(PROMPT, returns_state=True, max_tokens=62)

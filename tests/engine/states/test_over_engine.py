@@ -12,6 +12,7 @@ from wkvm.core.errors import StateMismatchError
 from wkvm.core.registry import Provenance, Ref
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
+from wkvm.engine.states import books
 
 pytestmark = pytest.mark.usefixtures("either_kind")
 
@@ -102,6 +103,18 @@ async def test_a_long_prompt_leaves_checkpoints(tmp_path: Path) -> None:
         more, _ = await rig.turn((8,), state="long", max_tokens=2)
     assert (info.version.n_computed, info.version.n_pending) == (256, 0)
     assert more == fake_continuation((*prompt[:256], 8), 2)
+
+
+async def test_of_checkpoints_that_take_too_much_the_last_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path / "s") as rig:
+        layout = rig.loop.layout
+        two = layout.image_bytes(192) + layout.image_bytes(256)
+        for limit, kept in ((two, [192, 256]), (two - 1, [256]), (1, [256])):
+            monkeypatch.setattr(books, "MAX_CHECKPOINT_BYTES", limit)
+            await rig.service.create(TENANT, f"{limit}", list(range(60)) * 5, checkpoint_every=64)
+            assert rig.store.checkpoints(TENANT, f"{limit}") == [*kept, 299]
 
 
 async def test_what_was_created_goes_on_by_itself(tmp_path: Path) -> None:

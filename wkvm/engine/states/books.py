@@ -5,18 +5,21 @@ import logging
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from wkvm.core.errors import StateNotFoundError, StepFailedError, StoreFailedError, WkvmError
 from wkvm.core.request import EndEvent, Event, SavedEvent, Status, TokensEvent
+from wkvm.core.start import Saved
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.endings import Endings
 from wkvm.engine.states.gate import Gate
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.memories import Past, Pasts
 from wkvm.engine.states.runs import Runs
+from wkvm.engine.states.sizes import max_start_bytes
 from wkvm.engine.states.tellings import again, end_event, failure, start_end
-from wkvm.engine.states.turns import Phase, Turn
+from wkvm.engine.states.turns import Origin, Phase, Turn
 
 T = TypeVar("T")
 
@@ -27,6 +30,9 @@ EXTRA_STARTS = 32
 
 MAX_CHECKPOINTS = 32
 """Of one turn; the newest are kept. Each holds a state in host memory until the turn ends."""
+
+MAX_CHECKPOINT_BYTES = 2**30
+"""Of all of them, where that is less: one at least is kept."""
 
 
 class Books:
@@ -46,7 +52,7 @@ class Books:
         self._pasts = Pasts()
         self.runs = Runs(loop)
         self.max_starts = loop.info.n_slots + EXTRA_STARTS
-        self._gate = Gate(self.max_starts)
+        self._gate = Gate(self.max_starts, max_start_bytes(loop))
         self._endings = Endings(backing, self.runs)
         self._due = list[tuple[Turn, int, int]]()
         self._noted: Sequence[int] = ()
@@ -147,7 +153,7 @@ class Books:
         if event.is_checkpoint:
             if event.saved is not None:
                 turn.checkpoints.append((turn.origin, event.saved))
-                del turn.checkpoints[:-MAX_CHECKPOINTS]
+                _thin(turn.checkpoints)
             return
         waiting, turn.snapshots = turn.snapshots, []
         for one in waiting:
@@ -221,8 +227,8 @@ class Books:
         if turn.ids:
             return event
         turn.move(Phase.OVER)
-        if turn.is_inside:
-            self._gate.leave(turn.spec.tenant)
+        if turn.place is not None:
+            self._gate.leave(turn.spec.tenant, turn.place)
         use = turn.use
         self._backing.touch(turn.spec.tenant, use.save_as, use.state and use.state.name)
         for copied in turn.snapshots:
@@ -258,6 +264,14 @@ class Books:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _thin(checkpoints: list[tuple[Origin | None, Saved]]) -> None:
+    """Let the oldest checkpoints go that are too many, or with which they take too much."""
+    del checkpoints[:-MAX_CHECKPOINTS]
+    sizes = [len(saved.record) for _, saved in reversed(checkpoints)]
+    n_kept = sum(total <= MAX_CHECKPOINT_BYTES for total in accumulate(sizes))
+    del checkpoints[: -max(n_kept, 1)]
 
 
 def _ignore(events: list[Event]) -> None:

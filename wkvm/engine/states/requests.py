@@ -30,9 +30,9 @@ from wkvm.engine.states.books import Books, logger
 from wkvm.engine.states.endings import n_kept
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.origins import is_at_hand, is_fork, load_origin, start_of, untouched
+from wkvm.engine.states.sizes import check_returned, place_of
 from wkvm.engine.states.tellings import again, end_event, failure, is_same, parked_end
 from wkvm.engine.states.turns import Phase, Turn
-from wkvm.state.exchange import MAX_INLINE_BYTES
 
 MAX_LOADING = 1024
 """Turns of a tenant whose starts are being loaded."""
@@ -182,8 +182,9 @@ class Requests(Books):
         if turn.use.state is None and turn.use.inline is None:
             return
         async with asyncio.timeout(turn.spec.timeout_s):
-            await self._gate.enter(turn.spec.tenant)
-        turn.is_inside = True
+            place = await place_of(self._backing, turn)
+            await self._gate.enter(turn.spec.tenant, place)
+        turn.place = place
 
     def _tell_done(self, turn: Turn, outputs: "array[int]", end: EndEvent) -> None:
         """Tell a turn that was run and committed before this process began."""
@@ -207,22 +208,8 @@ class Requests(Books):
             event = end_event(turn, ids[0], Status.LENGTH, self._backing.clock(), saved=saved)
             turn.task = self._spawn(self._end(turn, event))
             return
-        self._check_returned(turn, len(fed))
+        check_returned(turn, len(fed), self._backing.layout, self._loop.info.max_model_len)
         self._submit(turn, ids)
-
-    def _check_returned(self, turn: Turn, n_fed: int) -> None:
-        """Check that a state that is to go out with the end of a turn will not be too large."""
-        layout, most = self._backing.layout, self._loop.info.max_model_len
-        if not turn.use.returns_state or layout.guest is None:
-            return
-        n_tokens = turn.n_start + n_fed + turn.spec.params.max_tokens
-        n_bytes = layout.image_bytes(n_tokens if most is None else min(n_tokens, most))
-        if n_bytes > MAX_INLINE_BYTES:
-            raise InvalidParameterError(
-                "want_inline",
-                f"the state may have {n_bytes:,} bytes by its end, and the limit is "
-                f"{MAX_INLINE_BYTES:,}; save it under a name and export that",
-            )
 
     def _submit(self, turn: Turn, ids: tuple[int, ...]) -> None:
         """Hand a turn, or what is left of it, to the engine."""

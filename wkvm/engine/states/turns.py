@@ -9,6 +9,7 @@ from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.request import EndEvent, RequestSpec
 from wkvm.core.start import Saved
 from wkvm.core.states import StateUse
+from wkvm.engine.states.gate import Place
 from wkvm.state.image import StateImage
 
 
@@ -70,7 +71,7 @@ class Turn:
         task: what loads its start, or commits its end.
         credit: what was granted since it came.
         held: whether it is held.
-        is_inside: it has a place among those that may have loaded their starts.
+        place: that it has among those that may have loaded their starts.
         is_detached: nobody listens: no credit is asked of it, and no hold applies.
         is_cancelled: nobody wants it any more, and nothing of it is to be kept.
         is_interrupted: it ends where it is, and is committed nevertheless.
@@ -99,7 +100,7 @@ class Turn:
     task: asyncio.Task[None] | None = None
     credit: int = 0
     held: bool = False
-    is_inside: bool = False
+    place: Place | None = None
     is_detached: bool = False
     is_cancelled: bool = False
     is_interrupted: bool = False
