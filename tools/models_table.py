@@ -26,8 +26,19 @@ A *family* is a kind of recurrence: what a state's record has of it is of a fixe
 layers keep something of every token as well, their *guest*, in pages of a pool.
 
 Whatever a configuration says that would change what is computed is honoured, or the model is
-refused with an error that names it. Missing, unknown and misshapen weights are named too. Weights
-that are pickled (`pytorch_model.bin`) are not read: convert them to safetensors.
+refused with an error that names it. Missing, unknown and misshapen weights are named too.
+
+Pickled weights (`pytorch_model.bin`, as the Mamba-2 models of state-spaces have) are not read.
+This, in their folder, converts them, and runs nothing that may be in them:
+
+```python
+import torch
+from safetensors.torch import save_file
+
+weights = torch.load("pytorch_model.bin", weights_only=True, map_location="cpu")
+weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+save_file(weights, "model.safetensors", metadata={"format": "pt"})
+```
 
 """
 
