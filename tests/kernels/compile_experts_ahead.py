@@ -50,7 +50,9 @@ def compiled(kernel: Any, weight: str = "bf16", **constants: Any) -> str:
     return kernel.__name__ if code.asm["cubin"] else ""
 
 
-def of_router(groups: int, chosen_groups: int, each: int, chosen: int, *, sigmoid: bool) -> str:
+def of_router(
+    groups: int, chosen_groups: int, each: int, chosen: int, *, sigmoid: bool, shared: str
+) -> str:
     """The one that chooses, for such experts."""
     return compiled(
         routing.route_kernel,
@@ -60,9 +62,10 @@ def of_router(groups: int, chosen_groups: int, each: int, chosen: int, *, sigmoi
         CHOSEN=chosen,
         SIGMOID=sigmoid,
         RENORMALISED=True,
+        SHARED=shared,
         BLOCK_G=triton.next_power_of_2(groups),
         BLOCK_E=triton.next_power_of_2(each),
-        BLOCK_K=triton.next_power_of_2(chosen),
+        BLOCK_K=triton.next_power_of_2(chosen + (shared != "none")),
     )
 
 
@@ -86,9 +89,9 @@ def main() -> None:
             for weight in ("bf16", "fp8e4nv", "i8")
             for is_first in (True, False)
         ),
-        of_router(1, 1, 512, 10, sigmoid=False),
-        of_router(1, 1, 256, 8, sigmoid=True),
-        of_router(8, 4, 32, 8, sigmoid=True),
+        of_router(1, 1, 512, 10, sigmoid=False, shared="gated"),
+        of_router(1, 1, 256, 8, sigmoid=True, shared="whole"),
+        of_router(8, 4, 32, 8, sigmoid=True, shared="none"),
         compiled(routing.open_gate_kernel, BLOCK=1024),
         compiled(routing.add_shared_kernel, HAS_GATE=True, BLOCK=1024),
     ]

@@ -8,6 +8,7 @@ from torch.nn.functional import silu
 from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from wkvm.kernels import reference
 from wkvm.kernels.reference.experts import ExpertActivation
+from wkvm.kernels.reference.routing import Shared
 from wkvm.kernels.weight import Weight, quantised
 
 
@@ -112,20 +113,30 @@ if INTERPRETED or torch.cuda.is_available():
 
     @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("is_renormalised", [True, False])
-    @pytest.mark.parametrize(("n_experts", "n_chosen"), [(6, 2), (64, 10), (3, 3)])
+    @pytest.mark.parametrize(
+        ("n_experts", "n_chosen", "shared"), [(6, 2, "none"), (64, 10, "gated"), (3, 3, "whole")]
+    )
     def test_softmax_chooses_as_the_plain_function(
-        device: str, n_experts: int, n_chosen: int, is_renormalised: bool
+        device: str, n_experts: int, n_chosen: int, shared: Shared, is_renormalised: bool
     ) -> None:
-        logits = drawn(3, n_experts, device=device)
-        found = routing.route_softmax(logits, n_chosen, is_renormalised=is_renormalised)
-        wanted = reference.route_softmax(logits, n_chosen, is_renormalised=is_renormalised)
-        assert (by_expert(found, n_experts) - by_expert(wanted, n_experts)).abs().max() < 1e-6
+        logits = drawn(3, n_experts + (shared == "gated"), device=device)
+        found, wanted = (
+            kernels.route_softmax(logits, n_chosen, is_renormalised=is_renormalised, shared=shared)
+            for kernels in (routing, reference)
+        )
+        n_all = n_experts + 1
+        assert (by_expert(found, n_all) - by_expert(wanted, n_all)).abs().max() < 1e-6
 
     @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("is_renormalised", [True, False])
     @pytest.mark.parametrize(
-        ("n_experts", "n_chosen", "n_groups", "n_chosen_groups"),
-        [(12, 3, 1, 1), (12, 3, 4, 2), (15, 4, 3, 1), (40, 5, 5, 3)],
+        ("n_experts", "n_chosen", "n_groups", "n_chosen_groups", "shared"),
+        [
+            (12, 3, 1, 1, "none"),
+            (12, 3, 4, 2, "whole"),
+            (15, 4, 3, 1, "gated"),
+            (40, 5, 5, 3, "none"),
+        ],
     )
     def test_sigmoids_choose_as_the_plain_function(
         device: str,
@@ -133,9 +144,11 @@ if INTERPRETED or torch.cuda.is_available():
         n_chosen: int,
         n_groups: int,
         n_chosen_groups: int,
+        shared: Shared,
         is_renormalised: bool,
     ) -> None:
-        logits, bias = drawn(4, n_experts, device=device), drawn(n_experts, device=device)
+        logits = drawn(4, n_experts + (shared == "gated"), device=device)
+        bias = drawn(n_experts, device=device)
         found, wanted = (
             by_expert(
                 kernels.route_sigmoid(
@@ -146,8 +159,9 @@ if INTERPRETED or torch.cuda.is_available():
                     n_chosen_groups=n_chosen_groups,
                     is_renormalised=is_renormalised,
                     scale=2.5,
+                    shared=shared,
                 ),
-                n_experts,
+                n_experts + 1,
             )
             for kernels in (routing, reference)
         )

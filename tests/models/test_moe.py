@@ -1,11 +1,14 @@
 """Mixtures of experts against loops over tokens in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from wkvm.kernels import cpu
 from wkvm.kernels.linear import linear
+from wkvm.kernels.reference.routing import Shared
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.weight import Weight
 from wkvm.models.parts.mlp import ACTIVATIONS, Mlp, gated, squared_relu
@@ -70,6 +73,22 @@ def test_sigmoid_scores_are_chosen_with_a_bias_and_within_groups(
         if is_renormalised:
             expected = expected / expected.sum()
         assert (weights - 2.5 * expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("shared", ["whole", "gated"])
+def test_a_shared_expert_is_a_last_choice_of_all_tokens(shared: Shared) -> None:
+    has_gate = shared == "gated"
+    weight, x = normal(E + has_gate, C), normal(T, C)
+    routed = sigmoid_router(1, 1, True)
+    soft = SoftmaxRouter(weight=weight[:E], n_chosen=K, is_renormalised=True)
+    for alone in (replace(routed, weight=weight[:E]), soft):
+        shares, ids = replace(alone, weight=weight, shared=shared)(x, cpu)
+        found_shares, found_ids = alone(x, cpu)
+        assert torch.equal(ids[:, :K], found_ids)
+        assert (shares[:, :K] - found_shares).abs().max() < 1e-6
+        assert ids[:, K].eq(E).all()
+        expected = (x @ weight[-1]).sigmoid() if has_gate else torch.ones(T)
+        assert (shares[:, K] - expected).abs().max() < 1e-6
 
 
 def mlp(width: int) -> Mlp:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from wkvm.kernels.reference.experts import ExpertActivation
+from wkvm.kernels.reference.routing import Shared
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.weight import Weight
 
@@ -117,7 +118,7 @@ class Kernels(Protocol):
         ...
 
     def route_softmax(
-        self, logits: Tensor, n_chosen: int, *, is_renormalised: bool
+        self, logits: Tensor, n_chosen: int, *, is_renormalised: bool, shared: Shared = "none"
     ) -> tuple[Tensor, Tensor]:
         """Experts by their probabilities."""
         ...
@@ -132,6 +133,7 @@ class Kernels(Protocol):
         n_chosen_groups: int,
         is_renormalised: bool,
         scale: float,
+        shared: Shared = "none",
     ) -> tuple[Tensor, Tensor]:
         """Experts by scores of their own, with a bias, within groups."""
         ...

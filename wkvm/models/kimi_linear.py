@@ -1,6 +1,6 @@
 """Kimi-Linear, as its authors publish it and as transformers stores it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -120,13 +120,15 @@ class KimiLinear:
             f"{name}.gate.weight": (n_experts, C),
             f"{name}.gate.e_score_correction_bias": (n_experts,),
         }
+        n_shared = config.num_shared_experts
+        shared = mlp_weights(f"{name}.shared_experts", C, inner * n_shared) if n_shared else {}
+        # As they are taken: what goes in of all of them, then what comes out.
         for parts in _experts(name, n_experts, "w1", "w3"):
             weights |= dict.fromkeys(parts, (inner, C))
+        weights |= dict(list(shared.items())[:-1])
         for parts in _experts(name, n_experts, "w2"):
             weights |= dict.fromkeys(parts, (C, inner))
-        if config.num_shared_experts:
-            shared = f"{name}.shared_experts"
-            weights |= mlp_weights(shared, C, inner * config.num_shared_experts)
+        weights |= dict(list(shared.items())[-1:])
         return weights
 
     def is_unused(self, name: str) -> bool:
@@ -242,6 +244,9 @@ class KimiLinear:
         if self.shape.feed_forwards[index] == DENSE:
             return gated_mlp(parameters, kernels, f"{layer}.{self.dense_names[index]}")
         config, name = self.shape.config, f"{layer}.block_sparse_moe"
+        # A shared expert of the shape of the others is one more of them, which all tokens choose.
+        is_one_more = config.num_shared_experts == 1
+        shared = f"{name}.shared_experts"
         router = SigmoidRouter(
             weight=parameters.exact(f"{name}.gate.weight"),
             bias=parameters.exact(f"{name}.gate.e_score_correction_bias"),
@@ -250,17 +255,21 @@ class KimiLinear:
             n_chosen_groups=config.topk_group,
             is_renormalised=config.moe_renormalize,
             scale=config.routed_scaling_factor,
+            shared="whole" if is_one_more else "none",
         )
-        first = parameters.experts(_experts(name, config.num_experts, "w1", "w3"))
-        second = parameters.experts(_experts(name, config.num_experts, "w2"))
-        has_shared = bool(config.num_shared_experts)
+        first = _experts(name, config.num_experts, "w1", "w3")
+        second = _experts(name, config.num_experts, "w2")
+        if is_one_more:
+            first.append((f"{shared}.gate_proj.weight", f"{shared}.up_proj.weight"))
+            second.append((f"{shared}.down_proj.weight",))
+        has_others = bool(config.num_shared_experts) and not is_one_more
         return Moe(
             kernels=kernels,
             router=router,
-            first=first,
-            second=second,
+            first=parameters.experts(first),
+            second=parameters.experts(second),
             activation="swiglu",
-            shared=gated_mlp(parameters, kernels, f"{name}.shared_experts") if has_shared else None,
+            shared=gated_mlp(parameters, kernels, shared) if has_others else None,
         )
 
 
@@ -280,7 +289,7 @@ def read(checkpoint: Checkpoint) -> KimiLinear:
     return KimiLinear(shape, dense_names)
 
 
-def _experts(name: str, n_experts: int, *parts: str) -> Sequence[tuple[str, ...]]:
+def _experts(name: str, n_experts: int, *parts: str) -> list[tuple[str, ...]]:
     return [
         tuple(f"{name}.experts.{expert}.{part}.weight" for part in parts)
         for expert in range(n_experts)

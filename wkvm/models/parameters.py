@@ -138,24 +138,28 @@ class Parameters:
         bias = self.vector(*biases, scales=bias_scales) if biases else None
         return self.products.linear(weight, bias)
 
-    def experts(self, names: Sequence[tuple[str, ...]]) -> Weight:
+    def experts(self, names: Sequence[tuple[str, ...]], n_experts: int | None = None) -> Weight:
         """Matrices of one shape on top of each other, ``[E, out, in]``, held as the model's are.
 
         Each is quantised by itself as it arrives, so that they are never held twice.
 
         Args:
             names: for each expert its tensors, whose outputs become those of its matrix in order;
-                or a single name, of a tensor that is such a stack or its only matrix.
+                or a single name, of a tensor that is the matrices of several experts.
+            n_experts: E; None for as many as names, or as a tensor has that is the only one.
         """
-        first = names[0]
-        if len(names) == 1 and len(first) == 1:
-            stored = self.stored(first[0])
-            stack = stored if stored.dim() == 3 else stored.unsqueeze(0)
-            matrices: Iterable[Tensor] = (self._counted(one.to(self.dtype)) for one in stack)
-            n_matrices = len(stack)
-        else:
-            matrices, n_matrices = (self.matrix(*parts) for parts in names), len(names)
-        return _stacked(map(self.products.held, matrices), n_matrices)
+        if n_experts is None and len(names) == 1 and len(names[0]) == 1:
+            only = self._each(names[0])
+            return _stacked(map(self.products.held, only), len(only))
+        matrices = (matrix for parts in names for matrix in self._each(parts))
+        return _stacked(map(self.products.held, matrices), n_experts or len(names))
+
+    def _each(self, parts: tuple[str, ...]) -> Sequence[Tensor]:
+        """The matrix that is made of some tensors, or those that are in one."""
+        if len(parts) != 1:
+            return [self.matrix(*parts)]
+        stored = self._counted(self.stored(*parts).to(self.dtype))
+        return [stored.contiguous()] if stored.dim() == 2 else stored.unbind()
 
     def head(self, table: Tensor, name: str | None) -> Head:
         """The product with the output matrix ``name``; with the embedding for None, if tied."""
@@ -176,6 +180,7 @@ def scaled(weight: Tensor, scale: Scale) -> Tensor:
 
 def _stacked(matrices: Iterable[Weight], n_matrices: int) -> Weight:
     stack: Weight | None = None
+    index = -1
     for index, matrix in enumerate(matrices):
         if stack is None:
             values = matrix.values.new_empty(n_matrices, *matrix.values.shape)
@@ -186,8 +191,8 @@ def _stacked(matrices: Iterable[Weight], n_matrices: int) -> Weight:
         stack.values[index] = matrix.values
         if stack.scales is not None and matrix.scales is not None:
             stack.scales[index] = matrix.scales
-    if stack is None:
-        raise ValueError("a stack of no matrices")
+    if stack is None or index + 1 != n_matrices:
+        raise ValueError(f"a stack of {n_matrices} matrices was promised")
     return stack
 
 

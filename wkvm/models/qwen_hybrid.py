@@ -298,18 +298,24 @@ class QwenHybrid:
 def expert_weights(name: str, config: Config, are_stacked: bool) -> Weights:
     """Of a layer with experts."""
     C, E, inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
-    weights: Weights = {f"{name}.gate.weight": (E, C)}
+    weights: Weights = {
+        f"{name}.gate.weight": (E, C),
+        f"{name}.shared_expert_gate.weight": (1, C),
+    }
+    shared = mlp_weights(f"{name}.shared_expert", C, config.shared_expert_intermediate_size)
+    each = [mlp_weights(f"{name}.experts.{expert}", C, inner) for expert in range(E)]
     if are_stacked:
-        weights[f"{name}.experts.gate_up_proj"] = (E, 2 * inner, C)
-        weights[f"{name}.experts.down_proj"] = (E, C, inner)
-    else:
-        each = [mlp_weights(f"{name}.experts.{expert}", C, inner) for expert in range(E)]
-        for expert in each:
-            weights |= dict(list(expert.items())[:2])
-        for expert in each:
-            weights |= dict(list(expert.items())[2:])
-    weights |= mlp_weights(f"{name}.shared_expert", C, config.shared_expert_intermediate_size)
-    weights[f"{name}.shared_expert_gate.weight"] = (1, C)
+        each = [
+            {
+                f"{name}.experts.gate_up_proj": (E, 2 * inner, C),
+                f"{name}.experts.down_proj": (E, C, inner),
+            }
+        ]
+    # As they are taken: what goes in of all of them, then what comes out.
+    for one in (*each, shared):
+        weights |= dict(list(one.items())[:-1])
+    for one in (*each, shared):
+        weights |= dict(list(one.items())[-1:])
     return weights
 
 
@@ -317,28 +323,35 @@ def experts(
     parameters: Parameters, kernels: Kernels, name: str, config: Config, are_stacked: bool
 ) -> Moe:
     """Such a layer."""
+    # A shared expert of the shape of the others is one more of them, which all tokens choose.
+    is_one_more = config.shared_expert_intermediate_size == config.moe_intermediate_size
+    gates = (f"{name}.gate.weight", f"{name}.shared_expert_gate.weight")
     router = SoftmaxRouter(
-        weight=parameters.matrix(f"{name}.gate.weight"),
+        weight=parameters.matrix(*(gates if is_one_more else gates[:1])),
         n_chosen=config.num_experts_per_tok,
         is_renormalised=config.norm_topk_prob,
+        shared="gated" if is_one_more else "none",
     )
+    shared = f"{name}.shared_expert"
+    each = [f"{name}.experts.{expert}" for expert in range(config.num_experts)]
+    alone = [shared] if is_one_more else []
+    n_experts = len(each) + len(alone)
+    first, second = list[tuple[str, ...]](), list[tuple[str, ...]]()
     if are_stacked:
-        first = parameters.experts([(f"{name}.experts.gate_up_proj",)])
-        second = parameters.experts([(f"{name}.experts.down_proj",)])
-    else:
-        each = [f"{name}.experts.{expert}" for expert in range(config.num_experts)]
-        first = parameters.experts(
-            [(f"{one}.gate_proj.weight", f"{one}.up_proj.weight") for one in each]
-        )
-        second = parameters.experts([(f"{one}.down_proj.weight",) for one in each])
+        first.append((f"{name}.experts.gate_up_proj",))
+        second.append((f"{name}.experts.down_proj",))
+        each = []
+    for one in each + alone:
+        first.append((f"{one}.gate_proj.weight", f"{one}.up_proj.weight"))
+        second.append((f"{one}.down_proj.weight",))
     return Moe(
         kernels=kernels,
         router=router,
-        first=first,
-        second=second,
+        first=parameters.experts(first, n_experts),
+        second=parameters.experts(second, n_experts),
         activation="swiglu",
-        shared=gated_mlp(parameters, kernels, f"{name}.shared_expert"),
-        shared_gate=parameters.linear(f"{name}.shared_expert_gate.weight"),
+        shared=None if is_one_more else gated_mlp(parameters, kernels, shared),
+        shared_gate=None if is_one_more else parameters.linear(gates[1]),
     )
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.gpu.norms import strides_of
+from wkvm.kernels.reference.routing import Shared
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,6 +28,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
     CHOSEN: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALISED: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -76,10 +78,19 @@ def route_kernel(  # type: ignore[no-untyped-def]
         choice = tl.where(is_winner, float("-inf"), choice)
     if RENORMALISED:
         share = share / (tl.sum(share, 0) + 1e-20)
-    is_chosen = places_of_chosen < CHOSEN
-    at = token * CHOSEN + places_of_chosen
+    share *= scale
     chosen = tl.minimum(chosen, GROUPS * EACH - 1)
-    tl.store(shares + at, share * scale, mask=is_chosen)
+    n_choices: tl.constexpr = CHOSEN if SHARED == "none" else CHOSEN + 1
+    if SHARED != "none":
+        of_shared = 1.0
+        if SHARED == "gated":
+            gate = tl.load(logits + token * stride + GROUPS * EACH).to(tl.float32)
+            of_shared = tl.sigmoid(gate)
+        share = tl.where(places_of_chosen == CHOSEN, of_shared, share)
+        chosen = tl.where(places_of_chosen == CHOSEN, GROUPS * EACH, chosen)
+    is_chosen = places_of_chosen < n_choices
+    at = token * n_choices + places_of_chosen
+    tl.store(shares + at, share, mask=is_chosen)
     tl.store(ids + at, chosen.to(tl.int64), mask=is_chosen)
 
 
@@ -123,9 +134,11 @@ def add_shared_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + token * C + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def route_softmax(logits: Tensor, n_chosen: int, *, is_renormalised: bool) -> tuple[Tensor, Tensor]:
+def route_softmax(
+    logits: Tensor, n_chosen: int, *, is_renormalised: bool, shared: Shared = "none"
+) -> tuple[Tensor, Tensor]:
     """``reference.route_softmax``."""
-    return _route(logits, None, n_chosen, 1, 1, is_renormalised, 1.0)
+    return _route(logits, None, n_chosen, 1, 1, is_renormalised, 1.0, shared)
 
 
 def route_sigmoid(
@@ -137,9 +150,11 @@ def route_sigmoid(
     n_chosen_groups: int,
     is_renormalised: bool,
     scale: float,
+    shared: Shared = "none",
 ) -> tuple[Tensor, Tensor]:
     """``reference.route_sigmoid``."""
-    return _route(logits, bias, n_chosen, n_groups, n_chosen_groups, is_renormalised, scale)
+    groups = (n_groups, n_chosen_groups)
+    return _route(logits, bias, n_chosen, *groups, is_renormalised, scale, shared)
 
 
 def _route(
@@ -150,10 +165,13 @@ def _route(
     n_chosen_groups: int,
     is_renormalised: bool,
     scale: float,
+    shared: Shared,
 ) -> tuple[Tensor, Tensor]:
-    T, E = logits.shape
-    shares = torch.empty(T, n_chosen, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(T, n_chosen, dtype=torch.int64, device=logits.device)
+    T = logits.shape[0]
+    E = logits.shape[1] - (shared == "gated")
+    n_choices = n_chosen + (shared != "none")
+    shares = torch.empty(T, n_choices, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(T, n_choices, dtype=torch.int64, device=logits.device)
     route_kernel[(T,)](
         logits,
         logits if bias is None else bias,
@@ -167,9 +185,10 @@ def _route(
         CHOSEN=n_chosen,
         SIGMOID=bias is not None,
         RENORMALISED=is_renormalised,
+        SHARED=shared,
         BLOCK_G=triton.next_power_of_2(n_groups),
         BLOCK_E=triton.next_power_of_2(E // n_groups),
-        BLOCK_K=triton.next_power_of_2(n_chosen),
+        BLOCK_K=triton.next_power_of_2(n_choices),
         num_warps=1 if E <= 128 else 2,
     )
     return shares, ids

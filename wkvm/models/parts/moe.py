@@ -10,6 +10,7 @@ from torch import Tensor
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.kernels.reference.experts import ExpertActivation
+from wkvm.kernels.reference.routing import Shared
 from wkvm.kernels.weight import Weight
 from wkvm.models.parts.step import Part, Step
 
@@ -22,18 +23,22 @@ class SoftmaxRouter:
     """See ``wkvm.kernels.reference.route_softmax``.
 
     Attributes:
-        weight: ``[E, C]``, of the dtype in which logits are computed.
-        n_chosen, is_renormalised: of the function.
+        weight: ``[E, C]``, or ``[E + 1, C]`` with a gate; of the dtype in which logits are
+            computed.
+        n_chosen, is_renormalised, shared: of the function.
     """
 
     weight: Tensor
     n_chosen: int
     is_renormalised: bool
+    shared: Shared = "none"
 
     def __call__(self, x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """See ``Router``."""
         logits = torch.mm(x.to(self.weight.dtype), self.weight.t())
-        return kernels.route_softmax(logits, self.n_chosen, is_renormalised=self.is_renormalised)
+        return kernels.route_softmax(
+            logits, self.n_chosen, is_renormalised=self.is_renormalised, shared=self.shared
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,8 +46,8 @@ class SigmoidRouter:
     """See ``wkvm.kernels.reference.route_sigmoid``.
 
     Attributes:
-        weight: ``[E, C]`` float32.
-        bias, n_chosen, n_groups, n_chosen_groups, is_renormalised, scale: of the function.
+        weight: ``[E, C]`` float32, or ``[E + 1, C]`` with a gate.
+        bias, n_chosen, n_groups, n_chosen_groups, is_renormalised, scale, shared: of the function.
     """
 
     weight: Tensor
@@ -52,6 +57,7 @@ class SigmoidRouter:
     n_chosen_groups: int
     is_renormalised: bool
     scale: float
+    shared: Shared = "none"
 
     def __call__(self, x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """See ``Router``."""
@@ -63,6 +69,7 @@ class SigmoidRouter:
             n_chosen_groups=self.n_chosen_groups,
             is_renormalised=self.is_renormalised,
             scale=self.scale,
+            shared=self.shared,
         )
 
 
@@ -70,11 +77,13 @@ class SigmoidRouter:
 class Moe:
     """Routed experts, and a shared one that all tokens go through.
 
+    A shared one of the shape of the others is the last of them, and the router's business.
+
     Attributes:
         first: ``[E, F, C]``, or ``[E, F | F, C]`` of gates and ups for ``swiglu``.
         second: ``[E, C, F]``.
         activation: between them.
-        shared: None for none.
+        shared: one that is no such; None for none.
         shared_gate: ``[T, C]`` to ``[T, 1]``: the sigmoid of it weighs the shared one; or None.
         narrow, widen: the width at which routed experts work, there and back; or None. The router
             and the shared one see the token as it is.
