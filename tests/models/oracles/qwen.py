@@ -133,8 +133,13 @@ NEXT = Architecture(
             draw=1,
         ),
         Case(
-            "every other layer has experts, weights not renormalised",
-            _next(decoder_sparse_step=2, norm_topk_prob=False, num_experts_per_tok=2),
+            "every other layer has experts as wide as the shared one, weights not renormalised",
+            _next(
+                decoder_sparse_step=2,
+                norm_topk_prob=False,
+                num_experts_per_tok=2,
+                shared_expert_intermediate_size=9,
+            ),
         ),
         Case("fields as first published", _next(num_key_value_heads=1), as_published),
     ),
@@ -193,7 +198,12 @@ MOE = Architecture(
     "`Qwen3_5MoeForConditionalGeneration` the text part",
     cases=(
         Case("three of seven experts", _experts()),
-        Case("stacked experts, text part of a model with pictures", _experts(), stacked, draw=4),
+        Case(
+            "stacked experts as wide as the shared one, text part of a model with pictures",
+            _experts(shared_expert_intermediate_size=9),
+            stacked,
+            draw=4,
+        ),
         Case(
             "one of five experts, tied",
             _experts(num_experts=5, num_experts_per_tok=1, tie_word_embeddings=True),
