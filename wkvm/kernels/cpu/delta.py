@@ -22,7 +22,7 @@ from wkvm.kernels.rows import Rows
 CHUNK = 64
 """Tokens whose keys meet each other in one triangular system."""
 
-BLOCK = 16
+BLOCK = 8
 """Tokens of a chunk whose decays by channel are made for each pair; other pairs meet halfway."""
 
 
@@ -34,7 +34,8 @@ def gated_delta(
     exact = g.dtype
     n_repeats = v.shape[1] // k.shape[1]
     # [T, Hv, 2, K]: a key and its query are read against the same matrices.
-    pairs = torch.stack((unit(k, exact), unit(q, exact) * k.shape[2] ** -0.5), 2)
+    pairs = unit(torch.stack((k, q), 2), exact)
+    pairs[:, :, 1].mul_(k.shape[2] ** -0.5)
     if n_repeats > 1:
         pairs = pairs.repeat_interleave(n_repeats, 1)
     values, strengths = v.to(exact), beta[:, :, None, None]
@@ -78,7 +79,7 @@ def _token(pair: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> Tenso
     held = torch.bmm(pair, S)
     written = (v.unsqueeze(1) - held[:, :1]).mul_(beta)
     key, query = pair[:, :1], pair[:, 1:]
-    S.baddbmm_(key.transpose(1, 2), written)
+    S.addcmul_(key.transpose(1, 2), written)
     # S^T q of the new S, from that of the old one: the matrices are not read again.
     return torch.addcmul(held[:, 1], (key * query).sum(2), written.squeeze(1))
 
