@@ -12,15 +12,13 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("head_dim", [8, 256 * 1024])
-@torch.inference_mode()
 def test_pages_that_went_down_and_up_have_the_same_bits(head_dim: int) -> None:
     """Pages far smaller than a block, and larger ones."""
     spec = GuestSpec(n_layers=1, n_parts=1, n_heads=1, head_dim=head_dim, dtype="bfloat16")
     pool = GuestPool(spec, 9, 1, "cuda")
     pool.page_bytes.copy_(torch.randint(0, 256, pool.page_bytes.shape, dtype=torch.uint8))
     before = pool.page_bytes.cpu()
-    with torch.inference_mode(mode=False):
-        host = torch.empty(4 * spec.page_bytes, dtype=torch.uint8)
+    host = torch.empty(4 * spec.page_bytes, dtype=torch.uint8)
     mover = PageMover(pool)
     with no_waiting():
         down = mover.down((5, 6, 1, 8), host)

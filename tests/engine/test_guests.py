@@ -90,8 +90,9 @@ def test_forks_of_one_image_share_its_full_pages_and_each_leaves_a_state_of_its_
         RequestSpec(prompt=(at,), params=greedy(30), start=start, save=True) for at in range(8)
     ]
     forks = [driver.begin(spec)[0] for spec in specs]
-    while driver.engine.stats()["n_running"] < 8:
+    for _ in range(4):
         driver.step()
+    assert driver.engine.stats()["n_running"] == 8
     # Two pages for all of them, and for each the one that is not full.
     assert driver.engine.stats()["n_free_pages"] == 16 - 2 - 8
     driver.finish()

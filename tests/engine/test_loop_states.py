@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tests.engine.test_states import greedy, hash_of
+from tests.engine.test_states import greedy, hash_of, start_of, with_guest_on_gpu
 from tests.fakes import FakeModel, fake_continuation, state_of
 from wkvm.core.config import EngineConfig
 from wkvm.core.request import EndEvent, Event, RequestSpec, SavedEvent, Status, TokensEvent
@@ -55,9 +55,9 @@ class Told:
 
 
 @asynccontextmanager
-async def running(n_slots: int) -> AsyncIterator[Told]:
+async def running(n_slots: int, engine: Engine | None = None) -> AsyncIterator[Told]:
     config = EngineConfig(n_slots=n_slots, n_threads=1, poison_freed_slots=True)
-    told = Told(EngineLoop(Engine(FakeModel(), config)))
+    told = Told(EngineLoop(engine or Engine(FakeModel(), config)))
     async with asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(told.loop.run())
         try:
@@ -118,3 +118,20 @@ async def test_ids_that_were_reserved_are_those_of_the_request_and_of_no_other()
         await told.end(reserved)
         await told.end(other)
     assert told.ids[reserved] == fake_continuation(PROMPT, 3)
+
+
+async def test_what_is_late_is_told_though_nothing_else_is_to_be_run() -> None:
+    """A loop that slept until it had something to do would sleep for ever."""
+    prompt = tuple(range(60)) * 3
+    engine = with_guest_on_gpu(n_slots=2).engine
+    async with running(2, engine) as told:
+        (first,) = told.loop.submit(RequestSpec(prompt=prompt, params=greedy(2), save=True))
+        saved = (await told.end(first)).saved
+        assert saved is not None
+        assert hash_of(saved) == state_of(saved.absorbed)
+        start = start_of(saved)
+        (second,) = told.loop.submit(RequestSpec(prompt=(), params=greedy(3), start=start))
+        assert (await told.end(second)).status is Status.LENGTH
+        ids = told.ids[first] + told.ids[second]
+        assert ids == fake_continuation(prompt, 5)
+        assert told.loop.stats()["n_free_pages"] == told.loop.stats()["n_pages"]

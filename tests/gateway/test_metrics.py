@@ -116,6 +116,19 @@ async def test_routers_find_the_load_under_the_names_that_they_know() -> None:
         await stream.completion()
 
 
+async def test_routers_find_pages_where_more_of_them_than_of_the_slots_are_taken() -> None:
+    config = EngineConfig(n_slots=8, guest_tokens=64 * 4)
+    async with gateway_running(engine=Engine(GuestModel(vocab_size=256), config)) as running:
+        client = await running.gateway.engines.client("")
+        stream = await client.generate((5,), max_tokens=99, credit=1, ignore_eos=True)
+        await stream.choices[0].read()
+        values = await values_of(running)
+        assert values['vllm:kv_cache_usage_perc{model_name="fake"}'] == 2 / 4
+        assert (values["wkvm_pages"], values["wkvm_pages_free"]) == (4, 2)
+        stream.cancel()
+        await stream.completion()
+
+
 async def test_every_counter_of_the_engine_is_told() -> None:
     elsewhere = {"n_completed_remembered", "draining", "step_age_us"}
     tables = (metrics._GAUGES, metrics._COUNTERS, metrics._ENDS)

@@ -62,9 +62,11 @@ class Job:
     def run(self, move: Callable[["Job"], None]) -> None:
         """Do it. Never raises."""
         try:
-            move(self)
-            if self.then is not None:
-                self.then()
+            # Whatever mode the tensors are of.
+            with torch.inference_mode():
+                move(self)
+                if self.then is not None:
+                    self.then()
         except BaseException as error:
             logger.exception("%d pages could not be moved", len(self.pages))
             self.error = error

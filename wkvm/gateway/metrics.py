@@ -191,10 +191,12 @@ def _for_routers(counters: Mapping[str, int], model: str) -> Iterable[Metric]:
         return
     n_slots = counters["n_slots"]
     usage = (n_slots - counters["n_free_slots"]) / n_slots if n_slots else 0.0
+    if n_pages := counters.get("n_pages", 0):
+        usage = max(usage, 1 - counters.get("n_free_pages", 0) / n_pages)
     for name, what, value in (
         ("vllm:num_requests_waiting", "wkvm_requests_waiting.", counters["n_queued"]),
         ("vllm:num_requests_running", "wkvm_requests_running.", counters["n_running"]),
-        ("vllm:kv_cache_usage_perc", "Slots in use over all slots, from 0 to 1.", usage),
+        ("vllm:kv_cache_usage_perc", "Slots or pages in use over all, from 0 to 1.", usage),
     ):
         family = GaugeMetricFamily(name, what, labels=["model_name"])
         family.add_metric([model], value)
