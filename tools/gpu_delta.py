@@ -213,7 +213,7 @@ def fla_prompt(
 
 LAUNCHES = [
     delta_decode.Launch(block_v, n_warps)
-    for block_v, n_warps in ((8, 1), (16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4))
+    for block_v, n_warps in ((4, 1), (8, 1), (16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4))
 ]
 
 
@@ -257,16 +257,30 @@ def decode_ways(
     weight = torch.randn(C, 4, dtype=torch.bfloat16, device="cuda")
     windows = torch.randn(len(slots), N_LAYERS, 3, C, dtype=torch.bfloat16, device="cuda")
     rows = Rows.of_decode(slots)
+    A, dt_bias = -torch.ones(shape.Hv, device="cuda"), torch.zeros_like(g[0])
+    arrivals = torch.zeros(32, shape.Hk, dtype=torch.int32, device="cuda")
 
     def ours(launch: delta_decode.Launch | None) -> None:
         for layer in range(N_LAYERS):
             state = states[:, layer]
             delta_decode.gated_delta_decode(q, k, v, g, beta, state, slots, launch=launch)
 
-    def mixed(pdl: bool) -> None:
+    def mixed(pdl: bool, counts: bool) -> None:
         for layer in range(N_LAYERS):
-            window, state = windows[:, layer], states[:, layer]
-            delta_mix(projected, weight, window, g, beta, state, rows, shape.Hk, pdl=pdl)
+            delta_mix(
+                projected,
+                g,
+                beta,
+                weight,
+                windows[:, layer],
+                A,
+                dt_bias,
+                states[:, layer],
+                rows,
+                shape.Hk,
+                arrivals=arrivals if counts else None,
+                pdl=pdl,
+            )
 
     def fla() -> None:
         from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
@@ -290,8 +304,9 @@ def decode_ways(
     return {
         "default": partial(ours, None),
         **named,
-        "with the convolution": partial(mixed, False),
-        "with the convolution, dependent launches": partial(mixed, True),
+        "after gates and convolution": partial(mixed, False, False),
+        "after gates and convolution, dependent launches": partial(mixed, True, False),
+        "with gates and convolution, in one launch if few rows": partial(mixed, False, True),
         "fla by index": fla,
     }
 

@@ -27,7 +27,7 @@ from wkvm.kernels.gpu.paged import Heads
 POINTERS = {
     **dict.fromkeys(("g", "beta", "state", "decays", "key_scores", "weight", "logs"), "fp32"),
     **dict.fromkeys(("parts", "A", "dt_bias", "frequencies"), "fp32"),
-    **dict.fromkeys(("slots", "offsets", "table", "lengths", "positions"), "i32"),
+    **dict.fromkeys(("arrivals", "slots", "offsets", "table", "lengths", "positions"), "i32"),
 }
 NUMBERS = {"scale", "scale_log2", "eps", "scaling", "max_strength"}
 COUNTS = {"n_rows", "n_vectors", "F"}
@@ -72,8 +72,11 @@ def of_the_delta_rule() -> Iterator[tuple[str, int]]:
     scores = {name: value for name, value in sizes.items() if name != "V"}
     yield "scores", compiled_bytes(delta_within.scores_kernel, 4, **scores, **chunks, **narrow)
     for by_channel in (False, True):
-        constants = {**sizes, "GROUP": 1, "BY_KEY": by_channel, "BLOCK_V": 32, "PDL": by_channel}
-        yield "decode", compiled_bytes(delta_decode.delta_decode_kernel, 1, **constants)
+        constants = {**sizes, "GROUP": 1, "BY_KEY": by_channel, "PDL": by_channel}
+        for convolves in (False, True):
+            fused = {"RAW": True, "CONVOLVES": convolves, "W": 4, "BLOCK_V": 8 if convolves else 32}
+            kernel: Any = delta_decode.delta_decode_kernel
+            yield "decode", compiled_bytes(kernel, 1, **constants, **fused)
         constants = {**sizes, **chunks, "BY_CHANNEL": by_channel}
         within: dict[str, Any] = {**constants, **narrow, "BLOCK_V": 128, "OPERAND": tl.bfloat16}
         yield "within", compiled_bytes(delta_within.within_kernel, 8, **within)

@@ -57,7 +57,7 @@ def test_every_kernel_of_mamba_2_compiles_for_sm_90() -> None:
 
 
 def test_every_kernel_of_the_delta_rule_and_of_attention_compiles_for_sm_90() -> None:
-    delta = ["scores", *["decode", "within", "pass"] * 2]
+    delta = ["scores", *["decode", "decode", "within", "pass"] * 2]
     attention = [*["attend-decode", "attend-prefill"] * 2, "add-splits", "write"]
     others = ["norm", "gated-norm", "rotary", "swiglu", "gates"]
     assert compiled("compile_delta_ahead.py") == delta + attention + others

@@ -116,11 +116,26 @@ def test_the_mix_is_the_convolution_and_the_rule(name: str, by_channel: bool) ->
         for shape in ((rows.n_tokens, C + 5), (C, 4), (N_SLOTS, 3, C))
     )
     projected, windows = wider[:, 5:], window.clone()
-    y = cpu.delta_mix(projected, weight, window, *case.inputs[3:], case.state, rows, Hk)
+    decay, strength = case.inputs[3:]
+    A, dt_bias = -torch.rand(Hv, generator=draw).double(), torch.zeros_like(decay[0])
+    y = cpu.delta_mix(
+        projected,
+        decay,
+        strength,
+        weight,
+        window,
+        A,
+        dt_bias,
+        case.state,
+        rows,
+        Hk,
+        max_strength=2.0,
+    )
+    g, beta = reference.delta_gates(decay, strength, A, dt_bias, 2.0)
     convolved = reference.causal_conv(projected.contiguous(), weight, None, windows, rows)
     q, k, v = torch.split(convolved, [Hk * K, Hk * K, Hv * V], dim=1)
     exact = reference.gated_delta(
-        q.view(-1, Hk, K), k.view(-1, Hk, K), v.view(-1, Hv, V), *same.inputs[3:], same.state, rows
+        q.view(-1, Hk, K), k.view(-1, Hk, K), v.view(-1, Hv, V), g, beta, same.state, rows
     )
     torch.testing.assert_close(y, exact, rtol=0, atol=1e-12)
     torch.testing.assert_close(case.records, same.records, rtol=0, atol=1e-12, equal_nan=True)

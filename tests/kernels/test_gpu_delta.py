@@ -185,32 +185,63 @@ def test_whole_chunks_of_half_precision(by_channel: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["decode with pad rows", "prefill"])
-def test_the_convolution_and_the_rule_follow_one_another(name: str, device: str) -> None:
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("decode with pad rows", True), ("decode with pad rows", False), ("prefill", False)],
+)
+def test_convolution_gates_and_rule_follow_one_another(
+    name: str, counts: bool, by_channel: bool, device: str
+) -> None:
     from wkvm.kernels.gpu import delta_mix
 
     rows = rows_of(name, device)
-    shape = Hk, Hv, K, V = SHAPES[0]
-    case = tried(rows, shape, by_channel=False)
+    Hk, Hv, K, V = shape = SHAPES[0]
+    case = tried(rows, shape, by_channel)
     draw = torch.Generator().manual_seed(2)
     C = 2 * Hk * K + Hv * V
-    weight = torch.randn(C, 4, generator=draw).to(device)
-    windows = torch.randn(6, 3, C, generator=draw).to(device)
-    projected = torch.randn(rows.n_tokens, C + 5, generator=draw).to(device)[:, :C]
-    on_host = Rows(rows.slots.cpu(), rows.slot_list, rows.lengths)
-    _, _, _, g, beta = case.inputs
+    weight = torch.randn(C, 4, generator=draw)
+    windows = torch.randn(6, 5, C, generator=draw)
+    projected = torch.randn(rows.n_tokens, C + 5, generator=draw)[:, :C]
+    decay = torch.randn(rows.n_tokens, Hv, K, generator=draw)
+    decay = decay if by_channel else decay[:, :, 0].contiguous()
+    strength = torch.randn(rows.n_tokens, Hv, generator=draw)
+    A, dt_bias = -torch.rand(Hv, generator=draw), torch.randn(decay.shape[1:], generator=draw)
+    exact_windows, exact_states = windows[:, 1:4].double(), case.state.cpu().double()
     exact = reference.delta_mix(
-        projected.cpu().double(),
-        weight.cpu().double(),
-        windows.cpu().double(),
-        g.cpu().double(),
-        beta.cpu().double(),
-        case.state.cpu().double(),
-        on_host,
+        projected.double(),
+        decay.double(),
+        strength.double(),
+        weight.double(),
+        exact_windows,
+        A.double(),
+        dt_bias.double(),
+        exact_states,
+        Rows(rows.slots.cpu(), rows.slot_list, rows.lengths),
         Hk,
+        max_strength=2.0,
     )
-    out = delta_mix(projected, weight, windows, g, beta, case.state, rows, Hk)
+    windows = windows.to(device)
+    arrivals = torch.zeros(4, Hk, dtype=torch.int32, device=device)
+    out = delta_mix(
+        projected.to(device),
+        decay.to(device),
+        strength.to(device),
+        weight.to(device),
+        windows[:, 1:4],
+        A.to(device),
+        dt_bias.to(device),
+        case.state,
+        rows,
+        Hk,
+        max_strength=2.0,
+        arrivals=arrivals if counts else None,
+    )
     assert relative(out, exact) < BARS[torch.float32]
+    live = [slot for slot in rows.host_slots if slot >= 0]
+    assert relative(case.state[live], exact_states[live]) < BARS[torch.float32]
+    assert torch.equal(windows[:, 1:4].cpu().double(), exact_windows)
+    assert not arrivals.any()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

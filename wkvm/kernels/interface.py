@@ -78,13 +78,18 @@ class Kernels(Protocol):
     def delta_mix(
         self,
         projected: Tensor,
+        decay: Tensor,
+        strength: Tensor,
         conv_weight: Tensor,
         conv_state: Tensor,
-        g: Tensor,
-        beta: Tensor,
+        A: Tensor,
+        dt_bias: Tensor,
         state: Tensor,
         rows: Rows,
         n_key_heads: int,
+        *,
+        max_strength: float = 1.0,
+        arrivals: Tensor | None = None,
     ) -> Tensor:
         """A short convolution of queries, keys and values, and the gated delta rule."""
         ...

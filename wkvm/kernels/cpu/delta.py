@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wkvm.kernels.cpu.conv import causal_conv
 from wkvm.kernels.cpu.decays import spans, sums_after
-from wkvm.kernels.reference.delta import heads_of, unit
+from wkvm.kernels.reference.delta import delta_gates, heads_of, unit
 from wkvm.kernels.rows import Rows
 
 CHUNK = 64
@@ -59,15 +59,21 @@ def gated_delta(
 
 def delta_mix(
     projected: Tensor,
+    decay: Tensor,
+    strength: Tensor,
     conv_weight: Tensor,
     conv_state: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
     state: Tensor,
     rows: Rows,
     n_key_heads: int,
+    *,
+    max_strength: float = 1.0,
+    arrivals: Tensor | None = None,
 ) -> Tensor:
-    """See ``reference.delta_mix``."""
+    """See ``reference.delta_mix``. Nothing counts here."""
+    g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
     q, k, v = heads_of(convolved, state, n_key_heads)
     return gated_delta(q, k, v, g, beta, state, rows)

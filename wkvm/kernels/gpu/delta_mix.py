@@ -3,35 +3,43 @@
 from torch import Tensor
 
 from wkvm.kernels.gpu.conv import causal_conv
-from wkvm.kernels.gpu.delta_decode import gated_delta_decode
+from wkvm.kernels.gpu.delta_decode import Convolution, RawGates, delta_step, launch_of
 from wkvm.kernels.gpu.delta_prefill import gated_delta
+from wkvm.kernels.gpu.elementwise import delta_gates
 from wkvm.kernels.reference.delta import heads_of
 from wkvm.kernels.rows import Rows
 
 
 def delta_mix(
     projected: Tensor,
+    decay: Tensor,
+    strength: Tensor,
     conv_weight: Tensor,
     conv_state: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
     state: Tensor,
     rows: Rows,
     n_key_heads: int,
     *,
+    max_strength: float = 1.0,
+    arrivals: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """See ``reference.delta_mix``. Two launches for rows of one token, else three or four.
-
-    Queries and keys of a head are read by all programs of the value heads that it serves, so that
-    none of them could move their window: the convolution is a launch of its own.
+    """See ``reference.delta_mix``. One or two launches for rows of one token, else four or five.
 
     Args:
         pdl: of rows of one token: launched dependently. See ``gated_delta_decode``.
     """
     if not rows.is_decode:
+        g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
         convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
         return gated_delta(*heads_of(convolved, state, n_key_heads), g, beta, state, rows)
+    gates = RawGates(decay, strength, A, dt_bias, max_strength)
+    n_rows = len(rows.lengths)
+    if arrivals is not None and n_rows <= arrivals.shape[0] and launch_of(n_rows).fuses:
+        conv = Convolution(conv_weight, conv_state, arrivals)
+        return delta_step(projected, gates, conv, state, rows.slots, pdl=pdl)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows, pdl=pdl)
     heads = heads_of(convolved, state, n_key_heads)
-    return gated_delta_decode(*heads, g, beta, state, rows.slots, pdl=pdl)
+    return delta_step(heads, gates, None, state, rows.slots, pdl=pdl)

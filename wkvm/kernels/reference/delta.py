@@ -32,8 +32,9 @@ def gated_delta(
         beta: ``[T, Hv]`` float32: how much of what a key held is overwritten, 0 to 1, or to 2
             where a model allows negative eigenvalues.
         state: ``[N, Hv, K, V]`` float32, float16 or bfloat16, any first stride, contiguous within
-            a slot. Slots of ``rows`` are overwritten, rounded once after all tokens of their row;
-            no other slot is read or written.
+            a slot. Slots of ``rows`` are overwritten, and no other is read or written. They are
+            rounded once after all tokens of their row; a GPU rounds them after each 64 tokens (16
+            in float32) too, as if the row were cut there.
         rows: T is its ``n_tokens``.
 
     Returns:
@@ -62,27 +63,37 @@ def gated_delta(
 
 def delta_mix(
     projected: Tensor,
+    decay: Tensor,
+    strength: Tensor,
     conv_weight: Tensor,
     conv_state: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
     state: Tensor,
     rows: Rows,
     n_key_heads: int,
+    *,
+    max_strength: float = 1.0,
+    arrivals: Tensor | None = None,
 ) -> Tensor:
-    """``causal_conv`` of queries, keys and values, and ``gated_delta`` of what comes of it.
+    """``causal_conv`` of queries, keys and values, and ``gated_delta`` by ``delta_gates``.
 
     Args:
         projected: ``[T, Hk K | Hk K | Hv V]``: queries, keys and values of all heads. Any first
             stride.
+        decay, strength, A, dt_bias, max_strength: as in ``delta_gates``.
         conv_weight: ``[Hk K | Hk K | Hv V, W]``, the dtype of ``projected``.
         conv_state: ``[N, W - 1, Hk K | Hk K | Hv V]``, as in ``causal_conv``.
-        g, beta, state, rows: as in ``gated_delta``.
+        state, rows: as in ``gated_delta``.
         n_key_heads: Hk.
+        arrivals: ``[some rows, Hk]`` int32 of zeros, on a GPU, where as many rows of one token can
+            be done in one launch: its programs count in it, and leave zeros. Calls that may run at
+            the same time have each their own.
 
     Returns:
         ``[T, Hv, V]``, the dtype of ``projected``. Zeros for pad rows.
     """
+    g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
     convolved = causal_conv(projected.contiguous(), conv_weight, None, conv_state, rows)
     q, k, v = heads_of(convolved, state, n_key_heads)
     return gated_delta(q, k, v, g, beta, state, rows)

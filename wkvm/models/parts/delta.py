@@ -15,6 +15,9 @@ DELTA, CONV = "gdn.delta", "gdn.conv"
 
 Gate = Literal["silu", "sigmoid", "none"]
 
+COUNTED_ROWS = 32
+"""Rows of a captured step, at most, whose programs count who has read a window."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
@@ -69,6 +72,8 @@ class DeltaMixer:
             may be negative.
         norm_weight: ``[V]`` float32, of the norm of each head's output.
         gate: the activation of the gate, which comes after the norm; ``none`` for no gate.
+        arrivals: ``[B, Hk]`` int32 of zeros, this mixer's own: as in ``delta_mix``. For captured
+            steps alone, which are replayed one after the other; others may run beside them.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464;
     ``Qwen3NextGatedDeltaNet`` of transformers and ``GatedDeltaNet`` of fla for what it leaves open.
@@ -86,6 +91,7 @@ class DeltaMixer:
     norm_eps: float
     gate: Gate
     output: Linear
+    arrivals: Tensor
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
@@ -94,16 +100,19 @@ class DeltaMixer:
         mixed, z, decay, strength = torch.split(
             self.project(x), [sizes.convolved, n_gates, n_heads, n_heads], dim=1
         )
-        g, beta = self.kernels.delta_gates(decay, strength, self.A, self.dt_bias, self.max_strength)
         y = self.kernels.delta_mix(
             mixed,
+            decay,
+            strength,
             self.conv_weight,
             states[CONV][:, self.layer],
-            g,
-            beta,
+            self.A,
+            self.dt_bias,
             states[DELTA][:, self.layer],
             step.rows,
             sizes.n_key_heads,
+            max_strength=self.max_strength,
+            arrivals=self.arrivals if step.rows.slot_list is None else None,
         )
         if self.gate == "none":
             y = self.kernels.rms_norm(y, self.norm_weight, self.norm_eps)

@@ -58,6 +58,7 @@ class KdaMixer:
         norm_weight: ``[K]`` float32, of the norm of each head's output; the sigmoid of the gate
             comes after it.
         output: ``[T, H K]`` to ``[T, C]``.
+        arrivals: ``[B, H]`` int32 of zeros, this mixer's own, as ``DeltaMixer`` has them.
 
     Source: Kimi Team, "Kimi Linear", arXiv:2510.26692; ``KimiLinearDeltaAttention`` of transformers
     for what the paper leaves open.
@@ -75,6 +76,7 @@ class KdaMixer:
     norm_weight: Tensor
     norm_eps: float
     output: Linear
+    arrivals: Tensor
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
@@ -85,16 +87,18 @@ class KdaMixer:
         )
         by_head = (-1, sizes.n_heads, K)
         decay = self.decays(decay).view(by_head)
-        g, beta = self.kernels.delta_gates(decay, strength, self.A, self.dt_bias)
         y = self.kernels.delta_mix(
             mixed,
+            decay,
+            strength,
             self.conv_weight,
             states[CONV][:, self.layer],
-            g,
-            beta,
+            self.A,
+            self.dt_bias,
             states[DELTA][:, self.layer],
             step.rows,
             sizes.n_heads,
+            arrivals=self.arrivals if step.rows.slot_list is None else None,
         )
         y = self.kernels.gated_rms_norm(
             y,
