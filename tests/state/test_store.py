@@ -582,6 +582,11 @@ def test_a_state_that_has_no_room_in_memory_is_shared_while_somebody_holds_it(
         held = store.load("t", "a").image
         assert store.load("t", "b").image.record is held.record
         assert store.stat().host.n_bytes == 0
+        store.cool("t", "a")
+        again = store.load("t", "a").image
+        assert again.record is not held.record
+        held = again
+        del again
         of_record = weakref.ref(held.record)
         del held
         assert of_record() is None

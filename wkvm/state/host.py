@@ -115,8 +115,12 @@ class HostTier:
                 self._remove(payload)
 
     def cool(self, payload: str) -> None:
-        """Let go of what is elsewhere too."""
+        """Let go of what is elsewhere too, and do not find it any more with whoever holds it.
+
+        Who asks for it next gets what is below.
+        """
         with self._lock:
+            self._alive.pop(payload, None)
             held = self._held.get(payload)
             if held is not None and not held.is_only_copy:
                 self._remove(payload)
