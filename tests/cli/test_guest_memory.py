@@ -102,8 +102,10 @@ def test_a_cpu_has_pages_in_half_of_what_slots_leave(monkeypatch: pytest.MonkeyP
     config = EngineConfig(n_slots=2)
     monkeypatch.setattr(assembly, "free_host_bytes", lambda: 2 * RECORD + 12 * PAGE)
     assert assembly._on_cpu(GuestModel(), config).guest_tokens == 6 * PAGE_TOKENS
-    given = replace(config, guest_tokens=640)
+    given = replace(config, guest_tokens=12 * PAGE_TOKENS)
     assert assembly._on_cpu(GuestModel(), given) == given
+    with pytest.raises(ConfigError, match=r"guest-tokens: 832 tokens .* 768 do"):
+        assembly._on_cpu(GuestModel(), replace(config, guest_tokens=13 * PAGE_TOKENS))
     assert assembly._on_cpu(FakeModel(), config) == config
     monkeypatch.setattr(assembly, "free_host_bytes", lambda: 2 * RECORD + PAGE)
     with pytest.raises(ConfigError, match=r"guest-tokens: beside 2 states .* fewer --slots"):

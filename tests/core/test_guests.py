@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.core.rig import Rig, alone, check, length
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import PromptTooLongError, StepFailedError
+from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS
 from wkvm.core.request import RequestSpec, Status
+from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Grant, Start
 
 depths = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -116,6 +118,15 @@ def test_the_share_of_a_tenant_is_at_least_a_page_and_at_most_all() -> None:
     ]
     assert shares == [5, 1, 10]
     assert EngineConfig(guest_tokens=700).max_pages_per_tenant == 10
+
+
+def test_one_request_gets_a_million_tokens_at_most() -> None:
+    config = EngineConfig(guest_tokens=10 * MAX_SLOT_PAGES * PAGE_TOKENS)
+    assert config.max_pages_per_slot == MAX_SLOT_PAGES
+    scheduler = Scheduler(config, vocab_size=1000, eos_ids=(), has_guest=True)
+    long = RequestSpec(prompt=(1,), params=length(MAX_SLOT_PAGES * PAGE_TOKENS))
+    with pytest.raises(PromptTooLongError, match="1048576 tokens"):
+        scheduler.submit((1,), long, seed=0, branches=(0,), now=0.0)
 
 
 @depths

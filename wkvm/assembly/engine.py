@@ -177,12 +177,18 @@ def _on_cpu(model: Model, config: EngineConfig) -> EngineConfig:
     ``MAX_SLOT_TOKENS`` a slot.
 
     Raises:
-        ConfigError: not one page fits.
+        ConfigError: those that were asked for do not fit, or not one does.
     """
     layout = model.layout
-    if layout.guest is None or config.guest_tokens is not None:
+    if layout.guest is None:
         return config
     left = max(free_host_bytes() - config.n_slots * layout.record_bytes, 0)
+    if config.guest_tokens is not None:
+        n_fitting = left // layout.guest.page_bytes
+        if config.n_pages > n_fitting:
+            why = _too_many(config, layout.guest, n_fitting * PAGE_TOKENS)
+            raise ConfigError("guest-tokens", why)
+        return config
     most = config.n_slots * layout.guest.n_pages(MAX_SLOT_TOKENS["cpu"])
     n_pages = min(left // 2 // layout.guest.page_bytes, most)
     if n_pages < 1:
@@ -222,10 +228,12 @@ def _on_gpu(model: Model, config: EngineConfig, *, fits_slots: bool) -> EngineCo
     if guest is not None and n_slots and room.n_pages < 1:
         raise ConfigError("guest-tokens", _no_page(config, guest))
     if n_slots < 1 or (n_slots < config.n_slots and not fits_slots):
+        has_pages = guest is not None and config.guest_tokens is not None
         raise ConfigError(
             "slots",
             f"{n_slots:,} states of {model.layout.record_bytes:,} bytes fit on the GPU beside the "
-            f"weights, {config.n_slots:,} are asked for",
+            f"weights{f' and {config.guest_tokens:,} --guest-tokens' if has_pages else ''}, "
+            f"{config.n_slots:,} are asked for",
         )
     config = replace(config, n_slots=n_slots)
     return config if guest is None else replace(config, guest_tokens=room.n_pages * PAGE_TOKENS)

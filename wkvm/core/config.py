@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from wkvm.core.errors import ConfigError
-from wkvm.core.layout import PAGE_TOKENS, StateOptions
+from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS, StateOptions
 
 CUT_MULTIPLE = 64
 """A prompt is cut only after a multiple of this many tokens, counted from its start."""
@@ -128,6 +128,11 @@ class EngineConfig:
             return self.n_pages
         share = self.n_pages * self.max_slots_per_tenant // self.n_slots
         return min(max(share, 1), self.n_pages)
+
+    @property
+    def max_pages_per_slot(self) -> int:
+        """How many of them one request may get."""
+        return min(self.max_pages_per_tenant, MAX_SLOT_PAGES)
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -36,15 +36,17 @@ class Guests:
 
     Args:
         limit: how many pages one tenant may hold.
+        most: how many one request may get, at most ``limit``.
         notes_freed: whether ``take_freed`` is asked for what was freed.
         loads_beside: whether images are loaded while other steps run: see ``Grant.beside``.
     """
 
     def __init__(
-        self, n_pages: int, *, limit: int, notes_freed: bool, loads_beside: bool = False
+        self, n_pages: int, *, limit: int, most: int, notes_freed: bool, loads_beside: bool
     ) -> None:
         self._pages = PageAllocator(n_pages)
         self._limit = limit
+        self._most = most
         self._n_held = Counter[str]()
         self._prefixes = dict[int, Prefix]()
         self._granting = list[Request]()
@@ -78,9 +80,9 @@ class Guests:
             PromptTooLongError: it could not.
         """
         n_tokens = agreed_tokens(spec)
-        if pages_for(n_tokens) > self._limit:
+        if pages_for(n_tokens) > self._most:
             max_tokens = spec.params.max_tokens
-            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self._limit * PAGE_TOKENS)
+            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self._most * PAGE_TOKENS)
 
     def n_needed(self, request: Request) -> int:
         """How many free pages a request needs to get a slot."""

@@ -18,6 +18,9 @@ ALIGNMENT = 256
 PAGE_TOKENS = 64
 """Tokens of a page. It is part of the fingerprints of layouts with a guest."""
 
+MAX_SLOT_PAGES = 16_384
+"""Pages of one state, at most: a million tokens. Each slot has so many places in the table."""
+
 GUEST_TOKENS = "guest.n_tokens"
 """The tensor of a record that says how many tokens its pages hold: ``(1,)`` int32."""
 

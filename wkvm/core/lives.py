@@ -49,6 +49,7 @@ class Lives:
             self._guests = Guests(
                 config.n_pages,
                 limit=config.max_pages_per_tenant,
+                most=config.max_pages_per_slot,
                 notes_freed=config.poison_freed_slots,
                 loads_beside=loads_beside,
             )

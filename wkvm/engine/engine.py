@@ -67,7 +67,7 @@ def pages_of(model: Model, config: EngineConfig) -> int:
 def _max_model_len(model: Model, config: EngineConfig) -> int | None:
     if model.layout.guest is None:
         return config.max_model_len
-    most = config.max_pages_per_tenant * PAGE_TOKENS
+    most = config.max_pages_per_slot * PAGE_TOKENS
     return most if config.max_model_len is None else min(most, config.max_model_len)
 
 

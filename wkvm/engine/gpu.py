@@ -78,7 +78,7 @@ def lend_pages(arena: Arena, n_tokens: int) -> int:
     pool = arena.pool
     if pool is None:
         return n_tokens
-    n_pages = min(pool.n_pages, pool.spec.n_pages(n_tokens + 1))
+    n_pages = min(pool.table.shape[1], pool.spec.n_pages(n_tokens + 1))
     for slot in range(min(arena.n_slots, N_WARM_UP_SLOTS)):
         pool.grant(slot, range(n_pages))
     return min(n_tokens, n_pages * PAGE_TOKENS - 1)

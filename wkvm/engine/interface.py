@@ -23,7 +23,7 @@ class EngineInfo:
         eos_ids: ids that end a turn unless a request says otherwise.
         n_slots: how many states can be live.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit. Never more than the
-            pages of a guest that one tenant may hold.
+            pages of a guest that one request may get.
         takes_grammars: whether requests may have a grammar.
         layout: of one state; None for an engine without states.
         n_pages: of the guest pool; 0 for models without attention layers.

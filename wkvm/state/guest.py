@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import GUEST_TOKENS, ITEM_BYTES, PAGE_TOKENS, GuestSpec, StateLayout
+from wkvm.core.layout import (
+    GUEST_TOKENS,
+    ITEM_BYTES,
+    MAX_SLOT_PAGES,
+    PAGE_TOKENS,
+    GuestSpec,
+    StateLayout,
+)
 from wkvm.core.start import Grant
 from wkvm.state.dtypes import DTYPES
 
@@ -30,8 +37,8 @@ class GuestPool:
         n_pages: pages are in ``[0, n_pages)``.
         pages: ``[n_pages, *spec.page_shape]``, contiguous.
         page_bytes: ``[n_pages, spec.page_bytes]`` uint8: the same memory.
-        table: ``[n_slots, n_pages]`` int32: by slot, the page of each ``PAGE_TOKENS`` tokens in
-            order; ``NO_PAGE`` behind the last one.
+        table: ``[n_slots, max_pages]`` int32: by slot, the page of each ``PAGE_TOKENS`` tokens in
+            order; ``NO_PAGE`` behind the last one. A slot has at most ``MAX_SLOT_PAGES``.
     """
 
     def __init__(
@@ -43,7 +50,8 @@ class GuestPool:
         self.n_pages = n_pages
         self.page_bytes = _zeros(n_pages, spec.page_bytes, torch.device(device))
         self.pages = self.page_bytes.view(DTYPES[spec.dtype]).view(n_pages, *spec.page_shape)
-        self.table = torch.full((n_slots, n_pages), NO_PAGE, dtype=torch.int32, device=device)
+        shape = n_slots, min(n_pages, MAX_SLOT_PAGES)
+        self.table = torch.full(shape, NO_PAGE, dtype=torch.int32, device=device)
         self._of_slot: list[tuple[int, ...]] = [()] * n_slots
 
     def grant(self, slot: int, pages: Sequence[int]) -> None:
