@@ -258,29 +258,25 @@ def decode_ways(
     windows = torch.randn(len(slots), N_LAYERS, 3, C, dtype=torch.bfloat16, device="cuda")
     rows = Rows.of_decode(slots)
     A, dt_bias = -torch.ones(shape.Hv, device="cuda"), torch.zeros_like(g[0])
-    arrivals = torch.zeros(32, shape.Hk, dtype=torch.int32, device="cuda")
+    arrivals = torch.zeros(len(slots), shape.Hk, dtype=torch.int32, device="cuda")
 
     def ours(launch: delta_decode.Launch | None) -> None:
         for layer in range(N_LAYERS):
             state = states[:, layer]
             delta_decode.gated_delta_decode(q, k, v, g, beta, state, slots, launch=launch)
 
-    def mixed(pdl: bool, counts: bool) -> None:
+    def mixed(pdl: bool) -> None:
         for layer in range(N_LAYERS):
-            delta_mix(
-                projected,
-                g,
-                beta,
-                weight,
-                windows[:, layer],
-                A,
-                dt_bias,
-                states[:, layer],
-                rows,
-                shape.Hk,
-                arrivals=arrivals if counts else None,
-                pdl=pdl,
-            )
+            window, state = windows[:, layer], states[:, layer]
+            gates = A, dt_bias, state, rows, shape.Hk
+            delta_mix(projected, g, beta, weight, window, *gates, pdl=pdl)
+
+    def fused(launch: delta_decode.Launch) -> None:
+        gates = delta_decode.RawGates(g, beta, A, dt_bias, 1.0)
+        for layer in range(N_LAYERS):
+            conv = delta_decode.Convolution(weight, windows[:, layer], arrivals)
+            state = states[:, layer]
+            delta_decode.delta_step(projected, gates, conv, state, slots, launch=launch)
 
     def fla() -> None:
         from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
@@ -304,9 +300,10 @@ def decode_ways(
     return {
         "default": partial(ours, None),
         **named,
-        "after gates and convolution": partial(mixed, False, False),
-        "after gates and convolution, dependent launches": partial(mixed, True, False),
-        "with gates and convolution, in one launch if few rows": partial(mixed, False, True),
+        "with gates and convolution": partial(mixed, False),
+        "with gates and convolution, dependent launches": partial(mixed, True),
+        "with gates and convolution, one launch": partial(fused, delta_decode.Launch(8, 1)),
+        "with gates and convolution, one launch of 16": partial(fused, delta_decode.Launch(16, 1)),
         "fla by index": fla,
     }
 

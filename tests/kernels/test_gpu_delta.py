@@ -187,13 +187,14 @@ def test_whole_chunks_of_half_precision(by_channel: bool, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize(
-    ("name", "counts"),
+    ("name", "fuses"),
     [("decode with pad rows", True), ("decode with pad rows", False), ("prefill", False)],
 )
 def test_convolution_gates_and_rule_follow_one_another(
-    name: str, counts: bool, by_channel: bool, device: str
+    name: str, fuses: bool, by_channel: bool, device: str
 ) -> None:
     from wkvm.kernels.gpu import delta_mix
+    from wkvm.kernels.gpu.delta_decode import Convolution, RawGates, delta_step
 
     rows = rows_of(name, device)
     Hk, Hv, K, V = shape = SHAPES[0]
@@ -223,20 +224,16 @@ def test_convolution_gates_and_rule_follow_one_another(
     )
     windows = windows.to(device)
     arrivals = torch.zeros(4, Hk, dtype=torch.int32, device=device)
-    out = delta_mix(
-        projected.to(device),
-        decay.to(device),
-        strength.to(device),
-        weight.to(device),
-        windows[:, 1:4],
-        A.to(device),
-        dt_bias.to(device),
-        case.state,
-        rows,
-        Hk,
-        max_strength=2.0,
-        arrivals=arrivals if counts else None,
-    )
+    decay, strength, A, dt_bias = (x.to(device) for x in (decay, strength, A, dt_bias))
+    x, taps, state = projected.to(device), weight.to(device), case.state
+    if fuses:
+        conv = Convolution(taps, windows[:, 1:4], arrivals)
+        out = delta_step(x, RawGates(decay, strength, A, dt_bias, 2.0), conv, state, rows.slots)
+    else:
+        window = windows[:, 1:4]
+        out = delta_mix(
+            x, decay, strength, taps, window, A, dt_bias, state, rows, Hk, max_strength=2.0
+        )
     assert relative(out, exact) < BARS[torch.float32]
     live = [slot for slot in rows.host_slots if slot >= 0]
     assert relative(case.state[live], exact_states[live]) < BARS[torch.float32]

@@ -89,7 +89,6 @@ class Kernels(Protocol):
         n_key_heads: int,
         *,
         max_strength: float = 1.0,
-        arrivals: Tensor | None = None,
     ) -> Tensor:
         """A short convolution of queries, keys and values, and the gated delta rule."""
         ...

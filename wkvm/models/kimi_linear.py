@@ -12,7 +12,6 @@ from wkvm.kernels.linear import Linear, linear
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.kimi_linear_config import DENSE, KDA, MLA, Shape, read_shape
 from wkvm.models.parameters import Parameters
-from wkvm.models.parts.delta import COUNTED_ROWS
 from wkvm.models.parts.kda import KdaMixer
 from wkvm.models.parts.mamba2 import decays
 from wkvm.models.parts.mla import MlaMixer
@@ -197,9 +196,6 @@ class KimiLinear:
             norm_weight=parameters.exact(f"{name}.o_norm.weight"),
             norm_eps=self.shape.config.rms_norm_eps,
             output=parameters.linear(f"{name}.o_proj.weight"),
-            arrivals=torch.zeros(
-                COUNTED_ROWS, sizes.n_heads, dtype=torch.int32, device=parameters.device
-            ),
         )
 
     def _mla(self, parameters: Parameters, kernels: Kernels, name: str, layer: int) -> Part:

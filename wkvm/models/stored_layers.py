@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.parameters import Parameters
-from wkvm.models.parts.delta import COUNTED_ROWS, DeltaMixer, DeltaSizes, Gate
+from wkvm.models.parts.delta import DeltaMixer, DeltaSizes, Gate
 from wkvm.models.parts.mamba2 import decays
 from wkvm.models.parts.mlp import Mlp, gated
 
@@ -94,9 +92,6 @@ def delta_mixer(
         norm_eps=norm_eps,
         gate=gate,
         output=parameters.linear(f"{name}.{output}.weight"),
-        arrivals=torch.zeros(
-            COUNTED_ROWS, sizes.n_key_heads, dtype=torch.int32, device=parameters.device
-        ),
     )
 
 

@@ -70,9 +70,8 @@ def delta_mix(
     n_key_heads: int,
     *,
     max_strength: float = 1.0,
-    arrivals: Tensor | None = None,
 ) -> Tensor:
-    """See ``reference.delta_mix``. Nothing counts here."""
+    """See ``reference.delta_mix``."""
     g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
     q, k, v = heads_of(convolved, state, n_key_heads)

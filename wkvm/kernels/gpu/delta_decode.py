@@ -43,15 +43,13 @@ class Launch:
     Attributes:
         block_v: values of a program, at most; 32 float32 values are one line of the cache.
         n_warps: of a program. One warp has no barriers in its sums over the keys.
-        fuses: whether the convolution is done in the same launch, where it can be.
     """
 
     block_v: int
     n_warps: int
-    fuses: bool = False
 
 
-LAUNCHES = ((4, Launch(8, 1, fuses=True)), (32, Launch(16, 1)), (None, Launch(32, 1)))
+LAUNCHES = ((4, Launch(8, 1)), (32, Launch(16, 1)), (None, Launch(32, 1)))
 """By how many rows there are at most: few rows want more programs, many want whole lines."""
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from wkvm.kernels.gpu.conv import causal_conv
-from wkvm.kernels.gpu.delta_decode import Convolution, RawGates, delta_step, launch_of
+from wkvm.kernels.gpu.delta_decode import RawGates, delta_step
 from wkvm.kernels.gpu.delta_prefill import gated_delta
 from wkvm.kernels.gpu.elementwise import delta_gates
 from wkvm.kernels.reference.delta import heads_of
@@ -23,23 +23,20 @@ def delta_mix(
     n_key_heads: int,
     *,
     max_strength: float = 1.0,
-    arrivals: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """See ``reference.delta_mix``. One or two launches for rows of one token, else four or five.
+    """See ``reference.delta_mix``. Two launches for rows of one token, else four or five.
 
     Args:
-        pdl: of rows of one token: launched dependently. See ``gated_delta_decode``.
+        pdl: of rows of one token: launched dependently. See ``gated_delta_decode``; the
+            convolution may itself begin before the launch before it has ended, so between that one
+            and whoever wrote the states there must be a launch that is not dependent.
     """
     if not rows.is_decode:
         g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
         convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
         return gated_delta(*heads_of(convolved, state, n_key_heads), g, beta, state, rows)
     gates = RawGates(decay, strength, A, dt_bias, max_strength)
-    n_rows = len(rows.lengths)
-    if arrivals is not None and n_rows <= arrivals.shape[0] and launch_of(n_rows).fuses:
-        conv = Convolution(conv_weight, conv_state, arrivals)
-        return delta_step(projected, gates, conv, state, rows.slots, pdl=pdl)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows, pdl=pdl)
     heads = heads_of(convolved, state, n_key_heads)
     return delta_step(heads, gates, None, state, rows.slots, pdl=pdl)

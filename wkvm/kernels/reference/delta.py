@@ -74,7 +74,6 @@ def delta_mix(
     n_key_heads: int,
     *,
     max_strength: float = 1.0,
-    arrivals: Tensor | None = None,
 ) -> Tensor:
     """``causal_conv`` of queries, keys and values, and ``gated_delta`` by ``delta_gates``.
 
@@ -86,9 +85,6 @@ def delta_mix(
         conv_state: ``[N, W - 1, Hk K | Hk K | Hv V]``, as in ``causal_conv``.
         state, rows: as in ``gated_delta``.
         n_key_heads: Hk.
-        arrivals: ``[some rows, Hk]`` int32 of zeros, on a GPU, where as many rows of one token can
-            be done in one launch: its programs count in it, and leave zeros. Calls that may run at
-            the same time have each their own.
 
     Returns:
         ``[T, Hv, V]``, the dtype of ``projected``. Zeros for pad rows.

@@ -15,9 +15,6 @@ DELTA, CONV = "gdn.delta", "gdn.conv"
 
 Gate = Literal["silu", "sigmoid", "none"]
 
-COUNTED_ROWS = 32
-"""Rows of a captured step, at most, whose programs count who has read a window."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
@@ -72,8 +69,6 @@ class DeltaMixer:
             may be negative.
         norm_weight: ``[V]`` float32, of the norm of each head's output.
         gate: the activation of the gate, which comes after the norm; ``none`` for no gate.
-        arrivals: ``[B, Hk]`` int32 of zeros, this mixer's own: as in ``delta_mix``. For captured
-            steps alone, which are replayed one after the other; others may run beside them.
 
     Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464;
     ``Qwen3NextGatedDeltaNet`` of transformers and ``GatedDeltaNet`` of fla for what it leaves open.
@@ -91,7 +86,6 @@ class DeltaMixer:
     norm_eps: float
     gate: Gate
     output: Linear
-    arrivals: Tensor
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
@@ -112,7 +106,6 @@ class DeltaMixer:
             step.rows,
             sizes.n_key_heads,
             max_strength=self.max_strength,
-            arrivals=self.arrivals if step.rows.slot_list is None else None,
         )
         if self.gate == "none":
             y = self.kernels.rms_norm(y, self.norm_weight, self.norm_eps)

@@ -58,7 +58,6 @@ class KdaMixer:
         norm_weight: ``[K]`` float32, of the norm of each head's output; the sigmoid of the gate
             comes after it.
         output: ``[T, H K]`` to ``[T, C]``.
-        arrivals: ``[B, H]`` int32 of zeros, this mixer's own, as ``DeltaMixer`` has them.
 
     Source: Kimi Team, "Kimi Linear", arXiv:2510.26692; ``KimiLinearDeltaAttention`` of transformers
     for what the paper leaves open.
@@ -76,7 +75,6 @@ class KdaMixer:
     norm_weight: Tensor
     norm_eps: float
     output: Linear
-    arrivals: Tensor
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
@@ -98,7 +96,6 @@ class KdaMixer:
             states[DELTA][:, self.layer],
             step.rows,
             sizes.n_heads,
-            arrivals=self.arrivals if step.rows.slot_list is None else None,
         )
         y = self.kernels.gated_rms_norm(
             y,
