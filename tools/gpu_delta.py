@@ -337,7 +337,7 @@ def prefill(bandwidth: float) -> Iterator[Finding]:
             rows = rows_of(list(range(len(lengths))), lengths)
             cut = delta_within.Cut.of(rows, torch.bfloat16)
             effects = delta_within.within(*inputs, rows, cut)
-            dtype, default = torch.bfloat16, delta_prefill.DEFAULT_LAUNCH
+            dtype, default = torch.bfloat16, delta_prefill.launch_of(shape.K)
             ways: dict[str, Callable[[], object]] = {
                 str(way): partial(delta_prefill.gated_delta, *inputs, state, rows, launch=way)
                 for way in WAYS

@@ -43,7 +43,13 @@ class Launch:
     pass_stages: int = 3
 
 
-DEFAULT_LAUNCH = Launch()
+LAUNCHES = ((128, Launch()), (None, Launch(pass_warps=8, pass_stages=1)))
+"""By the elements of a key at most: of 256 no two chunks fit a multiprocessor's shared memory."""
+
+
+def launch_of(key_size: int) -> Launch:
+    """That of ``LAUNCHES`` for such keys."""
+    return next(launch for limit, launch in LAUNCHES if limit is None or key_size <= limit)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -185,7 +191,7 @@ def gated_delta(
     state: Tensor,
     rows: Rows,
     *,
-    launch: Launch = DEFAULT_LAUNCH,
+    launch: Launch | None = None,
 ) -> Tensor:
     """``reference.gated_delta``; q, k and v of any first stride, each token in one piece.
 
@@ -196,7 +202,7 @@ def gated_delta(
     if rows.is_decode:
         return gated_delta_decode(q, k, v, g, beta, state, rows.slots)
     check(q, k, v, g, beta, state)
-    cut = Cut.of(rows, v.dtype)
+    launch, cut = launch or launch_of(q.shape[2]), Cut.of(rows, v.dtype)
     effects = within(
         q,
         k,
