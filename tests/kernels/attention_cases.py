@@ -80,7 +80,7 @@ class Case:
         )
 
     def expected(self, window: int | None = None, scale: float = 0.3) -> Tensor:
-        """The same in float64, over the sequences as they are."""
+        """The same in float64 on the host, over the sequences as they are."""
         heads = self.q.shape[1]
         width = LATENT if self.v is None else self.v.shape[2]
         y = torch.zeros(self.q.shape[0], heads, width, dtype=torch.float64)
@@ -91,7 +91,7 @@ class Case:
             keys, values = self.keys[slot].double(), self.values[slot].double()
             n, per_head = len(keys), heads // keys.shape[1]
             keys, values = (x.repeat_interleave(per_head, 1) for x in (keys, values))
-            scores = scale * torch.einsum("thd,jhd->htj", self.q[tokens].double(), keys)
+            scores = scale * torch.einsum("thd,jhd->htj", self.q[tokens].cpu().double(), keys)
             own = torch.arange(n - self.rows.lengths[row], n).unsqueeze(1)
             hidden = torch.arange(n) > own
             if window is not None:
