@@ -6,9 +6,9 @@ Its many constant multipliers go into the weights when these are loaded.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import msgspec
-import torch
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, StateOptions
@@ -50,7 +50,7 @@ class Config(msgspec.Struct, frozen=True):
     rms_norm_eps: float = 1e-5
     mamba_d_ssm: int | None = 1024
     mamba_n_heads: int = 128
-    mamba_d_head: int | str = "auto"
+    mamba_d_head: int | Literal["auto"] = "auto"
     mamba_n_groups: int = 1
     mamba_d_state: int = 256
     mamba_d_conv: int = 4
@@ -236,10 +236,6 @@ def _mamba(checkpoint: Checkpoint, config: Config) -> Mamba2Mixers:
         state_size=config.mamba_d_state,
         n_taps=config.mamba_d_conv,
     )
-    scales = None
-    if config.ssm_multipliers is not None:
-        n_outputs = (sizes.inner, sizes.inner, sizes.keys, sizes.keys, sizes.n_heads)
-        scales = torch.tensor(config.ssm_multipliers).repeat_interleave(torch.tensor(n_outputs))
     return Mamba2Mixers(
         width=config.hidden_size,
         sizes=sizes,
@@ -251,7 +247,7 @@ def _mamba(checkpoint: Checkpoint, config: Config) -> Mamba2Mixers:
         has_norm=config.mamba_rms_norm,
         gate_first=not config.mamba_norm_before_gate,
         input_scale=config.ssm_in_multiplier,
-        project_scales=scales,
+        project_scales=config.ssm_multipliers,
         output_scale=config.ssm_out_multiplier,
     )
 

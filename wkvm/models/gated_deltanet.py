@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 
 import msgspec
 
@@ -168,6 +169,9 @@ def read(checkpoint: Checkpoint) -> GatedDeltaNet:
             "attnres_block_size": (None,),
         },
     )
+    if not isfinite(config.expand_v) or not isfinite(config.hidden_ratio or 0):
+        why = "config.json has an expand_v or hidden_ratio without end"
+        raise CorruptCheckpointError(str(checkpoint.path), why)
     model = GatedDeltaNet(config)
     mixer = model.mixer
     check_at_least(

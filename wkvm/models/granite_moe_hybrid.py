@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 
@@ -63,7 +64,7 @@ class Config(msgspec.Struct, frozen=True):
     mamba_n_heads: int = 128
     mamba_n_groups: int = 1
     mamba_d_state: int = 256
-    mamba_d_head: int | str = "auto"
+    mamba_d_head: int | Literal["auto"] = "auto"
     mamba_d_conv: int = 4
     mamba_expand: int = 2
     mamba_conv_bias: bool = True

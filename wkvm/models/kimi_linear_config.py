@@ -97,6 +97,9 @@ def read_shape(checkpoint: Checkpoint) -> Shape:
     config = read_config(checkpoint, Config, checkpoint.config)
     refuse_others(checkpoint, checkpoint.config, ALLOWED)
     given = checkpoint.config.get("linear_attn_config") or {}
+    if not isinstance(given, dict):
+        why = "config.json: linear_attn_config is no object"
+        raise CorruptCheckpointError(str(checkpoint.path), why)
     if unknown := sorted(given.keys() - set(LinearConfig.__struct_fields__)):
         why = f"config.json has {unknown[0]} in linear_attn_config, which is not run"
         raise UnsupportedModelError(str(checkpoint.path), why)

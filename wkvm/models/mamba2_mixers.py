@@ -6,7 +6,6 @@ Pure Mamba-2 has them, and so have the hybrids with attention layers.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
@@ -32,7 +31,7 @@ class Mamba2Mixers:
         gate_first: whether the gate comes before the norm.
         input_scale: what a mixer's input is multiplied by.
         project_scales: what the outputs of the first product are multiplied by, bias included:
-            ``[I | I + 2 G N | H]`` float32, or None.
+            gate, x, B, C and steps.
         output_scale: what a mixer's output is multiplied by.
     """
 
@@ -46,7 +45,7 @@ class Mamba2Mixers:
     has_norm: bool = True
     gate_first: bool = True
     input_scale: float = 1.0
-    project_scales: Tensor | None = None
+    project_scales: tuple[float, float, float, float, float] | None = None
     output_scale: float = 1.0
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -104,8 +103,10 @@ class Mamba2Mixers:
         scales: Scale = self.input_scale
         bias_scales: Scale = 1.0
         if self.project_scales is not None:
-            bias_scales = self.project_scales
-            scales = self.project_scales * self.input_scale
+            sizes = self.sizes
+            counts = (sizes.inner, sizes.inner, sizes.keys, sizes.keys, sizes.n_heads)
+            bias_scales = torch.tensor(self.project_scales).repeat_interleave(torch.tensor(counts))
+            scales = bias_scales * self.input_scale
         return Mamba2Mixer(
             kernels=kernels,
             sizes=self.sizes,

@@ -271,6 +271,11 @@ def read(checkpoint: Checkpoint) -> OlmoHybrid:
     path, raw = str(checkpoint.path), checkpoint.config
     config = read_config(checkpoint, Config, raw)
     refuse_others(checkpoint, raw, {"hidden_act": ("silu",), "attention_bias": (False,)})
+    check_at_least(
+        checkpoint,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+    )
     model = OlmoHybrid(config, None, frozenset(checkpoint.stored))
     mixer, attention, types = model.mixer, model.attention, model.layer_types
     check_at_least(
@@ -278,8 +283,6 @@ def read(checkpoint: Checkpoint) -> OlmoHybrid:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=attention.n_heads,
         num_key_value_heads=attention.n_shared,
         head_dim=attention.head_size,
         linear_num_key_heads=mixer.n_key_heads,

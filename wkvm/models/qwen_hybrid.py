@@ -59,7 +59,12 @@ SIZES = (
 )
 """Fields that are at least 1, beside those of linear attention."""
 
-EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+EXPERT_SIZES = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
 """And where there are experts."""
 
 

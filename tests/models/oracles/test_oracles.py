@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +24,26 @@ from tests.models.oracles.slots import Slots
 from wkvm.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS, StateOptions
 from wkvm.models.base import Model
-from wkvm.models.registry import describe, load_model
+from wkvm.models.registry import blueprint_of, describe, load_model
+from wkvm.models.sources import DecoderSource
+from wkvm.models.weights import open_checkpoint
 
 TOLERANCE = 1e-4
+
+NONSENSE: tuple[object, ...] = (
+    None,
+    -1,
+    0,
+    10**12,
+    -0.5,
+    float("inf"),
+    float("nan"),
+    "x",
+    [],
+    [1],
+    {},
+    True,
+)
 
 CASES = named_cases()
 FIRST = {a.name: f"{a.name}: {a.cases[0].name}" for a in ARCHITECTURES}
@@ -277,6 +295,17 @@ def test_a_config_that_would_change_the_computation_is_refused(
     for call in (load_model, describe):
         with pytest.raises(CheckpointError, match=refusal.says):
             call(folder, device="cpu")
+
+
+def test_any_value_of_any_field_is_a_model_or_a_typed_error(architecture: Subject) -> None:
+    checkpoint = open_checkpoint(architecture.folder)
+    model_type = architecture.architecture.model_type
+    for field in checkpoint.config.keys() - {"model_type"}:
+        for value in NONSENSE:
+            changed = replace(checkpoint, config={**checkpoint.config, field: value})
+            with suppress(CheckpointError):
+                plan = blueprint_of(changed, model_type)
+                DecoderSource(changed, plan).layout("float32", StateOptions())
 
 
 def write_shards(folder: Path) -> None:
