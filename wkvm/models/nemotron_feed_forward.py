@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.interface import Kernels
+from wkvm.kernels.linear import Linear
 from wkvm.models.config_file import check_at_least
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.mlp import ACTIVATIONS, Mlp
@@ -134,12 +135,15 @@ class Experts:
 
     def build(self, parameters: Parameters, kernels: Kernels, name: str) -> Moe:
         """Make the layer ``name``."""
-        is_narrow = self.latent is not None
-        narrow, widen = f"{name}.fc1_latent_proj", f"{name}.fc2_latent_proj"
-        has_biases = self.shared.has_biases
 
         def stack(leaf: str) -> list[tuple[str, ...]]:
             return [(f"{name}.experts.{index}.{leaf}.weight",) for index in range(self.n_experts)]
+
+        def latent(leaf: str) -> Linear | None:
+            if self.latent is None:
+                return None
+            biases = (f"{name}.{leaf}.bias",) if self.shared.has_biases else ()
+            return parameters.linear(f"{name}.{leaf}.weight", biases=biases)
 
         return Moe(
             kernels=kernels,
@@ -152,19 +156,11 @@ class Experts:
                 is_renormalised=self.is_renormalised,
                 scale=self.scale,
             ),
-            narrow=parameters.linear(
-                f"{narrow}.weight", biases=(f"{narrow}.bias",) if has_biases else ()
-            )
-            if is_narrow
-            else None,
+            narrow=latent("fc1_latent_proj"),
             first=parameters.experts(stack("up_proj")),
             second=parameters.experts(stack("down_proj")),
             activation="relu2",
-            widen=parameters.linear(
-                f"{widen}.weight", biases=(f"{widen}.bias",) if has_biases else ()
-            )
-            if is_narrow
-            else None,
+            widen=latent("fc2_latent_proj"),
             shared=self.shared.build(parameters, f"{name}.shared_experts"),
         )
 
