@@ -71,7 +71,7 @@ class SsdCase:
         }
         return self.with_(**values)
 
-    def mixed(self, mix: Mix, rows: Rows, arrivals: Tensor | None = None) -> Tensor:
+    def mixed(self, mix: Mix, rows: Rows) -> Tensor:
         """``mix`` of the case. The records are advanced."""
         return mix(
             self.projected,
@@ -85,7 +85,6 @@ class SsdCase:
             self.D,
             self.state,
             rows,
-            arrivals,
         )
 
     def of_tokens(self, tokens: slice) -> "SsdCase":

@@ -47,7 +47,6 @@ class Kernels(Protocol):
         D: Tensor,
         state: Tensor,
         rows: Rows,
-        arrivals: Tensor | None = None,
     ) -> Tensor:
         """A short convolution of x, B and C, the choice of steps, and the recurrence of Mamba-2."""
         ...

@@ -14,9 +14,6 @@ from wkvm.models.parameters import Parameters, Scale
 from wkvm.models.parts.mamba2 import Mamba2Mixer, Mamba2Sizes, decays
 from wkvm.models.weights import Checkpoint
 
-COUNTED_ROWS = 32
-"""Rows of a step at most for which a GPU's programs may be counted: see ``ssd_mix``."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mamba2Mixers:
@@ -131,8 +128,5 @@ class Mamba2Mixers:
                 biases=(f"{name}.out_proj.bias",) if self.output_bias else (),
                 scales=(self.output_scale,),
                 bias_scales=(self.output_scale,),
-            ),
-            arrivals=torch.zeros(
-                COUNTED_ROWS, self.sizes.n_groups, dtype=torch.int32, device=parameters.device
             ),
         )

@@ -46,7 +46,6 @@ def ssd_mix(
     D: Tensor,
     state: Tensor,
     rows: Rows,
-    arrivals: Tensor | None = None,
 ) -> Tensor:
     """See ``reference.ssd_mix``."""
     convolved = causal_conv(projected, conv_weight, conv_bias, conv_state, rows)

@@ -185,8 +185,8 @@ def causal_conv(
     Args:
         x: its first stride is free.
         cut: of the work.
-        pdl: of a step of one token a row: launched dependently, so that the launch after it may
-            begin while it runs. Slots are read before the wait for the launch before.
+        pdl: of a step of one token a row: launched dependently: slots are read while the launch
+            before still runs, and the launch after may begin.
     """
     T, C = x.shape
     W = weight.shape[1]

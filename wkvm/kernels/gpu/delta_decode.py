@@ -115,7 +115,7 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
         at_state = at_state + keys[:, None] * V + values[None, :]
         S = tl.load(at_state, mask=inside, other=0.0).to(tl.float32)
         if PDL:
-            # Only the launch before made what follows, and it writes no state.
+            # The launch before made what follows.
             gdc_wait()
         if CONVOLVES:
             C: tl.constexpr = 2 * HK * K + H * V
@@ -264,8 +264,9 @@ def gated_delta_decode(
             are overwritten, no other is read or written.
         slots: ``[B]`` int32, distinct where not negative; a negative one is a pad row.
         launch: None for the one of ``LAUNCHES``.
-        pdl: launched dependently: states are asked for while the launch before still runs, which
-            must write none of them, nor ``slots``.
+        pdl: launched dependently: slots and states are read while the launch before still runs,
+            and the launch after may begin. What wrote them must have ended: between it and this
+            there must be a launch that is not dependent.
 
     Returns:
         ``[B, H, V]`` in the dtype of ``v``; zeros for pad rows. One launch.

@@ -4,9 +4,10 @@ What takes time is memory: each element of a state is read and written once, by 
 computes with it, and the rest is next to nothing. So a program is one warp with a few kilobytes of
 one head's state in registers, and a multiprocessor has many of them under way at a time.
 
-The convolution before it, and the choice of steps, can be done in the same launch. Each program
-then makes its own inputs, and once more those that its group shares; the last one of a group to
-have read the group's window moves it.
+The choice of steps is done in the same launch, and the convolution before it can be, in
+``conv_ssd_decode``. Each program then makes its own inputs, and once more those that its group
+shares; the last one of a group to have read the group's window moves it. Programs are counted for
+that, and none waits for another.
 """
 
 # Inside a kernel Python is Triton's language, which type checkers do not know.
@@ -170,15 +171,13 @@ class DecodeCut:
     Attributes:
         n_bytes: of a state in one program, at most; a power of two.
         n_warps: of one program.
-        fuses: whether the convolution is done in the same launch, where it can be.
     """
 
     n_bytes: int
     n_warps: int = 1
-    fuses: bool = False
 
 
-DECODE_CUTS = ((4, DecodeCut(4096, 1, fuses=True)), (32, DecodeCut(8192, 1)))
+DECODE_CUTS = ((4, DecodeCut(4096, 1)), (32, DecodeCut(8192, 1)))
 """By the most rows that they are for: few rows want more programs, many want larger ones."""
 
 MANY_ROWS = DecodeCut(16384, 1)
@@ -246,8 +245,9 @@ def ssd_decode(
         dt: any first stride; float32, or with ``raw`` of any dtype, as the projection gave it.
         raw: how steps are made of ``dt``.
         cut: of the work; None for that of ``decode_cut``.
-        pdl: launched dependently, so that the launch after it may begin while it runs. Slots and
-            states are read before the wait for the launch before.
+        pdl: launched dependently: slots and states are read while the launch before still runs,
+            and the launch after may begin. What wrote them must have ended: between it and this
+            there must be a launch that is not dependent.
     """
     n_rows, H, P = x.shape
     G, N = B.shape[1:]
@@ -277,6 +277,7 @@ def conv_ssd_decode(
         x: ``[B, H P + 2 G N]``: x, B and C before the convolution; its first stride is free.
         dt: ``[B, H]``, any first stride: as the projection gave it.
         A, D, state, rows: as in ``reference.ssd``.
+        raw, cut, pdl: as in ``ssd_decode``.
 
     Returns:
         ``[B, H, P]`` in the dtype of ``x``.

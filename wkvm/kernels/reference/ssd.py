@@ -63,7 +63,6 @@ def ssd_mix(
     D: Tensor,
     state: Tensor,
     rows: Rows,
-    arrivals: Tensor | None = None,
 ) -> Tensor:
     """``causal_conv`` of x, B and C, ``ssd_steps``, and ``ssd`` of what comes of them.
 
@@ -76,9 +75,6 @@ def ssd_mix(
         dt_bias: ``[H]`` float32.
         dt_limits: the least and the largest step; 0 and infinity for none.
         A, D, state, rows: as in ``ssd``.
-        arrivals: ``[B, G]`` int32 of zeros, which stay zeros, for as many rows as it has: with it a
-            GPU does few rows of one token in one launch. No two steps that may run side by side
-            may share it.
 
     Returns:
         ``[T, H, P]``, the dtype of ``projected``. Zeros for pad rows.

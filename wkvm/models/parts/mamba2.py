@@ -68,8 +68,6 @@ class Mamba2Mixer:
         dt_limits: the least and the largest step.
         norm_weight: ``[I]`` float32; None where there is a gate and no norm.
         gate_first: whether the gate comes before the norm.
-        arrivals: ``[B, G]`` int32 of zeros, this mixer's own: as in ``ssd_mix``. For captured steps
-            alone, which are replayed one after the other; others may run beside them.
 
     Source: Dao and Gu, arXiv:2405.21060; ``Mamba2Mixer`` of transformers for what the paper leaves
     open. That one limits steps in prompts alone; here each step is limited, as in training.
@@ -89,7 +87,6 @@ class Mamba2Mixer:
     norm_eps: float
     gate_first: bool
     output: Linear
-    arrivals: Tensor
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[T, C]`` to ``[T, C]``."""
@@ -109,7 +106,6 @@ class Mamba2Mixer:
             self.D,
             states[SSM][:, self.layer],
             step.rows,
-            self.arrivals if step.rows.slot_list is None else None,
         )
         return self.output(self._gated(y.reshape(-1, sizes.inner), z))
 
