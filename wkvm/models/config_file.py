@@ -1,8 +1,8 @@
 """``config.json`` as what an architecture knows of it, with transformers' defaults."""
 
-from collections.abc import Mapping
-from math import isnan, prod
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan, prod
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -10,6 +10,36 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.models.weights import Checkpoint
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_FACTOR = 1e30
+"""Of numbers that are multiplied with: float32 ends at 3e38."""
+
+Factor: TypeAlias = Annotated[float, msgspec.Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)]
+"""A number that is multiplied with, within a tuple: others are held to it anyway."""
+
+Epsilon: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+"""What a norm adds under its root."""
+
+MAX_LAYERS = 1024
+"""Also of the lists, and of the patterns, that say what each layer is."""
+
+MAX_EXPERTS = 2**18
+"""Of all layers together. Names and shapes of all weights are made before any is looked for."""
+
+MAX_SIZE = 2**31 - 1
+
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "layer_types",
+    "layers_block_type",
+    "hybrid_override_pattern",
+)
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What the files call the number of layers, or what has an entry for each; and of experts."""
+
+MAX_SHOWN = 100
+"""Characters of a value in a message."""
 
 
 def read_config(checkpoint: Checkpoint, kind: type[T], config: Mapping[str, Any]) -> T:
@@ -19,13 +49,27 @@ def read_config(checkpoint: Checkpoint, kind: type[T], config: Mapping[str, Any]
         config: the checkpoint's, or a part of it.
 
     Raises:
-        CorruptCheckpointError: one is missing that has no default, or is of another type.
+        CorruptCheckpointError: one is missing that has no default, is of another type, or is
+            such that no model has it: what is made of it would take all memory, or be no number.
     """
+    path = str(checkpoint.path)
     try:
         plain = {name: _plain(value) for name, value in config.items()}
-        return msgspec.convert(plain, kind)
+        read = msgspec.convert(plain, kind)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
-        raise CorruptCheckpointError(str(checkpoint.path), f"config.json: {error}") from error
+        raise CorruptCheckpointError(path, f"config.json: {error}") from error
+    fields = msgspec.structs.asdict(read)
+    for name, value in fields.items():
+        if _is_absurd(value):
+            raise CorruptCheckpointError(path, f"config.json says {name} is {shown(value)}")
+    n_layers, n_experts = (
+        max([_count(fields[name]) for name in names if name in fields], default=0)
+        for names in (LAYERS, EXPERTS)
+    )
+    if n_layers > MAX_LAYERS or max(n_layers, 1) * n_experts > MAX_EXPERTS:
+        why = f"config.json says there are {n_layers} layers and {n_experts} experts in each"
+        raise CorruptCheckpointError(path, why)
+    return read
 
 
 def refuse_others(
@@ -43,14 +87,13 @@ def refuse_others(
         if name in config and config[name] not in values:
             raise UnsupportedModelError(
                 str(checkpoint.path),
-                f"config.json has {name} {config[name]!r}; run is {' or '.join(map(repr, values))}",
+                f"config.json has {name} {shown(config[name])}; "
+                f"run is {' or '.join(map(repr, values))}",
             )
 
 
 def check_at_least(checkpoint: Checkpoint, **numbers: int) -> None:
     """Check that each of these sizes is at least 1, and that there are weights for it.
-
-    Nobody is to count to a billion because a file says so.
 
     Raises:
         CorruptCheckpointError: one is not.
@@ -62,6 +105,12 @@ def check_at_least(checkpoint: Checkpoint, **numbers: int) -> None:
             raise CorruptCheckpointError(str(checkpoint.path), why)
 
 
+def shown(value: object) -> str:
+    """A value of the file as a message has it: cut off if it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _plain(value: Any) -> Any:
     """``value`` with the numbers that JSON does not have: transformers writes them as objects."""
     if isinstance(value, float) and isnan(value):
@@ -71,3 +120,24 @@ def _plain(value: Any) -> Any:
             return _plain(float(value["__float__"]))
         return {name: _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _count(value: int | str | Sequence[str] | None) -> int:
+    if value is None or isinstance(value, int):
+        return value or 0
+    return len(value)
+
+
+def _is_absurd(value: object) -> bool:
+    """Whether a field is what no model has. Limits, which are pairs, may be infinite."""
+    match value:
+        case bool():
+            return False
+        case int():
+            return abs(value) > MAX_SIZE
+        case float():
+            return not isfinite(value) or abs(value) > MAX_FACTOR
+        case list() | tuple() | str():
+            return len(value) > MAX_LAYERS
+        case _:
+            return False

@@ -15,7 +15,7 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, Factor, check_at_least, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, in_order, layout_of
 from wkvm.models.parameters import Parameters
@@ -47,7 +47,7 @@ class Config(msgspec.Struct, frozen=True):
     num_attention_heads: int = 32
     num_key_value_heads: int | None = 8
     head_dim: int | None = None
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: Epsilon = 1e-5
     mamba_d_ssm: int | None = 1024
     mamba_n_heads: int = 128
     mamba_d_head: int | Literal["auto"] = "auto"
@@ -65,11 +65,11 @@ class Config(msgspec.Struct, frozen=True):
     mlp_bias: bool = False
     lm_head_multiplier: float = 1.0
     embedding_multiplier: float = 1.0
-    mlp_multipliers: tuple[float, float] | None = None
+    mlp_multipliers: tuple[Factor, Factor] | None = None
     key_multiplier: float = 1.0
     attention_out_multiplier: float = 1.0
     attention_in_multiplier: float = 1.0
-    ssm_multipliers: tuple[float, float, float, float, float] | None = None
+    ssm_multipliers: tuple[Factor, Factor, Factor, Factor, Factor] | None = None
     ssm_in_multiplier: float = 1.0
     ssm_out_multiplier: float = 1.0
 

@@ -11,7 +11,7 @@ from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.delta import DeltaSizes, Gate
 from wkvm.models.parts.residual import Residual, RmsNorm
@@ -44,7 +44,7 @@ class Config(msgspec.Struct, frozen=True):
     hidden_ratio: float | None = 4
     intermediate_size: int | None = None
     num_hidden_layers: int = 21
-    norm_eps: float = 1e-6
+    norm_eps: Epsilon = 1e-6
     vocab_size: int = 32000
     output_gate_activation: str = "swish"
     tie_word_embeddings: bool = False

@@ -12,7 +12,7 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.parameters import Parameters
@@ -48,7 +48,7 @@ class Config(msgspec.Struct, frozen=True):
     num_attention_heads: int = 32
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     embedding_multiplier: float = 1.0

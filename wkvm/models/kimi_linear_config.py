@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
 from wkvm.models.parts.kda import KdaSizes
 from wkvm.models.parts.mla import MlaSizes
 from wkvm.models.weights import Checkpoint
@@ -59,7 +59,7 @@ class Config(msgspec.Struct, frozen=True):
     topk_group: int = 1
     num_experts_per_token: int = 8
     moe_renormalize: bool = True
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: Epsilon = 1e-5
     attention_bias: bool = False
     num_experts: int = 256
     first_k_dense_replace: int = 1

@@ -11,7 +11,7 @@ from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.mamba2 import Mamba2Sizes
@@ -52,7 +52,7 @@ class Config(msgspec.Struct, frozen=True):
     hidden_size: int = 4096
     state_size: int = 128
     num_hidden_layers: int = 64
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: Epsilon = 1e-5
     expand: int = 2
     conv_kernel: int = 4
     n_groups: int = 8

@@ -12,7 +12,7 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.nemotron_feed_forward import Experts, FeedForward
@@ -93,7 +93,7 @@ class Config(msgspec.Struct, frozen=True):
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = True
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: Epsilon = 1e-5
     residual_in_fp32: bool = False
 
 

@@ -10,7 +10,7 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others, shown
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.parts.delta import DeltaSizes
@@ -51,7 +51,7 @@ class Config(msgspec.Struct, frozen=True):
     num_hidden_layers: int = 32
     num_attention_heads: int = 30
     num_key_value_heads: int | None = None
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
     layer_types: list[str] | None = None
     linear_num_key_heads: int | None = None
@@ -292,7 +292,7 @@ def read(checkpoint: Checkpoint) -> OlmoHybrid:
         linear_conv_kernel_dim=config.linear_conv_kernel_dim - 1,
     )
     if len(types) != config.num_hidden_layers or set(types) != {LINEAR, FULL}:
-        raise CorruptCheckpointError(path, f"config.json has layer_types {list(types)}")
+        raise CorruptCheckpointError(path, f"config.json has layer_types {shown(list(types))}")
     for name, many, few in (
         ("linear_num_value_heads", mixer.n_value_heads, mixer.n_key_heads),
         ("num_attention_heads", attention.n_heads, attention.n_shared),

@@ -15,7 +15,7 @@ from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import check_at_least, refuse_others
+from wkvm.models.config_file import Epsilon, check_at_least, refuse_others, shown
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.parts.delta import DeltaSizes
@@ -77,7 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     num_attention_heads: int = 16
     num_key_value_heads: int
     head_dim: int = 256
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Epsilon = 1e-6
     linear_conv_kernel_dim: int = 4
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
@@ -410,7 +410,7 @@ def read_model(
         raise CorruptCheckpointError(path, f"{why} of num_experts {config.num_experts}")
     types = types_of(config)
     if len(types) != config.num_hidden_layers or set(types) - {LINEAR, FULL}:
-        raise CorruptCheckpointError(path, f"config.json has layer_types {list(types)}")
+        raise CorruptCheckpointError(path, f"config.json has layer_types {shown(list(types))}")
     if absent := {LINEAR, FULL} - set(types):
         raise UnsupportedModelError(path, f"config.json has layer_types without {absent.pop()}")
     nested = "model.language_model.embed_tokens.weight" in checkpoint.stored

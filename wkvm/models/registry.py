@@ -10,6 +10,7 @@ from wkvm.core.errors import ConfigError, CorruptCheckpointError, UnsupportedMod
 from wkvm.core.layout import DEFAULT_STATE, StateLayout, StateOptions
 from wkvm.models.base import Model
 from wkvm.models.blueprint import Blueprint
+from wkvm.models.config_file import shown
 from wkvm.models.rwkv7_params import read_shape
 from wkvm.models.sources import RWKV7, DecoderSource, Loading, Rwkv7Source, Source
 from wkvm.models.weights import Checkpoint, open_checkpoint
@@ -236,7 +237,8 @@ def _eos_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     listed = ids if isinstance(ids, list) else [ids]
     if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in listed):
         raise CorruptCheckpointError(
-            str(checkpoint.path), f"eos_token_id is {ids!r}, the vocabulary has {vocab_size} ids"
+            str(checkpoint.path),
+            f"eos_token_id is {shown(ids)}, the vocabulary has {vocab_size} ids",
         )
     eos_ids = tuple(dict.fromkeys(listed))
     if len(eos_ids) > MAX_EOS_IDS:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
+from wkvm.models.config_file import MAX_FACTOR, shown
 from wkvm.models.parts.rotary import Rotary
 from wkvm.models.weights import Checkpoint
 
@@ -119,12 +120,12 @@ def read_rope(
     path = str(checkpoint.path)
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
-        raise CorruptCheckpointError(path, f"config.json has rope_parameters {given!r}")
+        raise CorruptCheckpointError(path, f"config.json has rope_parameters {shown(given)}")
     kind = given.get("rope_type", given.get("type", "default"))
     # So it was called where images have positions too.
     kind = "default" if kind == "mrope" else kind
-    if kind not in KINDS:
-        why = f"config.json has rope_type {kind!r}; run is {', '.join(KINDS)}"
+    if not isinstance(kind, str) or kind not in KINDS:
+        why = f"config.json has rope_type {shown(kind)}; run is {', '.join(KINDS)}"
         raise UnsupportedModelError(path, why)
     settings = {name: given[name] for name in KINDS[kind] if name in given}
     if unknown := sorted(given.keys() - KINDS[kind] - COMMON - OF_IMAGES):
@@ -142,12 +143,12 @@ def read_rope(
     }
     for name in sorted(needed):
         if not _is_positive(settings.get(name)):
-            why = f"rope_parameters of kind {kind} have {name} {settings.get(name)!r}"
+            why = f"rope_parameters of kind {kind} have {name} {shown(settings.get(name))}"
             raise CorruptCheckpointError(path, why)
     base = given.get("rope_theta", config.get("rope_theta", theta))
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", turned_part))
     if not _is_positive(base) or not _is_positive(part) or part > 1:
-        why = f"config.json has rope_theta {base!r}, partial_rotary_factor {part!r}"
+        why = f"config.json has rope_theta {shown(base)}, partial_rotary_factor {shown(part)}"
         raise CorruptCheckpointError(path, why)
     n_turned = int(head_size * part)
     if n_turned < 2 or n_turned % 2:
@@ -170,4 +171,6 @@ def _mscale(factor: float, scale: float) -> float:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= MAX_FACTOR

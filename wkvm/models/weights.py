@@ -10,7 +10,7 @@ import os
 import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,6 +26,9 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights as many folders had them before safetensors."""
 
 INDEX_NAME = "model.safetensors.index.json"
+
+MAX_DEPTH = 32
+"""Of objects and lists within each other in a JSON file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,19 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CorruptCheckpointError(str(path), f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CorruptCheckpointError(str(path), "not a JSON object")
+    level = list[Any](value.values())
+    for _ in range(MAX_DEPTH):
+        level = [one for inner in level for one in _inside(inner)]
+    if level:
+        # Whoever goes down there would run out of stack.
+        raise CorruptCheckpointError(str(path), f"is nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _open_pth(path: Path) -> dict[str, StoredTensor | Tensor]:
