@@ -19,10 +19,11 @@ from wkvm.gateway.text import load_tokenizer
 tokenizer = load_tokenizer(BUNDLED)
 
 
-def told(session: Session, text: str, temperature: float = 0.0) -> str:
+def told(session: Session, text: str, temperature: float = 0.0, seed: int | None = None) -> str:
     """Say something to a session; how it goes on."""
+    ids = tokenizer.encode(text)
     with session.generate(
-        tokenizer.encode(text), max_tokens=24, temperature=temperature, ignore_eos=True
+        ids, max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True
     ) as stream:
         return tokenizer.decode(stream.completion().ids)
 
@@ -38,7 +39,7 @@ with wkvm_client.connect(*sys.argv[1:] or ["tcp://127.0.0.1:8001"]) as client:
         with contextlib.suppress(StateNotFoundError):
             client.states.delete(name)
         with agent.fork(name) as branch:
-            print(f"{n}:", told(branch, " One day Tom", temperature=1.0))
+            print(f"{n}:", told(branch, " One day Tom", temperature=1.0, seed=n))
 
     print("said:", told(agent, " Tom wanted to"))
     agent.roll_back()

@@ -168,7 +168,7 @@ async def test_a_stream_tells_the_ids_of_the_prompt_once_for_each_choice() -> No
 
 async def test_several_choices_differ_and_the_prompt_counts_once() -> None:
     async with gateway_running() as running:
-        answer = await ask(running, n=3, temperature=1)
+        answer = await ask(running, n=3, temperature=1, seed=1)
     assert len({choice["message"]["content"] for choice in answer["choices"]}) == 3
     assert answer["usage"]["prompt_tokens"] == len(PROMPT)
     assert answer["usage"]["completion_tokens"] == 3 * 8
