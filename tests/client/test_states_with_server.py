@@ -1,5 +1,7 @@
 """Both clients against whole servers that keep states: what is lost on the way comes again."""
 
+import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import wkvm_client
 from wkvm_client import Completion, EndReason, aio
 from wkvm_client.errors import (
+    ConnectionLostError,
     KeyReusedError,
     StaleVersionError,
     StateMismatchError,
@@ -99,6 +102,38 @@ async def test_a_cut_stream_is_the_one_that_was_not_cut(
         assert completion.reason is EndReason.LENGTH
         info = await driver.states("get", "s")
         assert info.n_tokens == len(PROMPT) + 300
+        await driver.close()
+
+
+@both
+async def test_a_stream_that_ended_while_its_client_was_away_comes_within_its_window(
+    make: Make, tmp_path: Path
+) -> None:
+    async with running(tmp_path / "a") as address:
+        driver = await dialled(make, address)
+        whole = await said(driver, PROMPT, 300, temperature=0)
+        stream = await driver.generate(
+            PROMPT,
+            max_tokens=300,
+            ignore_eos=True,
+            temperature=0,
+            credit=8,
+            save_as="s",
+            on_disconnect="finish",
+            idempotency_key="k",
+        )
+        await read_n(driver, stream, 20)
+        lose(driver.client)
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(StateNotFoundError, ConnectionLostError):
+                    await driver.states("get", "s")
+                    break
+        # Who waits for the end alone would have no window.
+        await read_n(driver, stream, 280)
+        completion = await driver.completion(stream)
+        assert completion.ids == whole.ids
+        assert kept(completion).ref == "s@1"
         await driver.close()
 
 

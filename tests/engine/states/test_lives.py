@@ -74,6 +74,7 @@ async def test_who_comes_back_is_told_what_it_missed_and_the_rest(tmp_path: Path
         rig.service.disconnected(turn)
         had = rig.ids.pop(turn)[:2]
         again = rig.submit(PROMPT, save_as="chat", max_tokens=12, credit=N, received=2, **keywords)
+        rig.service.grant(again, 9)
         end = await rig.end(again)
         head = await rig.service.get(TENANT, Ref("chat"))
     assert again == turn

@@ -16,6 +16,7 @@ from wkvm.engine.states.endings import Endings
 from wkvm.engine.states.gate import Gate
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.memories import Past, Pasts
+from wkvm.engine.states.pacing import Pacer
 from wkvm.engine.states.runs import Runs
 from wkvm.engine.states.sizes import max_start_bytes
 from wkvm.engine.states.tellings import again, end_event, failure, start_end
@@ -61,6 +62,7 @@ class Books:
         self._engine_ids, self._aliases = dict[int, int](), dict[int, int]()
         self._n_failed = 0
         self.deliver: Callable[[list[Event]], None] = _ignore
+        self._pacer = Pacer(lambda events: self.deliver(events))
         loop.deliver = self._take
 
     def _take(self, events: list[Event]) -> None:
@@ -90,7 +92,7 @@ class Books:
                 case _:
                     passed.append(event)
         if passed:
-            self.deliver(passed)
+            self._pacer.pass_on(passed)
 
     def _engine_id(self, request_id: int) -> int:
         """What the engine knows a request as."""
@@ -253,7 +255,7 @@ class Books:
 
     def _soon(self, events: Sequence[Event]) -> None:
         """Tell events, and never from within a call."""
-        asyncio.get_running_loop().call_soon(lambda: self.deliver(list(events)))
+        asyncio.get_running_loop().call_soon(self._pacer.pass_on, events)
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something to its end, also if whoever waits for it is cancelled."""

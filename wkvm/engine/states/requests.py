@@ -14,7 +14,6 @@ from wkvm.core.errors import (
     DrainingError,
     EmptyPromptError,
     InvalidParameterError,
-    KeyReusedError,
     QueueFullError,
     StateNotFoundError,
     StoreFailedError,
@@ -26,12 +25,13 @@ from wkvm.core.sampling import check_ids
 from wkvm.core.states import OnDisconnect, StateUse
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.before import end_before
-from wkvm.engine.states.books import Books, logger
+from wkvm.engine.states.books import logger
 from wkvm.engine.states.endings import n_kept
+from wkvm.engine.states.flow import Flow
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.origins import is_at_hand, is_fork, load_origin, start_of, untouched
 from wkvm.engine.states.sizes import check_returned, place_of
-from wkvm.engine.states.tellings import again, end_event, failure, is_same, parked_end
+from wkvm.engine.states.tellings import end_event, failure, parked_end
 from wkvm.engine.states.turns import Phase, Turn
 
 MAX_LOADING = 1024
@@ -40,10 +40,8 @@ MAX_LOADING = 1024
 INTERRUPT_S = 1.0
 """How long turns that are to be kept have to stop, once the time for a drain is over."""
 
-UNLIMITED_CREDIT = 2**31 - 1
 
-
-class Requests(Books):
+class Requests(Flow):
     """The turns of an engine. All methods belong to the loop's thread."""
 
     def __init__(self, loop: StepLoop, backing: Backing) -> None:
@@ -111,30 +109,6 @@ class Requests(Books):
         if not self._n_loading[tenant]:
             del self._n_loading[tenant]
 
-    def _known(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...] | None:
-        """The ids of the turn that runs or ran under this key, of which the rest is told again."""
-        if use.idempotency_key is None:
-            return None
-        key = (spec.tenant, use.idempotency_key)
-        turn = self._keyed.get(key)
-        past = self._pasts.get(key)
-        if turn is not None:
-            if not is_same(turn.asked, turn.use, spec, use):
-                raise KeyReusedError
-            turn.is_detached = False
-            (request_id,) = turn.ids
-            self._due.append((turn, request_id, use.received))
-            asyncio.get_running_loop().call_soon(self._tell_again)
-            return (request_id,)
-        if past is None:
-            return None
-        if not is_same(past.spec, past.use, spec, use):
-            raise KeyReusedError
-        (request_id,) = self._loop.reserve(1)
-        end = replace(past.end, request_id=request_id)
-        self._soon([*again(request_id, use.received, past.outputs), end])
-        return (request_id,)
-
     async def _start(self, turn: Turn, ids: tuple[int, ...]) -> None:
         """Load what a turn starts from, and hand it to the engine.
 
@@ -189,8 +163,8 @@ class Requests(Books):
     def _tell_done(self, turn: Turn, outputs: "array[int]", end: EndEvent) -> None:
         """Tell a turn that was run and committed before this process began."""
         turn.outputs = outputs
-        told = again(end.request_id, turn.use.received, outputs)
-        self._soon([*told, self._finish(turn, end)])
+        end = self._finish(turn, end)
+        self._tell_past(outputs, end, turn.spec.credit, turn.use.received)
 
     def _run(self, turn: Turn, ids: tuple[int, ...]) -> None:
         spec, use = turn.spec, turn.use
@@ -225,7 +199,7 @@ class Requests(Books):
             credit=None if spec.credit is None else spec.credit + turn.credit - turn.n_told,
             timeout_s=None if spec.timeout_s is None else max(spec.timeout_s - elapsed, 0.001),
         )
-        if turn.is_detached:
+        if turn.is_detached or turn.is_unlimited:
             started = replace(started, credit=None)
         self._loop.submit(started, ids)
         turn.move(Phase.RUNNING)
@@ -238,6 +212,8 @@ class Requests(Books):
 
     def cancel(self, request_id: int) -> None:
         """End a request. Its EndEvent follows; nothing of it is kept, unless it has ended."""
+        if self._pacer.cancel(request_id):
+            self._tell_soon(request_id)
         turn = self._turns.get(request_id)
         if turn is not None:
             turn.is_cancelled = True
@@ -280,6 +256,7 @@ class Requests(Books):
 
     def disconnected(self, request_id: int) -> None:
         """Nobody listens to a request any more: do with it what its use says."""
+        self._pacer.drop(request_id)
         turn = self._turns.get(request_id)
         policy = OnDisconnect.CANCEL if turn is None else turn.use.on_disconnect
         if turn is None or policy is OnDisconnect.CANCEL:
@@ -288,35 +265,9 @@ class Requests(Books):
         turn.is_detached = True
         if policy is OnDisconnect.HIBERNATE:
             self.interrupt(request_id)
-        elif turn.phase is Phase.RUNNING:
-            self._loop.grant(self._engine_id(request_id), UNLIMITED_CREDIT)
-            self._loop.release(self._engine_id(request_id))
-
-    def grant(self, request_id: int, n_tokens: int) -> None:
-        """Add to a request's credit."""
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            turn.credit += n_tokens
-        if turn is None or turn.phase is Phase.RUNNING:
-            self._loop.grant(self._engine_id(request_id), n_tokens)
-
-    def hold(self, request_id: int) -> None:
-        """Produce nothing more for a request until released."""
-        self._set_held(request_id, held=True)
-
-    def release(self, request_id: int) -> None:
-        """End a hold."""
-        self._set_held(request_id, held=False)
-
-    def _set_held(self, request_id: int, *, held: bool) -> None:
-        turn = self._turns.get(request_id)
-        if turn is not None:
-            turn.held = held
-        if turn is not None and turn.phase is not Phase.RUNNING:
             return
-        if held:
-            self._loop.hold(self._engine_id(request_id))
-        else:
+        self._lift_limit(turn, request_id)
+        if turn.phase is Phase.RUNNING:
             self._loop.release(self._engine_id(request_id))
 
     async def drain(self, grace_s: float) -> None:

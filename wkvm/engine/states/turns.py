@@ -73,6 +73,7 @@ class Turn:
         held: whether it is held.
         place: that it has among those that may have loaded their starts.
         is_detached: nobody listens: no credit is asked of it, and no hold applies.
+        is_unlimited: the engine has been told to go on without a limit of credit.
         is_cancelled: nobody wants it any more, and nothing of it is to be kept.
         is_interrupted: it ends where it is, and is committed nevertheless.
         keep: how many of its ids stay, if that was said.
@@ -102,6 +103,7 @@ class Turn:
     held: bool = False
     place: Place | None = None
     is_detached: bool = False
+    is_unlimited: bool = False
     is_cancelled: bool = False
     is_interrupted: bool = False
     is_committed: bool = False
