@@ -197,7 +197,7 @@ def test_convolution_gates_and_rule_follow_one_another(
     from wkvm.kernels.gpu.delta_decode import Convolution, RawGates, delta_step
 
     rows = rows_of(name, device)
-    Hk, Hv, K, V = shape = SHAPES[0]
+    Hk, Hv, K, V = shape = (2, 4, 6, 10)
     case = tried(rows, shape, by_channel)
     draw = torch.Generator().manual_seed(2)
     C = 2 * Hk * K + Hv * V

@@ -37,16 +37,15 @@ def test_a_norm_of_whole_tokens_and_of_heads_in_a_wider_tensor(device: str) -> N
 def test_a_sum_goes_on_beside_its_norm(device: str) -> None:
     from wkvm.kernels.gpu.norms import add_rms_norm
 
-    wide = normal(3, 90, device=device)
-    x, added = wide[:, :40], wide[:, 45:85].half()
+    wide = normal(3, 90, device=device).half()
+    x, added = wide[:, :40], wide[:, 45:85]
     weight = normal(40, device=device, seed=1)
-    total, normed = add_rms_norm(x, added, weight, 1e-6, scale=0.3, dtype=torch.float16)
-    exact_total, exact = reference.add_rms_norm(
-        x.double(), added.double(), weight.double(), 1e-6, scale=0.3
-    )
-    near(total, exact_total)
-    torch.testing.assert_close(normed.double(), exact, rtol=1e-3, atol=1e-4)
-    assert normed.dtype == torch.float16
+    total, normed = add_rms_norm(x, added, weight, 1e-6, scale=0.3, dtype=torch.float32)
+    exact = x.double() + 0.3 * added.double()
+    torch.testing.assert_close(total.double(), exact, rtol=1e-3, atol=1e-4)
+    # The norm is of the sum as it goes on: rounded.
+    near(normed, reference.rms_norm(total.double(), weight.double(), 1e-6))
+    assert (total.dtype, normed.dtype) == (torch.float16, torch.float32)
 
 
 @pytest.mark.parametrize("device", DEVICES)
