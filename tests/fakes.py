@@ -165,13 +165,58 @@ class FakeModel(Weightless):
         return self.logits(after, poison, batch.logit_rows.tolist())
 
 
-class GuestModel(FakeModel):
-    """The same with a guest, and the same ids as long as its pages hold what they should.
+class Entries:
+    """What a model without weights keeps in pages, and how it reads it.
 
     Each token has an entry in the pages, a function of the token and its position. A record keeps
-    the sum of all entries; a step reads them all again, and what the two differ by enters the
-    hash. So a page that is stale, lost, another's, or in another place changes all ids after it.
+    the sum of all entries; a step reads them all again. So a page that is stale, lost, another's,
+    or in another place is seen.
+
+    Attributes:
+        tensors: that a record has for it.
+        guest: what a page is.
     """
+
+    tensors = (TensorSpec("fake.sum", (1,), "int64"), guest_tokens())
+    guest = GuestSpec(n_layers=2, n_parts=2, n_heads=1, head_dim=2, dtype="float32")
+
+    def __init__(self) -> None:
+        self._odd = torch.arange(3, 19, 2)
+
+    def attend(self, states: StateViews, slot: int, ids: Tensor) -> int:
+        """Write the entries of ``ids``, after reading all before them.
+
+        Returns:
+            By what the pages differ from what they should hold: a word, 0 for nothing.
+        """
+        counts, sums = states[GUEST_TOKENS], states["fake.sum"]
+        n = int(counts[slot])
+        wrong = self._sum_of(states, slot, n) - int(sums[slot])
+        places = torch.arange(n, n + len(ids))
+        words = mix_words((ids + 1) * 8 + places * signed(0x9E3779B97F4A7C15))
+        entries = (mix_words(words[:, None] + self._odd) >> 48 & 0xFFFF).to(torch.float32)
+        pages, table = states[GUEST_PAGES], states[GUEST_TABLE]
+        at = table[slot, places // PAGE_TOKENS].long()
+        assert int(at.min()) >= 0, "a token that has no page"
+        pages[at, :, :, places % PAGE_TOKENS] = entries.view(len(ids), 2, 2, 1, 2)
+        sums[slot] += self._digest(entries, places)
+        counts[slot] = n + len(ids)
+        return wrong & WORD
+
+    def _sum_of(self, states: StateViews, slot: int, n: int) -> int:
+        """The entries of the first ``n`` tokens, as the pages have them."""
+        n_pages = -(-n // PAGE_TOKENS)
+        held = states[GUEST_PAGES][states[GUEST_TABLE][slot, :n_pages].long()]
+        entries = held.permute(0, 3, 1, 2, 4, 5).reshape(-1, 8)[:n]
+        return int(self._digest(entries, torch.arange(n)))
+
+    def _digest(self, entries: Tensor, places: Tensor) -> Tensor:
+        bits = entries.view(torch.int32).to(torch.int64)
+        return mix_words((bits * self._odd).sum(dim=1) + places * 7).sum()
+
+
+class GuestModel(FakeModel):
+    """The same with a guest, and the same ids as long as its pages hold what they should."""
 
     def __init__(
         self,
@@ -180,46 +225,18 @@ class GuestModel(FakeModel):
         before_forward: Callable[[Batch], None] | None = None,
     ) -> None:
         super().__init__(vocab_size, eos_ids, before_forward)
-        tensors = (*self._layout.tensors, TensorSpec("fake.sum", (1,), "int64"), guest_tokens())
-        guest = GuestSpec(n_layers=2, n_parts=2, n_heads=1, head_dim=2, dtype="float32")
-        self._layout = StateLayout(tensors, guest)
-        self._odd = torch.arange(3, 19, 2)
+        self._entries = Entries()
+        tensors = (*self._layout.tensors, *Entries.tensors)
+        self._layout = StateLayout(tensors, Entries.guest)
 
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         token_ids, start = batch.token_ids, 0
         for slot, length in zip(batch.slot_list, batch.lengths, strict=True):
             if slot >= 0:
-                self._attend(states, slot, token_ids[start : start + length])
+                wrong = self._entries.attend(states, slot, token_ids[start : start + length])
+                states["fake.hash"][slot] += signed(wrong)
             start += length
         return super().forward(batch, states)
-
-    def _attend(self, states: StateViews, slot: int, ids: Tensor) -> None:
-        counts, sums = states[GUEST_TOKENS], states["fake.sum"]
-        n = int(counts[slot])
-        wrong = self._sum_of(states, slot, n) - int(sums[slot])
-        states["fake.hash"][slot] += signed(wrong & WORD)
-        places = torch.arange(n, n + len(ids))
-        words = mix_words((ids + 1) * 8 + places * signed(0x9E3779B97F4A7C15))
-        entries = mix_words(words[:, None] + self._odd) >> 48 & 0xFFFF
-        pages, table = states[GUEST_PAGES], states[GUEST_TABLE]
-        at = table[slot, places // PAGE_TOKENS].long()
-        assert int(at.min()) >= 0, "a token that has no page"
-        shape = len(ids), 2, 2, 1, 2
-        pages[at, :, :, places % PAGE_TOKENS] = entries.view(shape).to(torch.float32)
-        sums[slot] += self._digest(entries, places)
-        counts[slot] = n + len(ids)
-
-    def _sum_of(self, states: StateViews, slot: int, n: int) -> int:
-        """The entries of the first ``n`` tokens, as the pages have them."""
-        n_pages = -(-n // PAGE_TOKENS)
-        held = states[GUEST_PAGES][states[GUEST_TABLE][slot, :n_pages].long()]
-        entries = held.permute(0, 3, 1, 2, 4, 5).reshape(-1, 8)[:n]
-        if bool(entries.isnan().any()):
-            return 1
-        return int(self._digest(entries.to(torch.int64), torch.arange(n)))
-
-    def _digest(self, entries: Tensor, places: Tensor) -> Tensor:
-        return mix_words((entries * self._odd).sum(dim=1) + places * 7).sum()
 
 
 def signed(word: int) -> int:

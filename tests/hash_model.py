@@ -4,8 +4,9 @@ It computes what ``tests.fakes`` defines, so any part of a state that is lost, s
 swapped or from somewhere else changes, all but certainly, every id after it. Beyond the fake
 model its record is as long as is asked: each word of it is a function of the hash, and whatever
 differs in any word is added to the hash. So a record that was copied in part, or of which one
-page is an older one, does not go on as if nothing had been. What comes of a history is known
-without an engine: ``HashLog`` says it over plain integers.
+page is an older one, does not go on as if nothing had been. It may have attention layers besides,
+which see what is wrong with any of their pages. What comes of a history is known without an
+engine, and is the same for both: ``HashLog`` says it over plain integers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tests.fakes import WORD, Weightless, absorb, mix, mix_words, signed
-from wkvm.core.layout import TensorSpec
+from tests.fakes import WORD, Entries, Weightless, absorb, mix, mix_words, signed
+from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.models.base import Batch, StateViews
 
 VOCAB_SIZE = 64
@@ -80,6 +81,7 @@ class HashModel(Weightless):
     Args:
         n_words: of a record, each of eight bytes.
         nan_id: an id after which the logits are NaN.
+        has_guest: its states have pages.
 
     Attributes:
         n_absorbed: ids that it has absorbed, in all rows.
@@ -93,17 +95,23 @@ class HashModel(Weightless):
         eos_ids: tuple[int, ...] = (),
         digest: str = DIGEST,
         nan_id: int | None = None,
+        has_guest: bool = False,
     ) -> None:
         tensors = (
             TensorSpec("hash.words", (n_words,), "int64"),
             TensorSpec("hash.zero", (3,), "float32"),
         )
         super().__init__("hash", tensors, vocab_size=vocab_size, eos_ids=eos_ids, digest=digest)
+        self._entries = Entries() if has_guest else None
+        if has_guest:
+            self._layout = StateLayout((*tensors, *Entries.tensors), Entries.guest)
         self.n_absorbed = 0
         self._nan_id = nan_id
         self._odd = torch.arange(3, 2 * n_words + 1, 2)
 
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
+        if self._entries is not None:
+            self._attend(self._entries, batch, states)
         token_ids = batch.token_ids.tolist()
         rows = [row for row, slot in enumerate(batch.slot_list) if slot >= 0]
         slots = torch.tensor([batch.slot_list[row] for row in rows])
@@ -127,6 +135,15 @@ class HashModel(Weightless):
             for at, token_id in enumerate(token_ids):
                 stained[at] = float("nan") if token_id == self._nan_id else stained[at]
         return self.logits(after, stained, batch.logit_rows.tolist())
+
+    def _attend(self, entries: Entries, batch: Batch, states: StateViews) -> None:
+        """Read and write the pages; what is wrong in them is added to the hash."""
+        start = 0
+        for slot, length in zip(batch.slot_list, batch.lengths, strict=True):
+            if slot >= 0:
+                wrong = entries.attend(states, slot, batch.token_ids[start : start + length])
+                states["hash.words"][slot, 0] += signed(wrong)
+            start += length
 
     def _hashes(self, records: Tensor) -> Sequence[int]:
         """The hash that each record holds, with all that is wrong in its other words added."""

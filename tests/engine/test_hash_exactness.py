@@ -47,6 +47,22 @@ def test_its_record_is_a_function_of_the_tokens_and_not_of_how_they_were_cut(
     assert not arena.records[0].any()
 
 
+@pytest.mark.parametrize("byte", [0, 7, 1568, 1571])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_wrong_bit_anywhere_in_its_pages_changes_what_follows(byte: int, bit: int) -> None:
+    model = HashModel(has_guest=True)
+    arena = Arena(model.layout, 2, "cpu", n_pages=2)
+    pool = arena.pool
+    assert pool is not None
+    pool.grant(0, [1])
+    pool.grant(1, [0])
+    model.forward(batch({0: [3, 1, 4, 1, 5], 1: [3, 1, 4, 1, 5]}), arena.views)
+    pool.page_bytes[0, byte] ^= 1 << bit
+    logits = model.forward(batch({0: [5], 1: [5]}), arena.views)
+    assert logits[0].tolist() == HashLog([3, 1, 4, 1, 5, 5]).logits()
+    assert not torch.equal(logits[0], logits[1])
+
+
 @given(word=st.integers(0, 63), bit=st.integers(0, 63), data=st.data())
 def test_one_wrong_bit_anywhere_in_its_record_changes_what_follows(
     word: int, bit: int, data: st.DataObject

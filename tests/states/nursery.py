@@ -30,6 +30,7 @@ class Ask:
         folder: of its store.
         model: ``hash`` or ``bundled``.
         n_words: of the hash model's record.
+        has_guest: the hash model's states have pages.
         engine: settings of the engine that differ from the defaults.
     """
 
@@ -37,6 +38,7 @@ class Ask:
     folder: str
     model: str = "hash"
     n_words: int = 64
+    has_guest: bool = False
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -201,6 +201,7 @@ class MakeRig(Protocol):
         n_words: int = 64,
         digest: str = ...,
         nan_id: int | None = None,
+        has_guest: bool = False,
         **engine: Any,
     ) -> "AsyncRig": ...
 
@@ -219,10 +220,11 @@ async def rig_running(
     n_words: int = 64,
     digest: str = "4a54" * 16,
     nan_id: int | None = None,
+    has_guest: bool = False,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
     """Serve, and have clients of all tenants."""
-    model = HashModel(n_words=n_words, digest=digest, nan_id=nan_id)
+    model = HashModel(n_words=n_words, digest=digest, nan_id=nan_id, has_guest=has_guest)
     engine.setdefault("n_slots", 8)
     io = FaultyIO()
     served = Engine(model, EngineConfig(device="cpu", **engine), served_name="hash")

@@ -23,7 +23,8 @@ def build(ask: Ask) -> Engine:
     config = EngineConfig(device="cpu", **ask.engine)
     if ask.model == "bundled":
         return build_engine(Path(BUNDLED), config, served_name="bundled")
-    return Engine(HashModel(n_words=ask.n_words), config, served_name="hash")
+    model = HashModel(n_words=ask.n_words, has_guest=ask.has_guest)
+    return Engine(model, config, served_name="hash")
 
 
 def run_server(ask: Ask, ready: Callable[[list[str]], None]) -> None:

@@ -33,15 +33,18 @@ def nursery() -> Iterator[Nursery]:
 
 
 def ask_for(folder: Path, name: str = "one", model: str = "hash") -> Ask:
+    has_guest = model == "pages"
+    pool = {"guest_tokens": 2**20} if has_guest else {}
     return Ask(
         uds=str(folder / f"{name}.sock"),
         folder=str(folder / name),
-        model=model,
-        engine={"n_slots": 4, "deterministic": True},
+        model="hash" if has_guest else model,
+        has_guest=has_guest,
+        engine={"n_slots": 4, "deterministic": True, **pool},
     )
 
 
-@pytest.mark.parametrize("model", ["hash", "bundled"])
+@pytest.mark.parametrize("model", ["hash", "pages", "bundled"])
 async def test_sampled_turns_with_a_kill_between_them_are_the_uninterrupted_run(
     nursery: Nursery, tmp_path: Path, model: str
 ) -> None:
@@ -64,17 +67,18 @@ async def test_sampled_turns_with_a_kill_between_them_are_the_uninterrupted_run(
     server.kill()
 
 
+@pytest.mark.parametrize("model", ["hash", "pages"])
 async def test_a_stream_that_moves_again_and_again_loses_and_repeats_no_id(
-    nursery: Nursery, tmp_path: Path
+    nursery: Nursery, tmp_path: Path, model: str
 ) -> None:
-    servers = [nursery.start(ask_for(tmp_path, name)) for name in ("one", "two")]
+    servers = [nursery.start(ask_for(tmp_path, name, model)) for name in ("one", "two")]
     async with (
         aio.connect(servers[0].address) as one,
         aio.connect(servers[1].address) as two,
     ):
         clients, ids = [one, two], list[int]()
         stream = await one.generate(
-            PROMPT, max_tokens=10**6, temperature=0.0, save_as="moving-0", credit=64
+            PROMPT, max_tokens=10**6 - 10**5, temperature=0.0, save_as="moving-0", credit=64
         )
         reading = asyncio.create_task(_collect(stream, ids))
         for at in range(30):

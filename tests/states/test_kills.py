@@ -73,22 +73,25 @@ async def moment(trial: Trial, rng: random.Random) -> None:
     await asyncio.sleep(rng.random() * 0.02)
 
 
-def ask_for(folder: Path, sockets: Path, **settings: object) -> Ask:
+def ask_for(folder: Path, sockets: Path, *, has_guest: bool = False) -> Ask:
     return Ask(
         uds=str(sockets / "wkvm.sock"),
         folder=str(folder),
         engine={"n_slots": 16, "max_num_batched_tokens": 128},
+        has_guest=has_guest,
     )
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("has_guest", [False, True], ids=["record", "pages"])
 @pytest.mark.parametrize(
     "n_kills", [20, pytest.param(100, marks=slow), pytest.param(1000, marks=slow)]
 )
 async def test_a_kill_loses_and_spoils_nothing_that_was_acknowledged(
-    nursery: Nursery, tmp_path: Path, n_kills: int
+    nursery: Nursery, tmp_path: Path, n_kills: int, has_guest: bool
 ) -> None:
-    trial = await trial_of(nursery, ask_for(tmp_path / "store", tmp_path), n_kills, seed=n_kills)
+    ask = ask_for(tmp_path / "store", tmp_path, has_guest=has_guest)
+    trial = await trial_of(nursery, ask, n_kills, seed=n_kills)
     print(trial.account, dict(trial.done), trial.book.n_acked)
     assert trial.account.is_clean, trial.account
     assert trial.account.n_kills == n_kills

@@ -82,17 +82,20 @@ class Worker:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            call, done = work
-            try:
-                outcome: _Outcome = (call(), None)
-            except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
-                outcome = (None, error)
-            if done is None:
-                continue
-            try:
-                self._loop.call_soon_threadsafe(_settle, done, outcome)
-            except RuntimeError:
-                logger.debug("a step ended after its loop was closed")
+            self._do(*work)
+            del work  # nothing of a step, and no state of it, is held while nothing is to be done
+
+    def _do(self, call: "_Call", done: "asyncio.Future[_Outcome] | None") -> None:
+        try:
+            outcome: _Outcome = (call(), None)
+        except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
+            outcome = (None, error)
+        if done is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(_settle, done, outcome)
+        except RuntimeError:
+            logger.debug("a step ended after its loop was closed")
 
 
 class Here:

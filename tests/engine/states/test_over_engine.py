@@ -1,5 +1,6 @@
 """The service over an engine that runs: slots, batches and sampling included."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,16 @@ async def test_a_cut_turn_is_done_again_from_its_last_checkpoint(tmp_path: Path,
     assert n_again <= 64
     assert positions == sorted({64, 66 + keep} | ({128} if keep > 62 else set()))
     assert cut.n_computed == 66 + keep
+
+
+async def test_an_engine_with_nothing_to_do_holds_no_state(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        rig.store.cool(TENANT, "chat")
+        held = weakref.ref(rig.store.load(TENANT, "chat").image.record)
+        rig.store.cool(TENANT, "chat")
+        await rig.turn((), state="chat", save_as="chat")
+        assert held() is None
+        ended = weakref.ref(rig.store.load(TENANT, "chat").image.record)
+        rig.store.cool(TENANT, "chat")
+        await until(lambda: ended() is None)
