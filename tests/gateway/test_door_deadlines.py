@@ -257,4 +257,4 @@ async def test_hundreds_of_connections_come_and_go_without_a_trace() -> None:
                     one.send(data)
                     await asyncio.sleep(0)
         await until(lambda: running.door.n_connections == 0)
-        await until(lambda: len(asyncio.all_tasks()) == n_tasks)
+        await until(lambda: len(asyncio.all_tasks()) <= n_tasks)

@@ -79,7 +79,7 @@ def test_a_file_that_ends_early_is_named_and_nothing_is_left_open(tmp_path: Path
     assert next(arriving).shape == (60,)
     with pytest.raises(CorruptCheckpointError, match="became shorter"):
         next(arriving)
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert len(os.listdir("/proc/self/fd")) <= n_open
 
 
 def test_a_disk_that_fails_is_a_checkpoint_that_cannot_be_read(

@@ -37,14 +37,17 @@ async def test_a_length_is_checked_before_anything_is_stored(is_open: bool, cap:
             (2**31 - 1, ErrorCode.FRAME_TOO_LARGE),
             (2**32 - 1, ErrorCode.FRAME_TOO_LARGE),
         ):
-            client = await connected(rig, is_open=is_open)
-            before = rss_bytes()
-            client.write(frame(b"\x90" * 1000, length))
-            if code is not None:
-                assert (await client.error()).code == code
-            await rig.assert_alive()
-            assert rss_bytes() - before < MIB, length
-            client.abort()
+            grown = list[int]()  # what is stored for it is there each time, anything else is not
+            for _ in range(3):
+                client = await connected(rig, is_open=is_open)
+                before = rss_bytes()
+                client.write(frame(b"\x90" * 1000, length))
+                if code is not None:
+                    assert (await client.error()).code == code
+                await rig.assert_alive()
+                grown.append(rss_bytes() - before)
+                client.abort()
+            assert min(grown) < MIB, length
         await rig.assert_idle()
 
 

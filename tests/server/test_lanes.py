@@ -151,8 +151,8 @@ async def test_1000_connections_leave_no_task_and_no_file() -> None:
             del rig.clients[1:]  # the first is the control
         del clients, client
         await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == n_tasks
-        assert len(os.listdir("/proc/self/fd")) == n_files
+        assert len(asyncio.all_tasks()) <= n_tasks
+        assert len(os.listdir("/proc/self/fd")) <= n_files  # others may be collected
         await rig.assert_alive()
 
 

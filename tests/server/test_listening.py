@@ -205,7 +205,7 @@ def test_a_port_in_use_is_a_config_error_and_nothing_is_left_open(tmp_path: Path
     n_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=r"^binary-port: \d+: Address already in use"):
         listen(ServerConfig(binary_port=port, binary_uds=str(tmp_path / "s")))
-    assert len(os.listdir("/proc/self/fd")) == n_files
+    assert len(os.listdir("/proc/self/fd")) <= n_files
     assert not (tmp_path / "s").exists()
     first.close()
 
@@ -215,7 +215,7 @@ def test_a_bad_socket_file_closes_the_port_again(tmp_path: Path) -> None:
     n_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="not a socket"):
         listen(ServerConfig(binary_port=0, binary_uds=str(tmp_path / "s")))
-    assert len(os.listdir("/proc/self/fd")) == n_files
+    assert len(os.listdir("/proc/self/fd")) <= n_files
 
 
 def test_a_check_of_addresses_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_check_of_addresses_leaves_nothing_behind(tmp_path: Path) -> None:
     taken.close()
     n_files = len(os.listdir("/proc/self/fd"))
     check_addresses(config)
-    assert len(os.listdir("/proc/self/fd")) == n_files
+    assert len(os.listdir("/proc/self/fd")) <= n_files
     assert list(tmp_path.iterdir()) == []
 
 

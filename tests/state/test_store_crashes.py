@@ -11,6 +11,7 @@ import pytest
 
 from tests.state.crashes import LIMITS, Ledger, Nursery
 from tests.state.stores import files, opened
+from tests.states.power import settle
 from wkvm.core.errors import WkvmError
 
 pytestmark = pytest.mark.long
@@ -78,11 +79,11 @@ needs_mount = pytest.mark.skipif(not can_mount(), reason="root, mkfs.ext4 and lo
 @contextmanager
 def mounted(image: Path, folder: Path) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
+    settle("mount", "-o", "loop", str(image), str(folder))
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        settle("umount", str(folder))
 
 
 def cut_power_often(nursery: Nursery, tmp_path: Path, n: int, form: str = "honest") -> list[str]:

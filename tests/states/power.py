@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,12 +45,12 @@ class LoopDisk:
         """
         # Not unmounted first: that would write everything.
         _run("cp", "--sparse=always", str(self._image), str(self._copy))
-        _run("umount", str(self.path))
+        settle("umount", str(self.path))
         self._copy.replace(self._image)
-        self._mount()
+        settle(*self._mount())
 
-    def _mount(self) -> None:
-        _run("mount", "-o", "loop", str(self._image), str(self.path))
+    def _mount(self) -> tuple[str, ...]:
+        return ("mount", "-o", "loop", str(self._image), str(self.path))
 
     def __enter__(self) -> Self:
         if sys.platform != "linux" or os.geteuid() != 0:
@@ -59,7 +60,7 @@ class LoopDisk:
             image.truncate(self._mib * 2**20)
         try:
             _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", str(self._image))
-            self._mount()
+            _run(*self._mount())
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no loop mounts here: {error}")
         return self
@@ -86,3 +87,13 @@ def library_that_ignores_sync(folder: Path) -> str:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
+
+
+def settle(*command: str) -> None:
+    """Run ``mount`` or ``umount``. A loop device may be another's by then, or in use still."""
+    for _ in range(100):
+        try:
+            return _run(*command)
+        except subprocess.CalledProcessError:
+            time.sleep(0.1)
+    return _run(*command)
