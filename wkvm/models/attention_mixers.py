@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
-from wkvm.models.config_file import check_at_least
+from wkvm.models.config_file import check_sizes
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.attention import Attention, AttentionSizes
 from wkvm.models.rope_config import Rope
@@ -41,7 +41,7 @@ class AttentionMixers:
             CorruptCheckpointError: there are none.
         """
         sizes = self.sizes
-        check_at_least(
+        check_sizes(
             checkpoint,
             num_attention_heads=sizes.n_heads,
             num_key_value_heads=sizes.n_shared,

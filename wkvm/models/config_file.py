@@ -92,7 +92,7 @@ def refuse_others(
             )
 
 
-def check_at_least(checkpoint: Checkpoint, **numbers: int) -> None:
+def check_sizes(checkpoint: Checkpoint, **numbers: int) -> None:
     """Check that each of these sizes is at least 1, and that there are weights for it.
 
     Raises:

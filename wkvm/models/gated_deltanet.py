@@ -11,7 +11,7 @@ from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.delta import DeltaSizes, Gate
 from wkvm.models.parts.residual import Residual, RmsNorm
@@ -174,7 +174,7 @@ def read(checkpoint: Checkpoint) -> GatedDeltaNet:
         raise CorruptCheckpointError(str(checkpoint.path), why)
     model = GatedDeltaNet(config)
     mixer = model.mixer
-    check_at_least(
+    check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -12,7 +12,7 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.parameters import Parameters
@@ -202,7 +202,7 @@ def read(checkpoint: Checkpoint) -> GraniteMoeHybrid:
     """
     config = read_config(checkpoint, Config, checkpoint.config)
     refuse_others(checkpoint, checkpoint.config, UNCHANGED)
-    check_at_least(
+    check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -213,7 +213,7 @@ def read(checkpoint: Checkpoint) -> GraniteMoeHybrid:
     )
     path = str(checkpoint.path)
     if config.num_local_experts:
-        check_at_least(
+        check_sizes(
             checkpoint,
             intermediate_size=config.intermediate_size,
             num_local_experts=config.num_local_experts,

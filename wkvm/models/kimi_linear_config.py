@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.parts.kda import KdaSizes
 from wkvm.models.parts.mla import MlaSizes
 from wkvm.models.weights import Checkpoint
@@ -152,7 +152,7 @@ def _mixers(checkpoint: Checkpoint, config: Config, of_kda: LinearConfig) -> tup
 
 
 def _check(checkpoint: Checkpoint, config: Config, kda: KdaSizes, mla: MlaSizes) -> None:
-    check_at_least(
+    check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

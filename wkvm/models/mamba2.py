@@ -11,7 +11,7 @@ from wkvm.core.errors import CorruptCheckpointError
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.mamba2 import Mamba2Sizes
@@ -174,7 +174,7 @@ def read(checkpoint: Checkpoint) -> Mamba2:
     blueprint = (
         _of_state_spaces(checkpoint) if "ssm_cfg" in config else _of_transformers(checkpoint)
     )
-    check_at_least(
+    check_sizes(
         checkpoint,
         **{
             "the vocabulary": blueprint.vocab_size,
@@ -232,7 +232,7 @@ def _of_state_spaces(checkpoint: Checkpoint) -> Mamba2:
     # Where the layer is not named, it is Mamba-1.
     named = {"layer": "Mamba1"} | mixer_config
     refuse_others(checkpoint, named, UNCHANGED_MIXERS_OF_STATE_SPACES)
-    check_at_least(
+    check_sizes(
         checkpoint, headdim=mixer.headdim, pad_vocab_size_multiple=config.pad_vocab_size_multiple
     )
     n_heads, rest = divmod(mixer.expand * config.d_model, mixer.headdim)

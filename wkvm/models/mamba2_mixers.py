@@ -9,7 +9,7 @@ import torch
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
-from wkvm.models.config_file import check_at_least
+from wkvm.models.config_file import check_sizes
 from wkvm.models.parameters import Parameters, Scale
 from wkvm.models.parts.mamba2 import Mamba2Mixer, Mamba2Sizes, decays
 from wkvm.models.weights import Checkpoint
@@ -52,7 +52,7 @@ class Mamba2Mixers:
             CorruptCheckpointError: there are none.
         """
         sizes = self.sizes
-        check_at_least(
+        check_sizes(
             checkpoint,
             **{
                 "the number of mamba heads": sizes.n_heads,

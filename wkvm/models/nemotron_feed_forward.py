@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
-from wkvm.models.config_file import check_at_least
+from wkvm.models.config_file import check_sizes
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.mlp import ACTIVATIONS, Mlp
 from wkvm.models.parts.moe import Moe, SigmoidRouter
@@ -34,7 +34,7 @@ class FeedForward:
             CorruptCheckpointError: there are none.
             UnsupportedModelError: the activation is not run.
         """
-        check_at_least(checkpoint, **{"the inner width of a feed-forward layer": self.inner})
+        check_sizes(checkpoint, **{"the inner width of a feed-forward layer": self.inner})
         if self.activation not in ACTIVATIONS:
             why = f"config.json has mlp_hidden_act {self.activation!r}"
             raise UnsupportedModelError(str(checkpoint.path), why)
@@ -94,7 +94,7 @@ class Experts:
             why = f"config.json has experts with {self.shared.activation!r}; run is 'relu2'"
             raise UnsupportedModelError(path, why)
         self.shared.check(checkpoint)
-        check_at_least(
+        check_sizes(
             checkpoint,
             moe_intermediate_size=self.inner,
             moe_latent_size=1 if self.latent is None else self.latent,

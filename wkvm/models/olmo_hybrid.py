@@ -10,7 +10,7 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.config_file import Epsilon, check_at_least, read_config, refuse_others, shown
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others, shown
 from wkvm.models.parameters import Parameters
 from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.parts.delta import DeltaSizes
@@ -271,14 +271,14 @@ def read(checkpoint: Checkpoint) -> OlmoHybrid:
     path, raw = str(checkpoint.path), checkpoint.config
     config = read_config(checkpoint, Config, raw)
     refuse_others(checkpoint, raw, {"hidden_act": ("silu",), "attention_bias": (False,)})
-    check_at_least(
+    check_sizes(
         checkpoint,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
     )
     model = OlmoHybrid(config, None, frozenset(checkpoint.stored))
     mixer, attention, types = model.mixer, model.attention, model.layer_types
-    check_at_least(
+    check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
