@@ -12,7 +12,6 @@ import torch
 from tests.state.images import an_image, identity_of, same
 from tests.state.stores import CREATE, MEMORY, Clock, after, crash, files, opened, put
 from wkvm.core.errors import (
-    HostTierFullError,
     InvalidParameterError,
     KeyReusedError,
     QuotaError,
@@ -564,13 +563,16 @@ def test_full_memory_writes_the_coldest_to_disk_and_keeps_its_bound(tmp_path: Pa
         assert store.stat().memory.n_payloads == 3
 
 
-def test_an_image_larger_than_memory_is_refused_there_and_taken_on_disk(tmp_path: Path) -> None:
-    with opened(tmp_path, limits=StoreLimits(host_bytes=0)) as store:
-        with pytest.raises(HostTierFullError):
-            put(store, "a", 1, durability=MEMORY)
-        assert store.handles("t") == []
-        put(store, "a", 1)
-        assert same(store.load("t", "a").image, an_image(1))
+def test_what_is_larger_than_all_memory_for_states_goes_to_disk_and_says_so(tmp_path: Path) -> None:
+    limit = an_image(1).nbytes
+    with opened(tmp_path, limits=StoreLimits(host_bytes=limit)) as store:
+        assert put(store, "a", 1, durability=MEMORY).ack is AckClass.VISIBLE
+        checkpoints = [an_image(2, n_tokens=1)]
+        record = put(store, "b", 3, durability=MEMORY, checkpoints=checkpoints)
+        assert record.ack is AckClass.DURABLE
+        assert same(store.load("t", "b").image, an_image(3))
+        assert store.get("t", "a").ack is AckClass.VISIBLE
+        assert store.stat().host.n_bytes <= limit
 
 
 def test_a_state_that_has_no_room_in_memory_is_shared_while_somebody_holds_it(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.state.images import LARGE, an_image, same
 from tests.state.stores import CREATE, MEMORY, Clock, files, opened, put
-from wkvm.core.errors import HostTierFullError, StoreFullError
+from wkvm.core.errors import StoreFullError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass
 from wkvm.state.opening import BALLAST_BYTES
@@ -149,7 +149,10 @@ def test_the_reserve_is_left_for_the_catalogue(tmp_path: Path) -> None:
         store.delete("t", "a")
 
 
-def test_memory_that_cannot_be_written_down_is_full(tmp_path: Path) -> None:
-    limits = StoreLimits(host_bytes=an_image(0).nbytes - 1)
-    with opened(tmp_path, Clock(), limits=limits) as store, pytest.raises(HostTierFullError):
-        put(store, "a", 1, durability=MEMORY)
+def test_what_has_no_room_in_memory_nor_on_disk_is_refused(tmp_path: Path) -> None:
+    limits = StoreLimits(host_bytes=an_image(0).nbytes - 1, disk_reserve=0.999999)
+    with opened(tmp_path, Clock(), limits=limits) as store:
+        with pytest.raises(StoreFullError):
+            put(store, "a", 1, durability=MEMORY)
+        assert store.handles("t") == []
+        assert files(tmp_path) == []

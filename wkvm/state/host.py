@@ -39,10 +39,13 @@ class HostTier:
 
     Args:
         limit: bytes; an image that is larger is not taken.
+
+    Attributes:
+        limit: likewise.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._held = OrderedDict[str, _Held]()
         self._alive = dict[str, _Alive]()
         self._n_bytes = 0
@@ -84,7 +87,7 @@ class HostTier:
                 held.is_only_copy = held.is_only_copy and is_only_copy
                 self._held.move_to_end(payload)
                 return True
-            needed = self._n_bytes + image.nbytes - self._limit
+            needed = self._n_bytes + image.nbytes - self.limit
             leaving = list[str]()
             for other, one in self._held.items():
                 if needed <= 0:

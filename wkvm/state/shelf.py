@@ -92,7 +92,6 @@ class Shelf:
         limit: int,
     ) -> None:
         self._catalogue = catalogue
-        self._limit = limit
         self.payloads = payloads
         self.objects = objects
         self.host = HostTier(limit)
@@ -227,7 +226,7 @@ class Shelf:
         """
         uid = self.host.coldest_only_copy()
         if uid is None:
-            raise HostTierFullError(self._limit)
+            raise HostTierFullError(self.host.limit)
         found = self._catalogue.read(
             f"SELECT {PAYLOAD_COLUMNS} FROM payloads p WHERE uid = ?", (uid,)
         )

@@ -82,14 +82,18 @@ class Writer:
     ) -> T:
         """Run a change that puts drafts into the store, by ``put``.
 
-        On disk their files come first. A transaction that fails leaves no file, unless the
-        catalogue failed: then it may have the version after all, and the next opening knows.
+        On disk their files come first. There too goes what is larger than all memory for states,
+        though memory was asked for: the record's ``ack`` says so. A transaction that fails leaves
+        no file, unless the catalogue failed: then it may have the version after all, and the next
+        opening knows.
 
         Raises:
             HostTierFullError, StoreFullError, StoreFailedError: there is no room.
         """
+        n_bytes = sum(draft.image.nbytes for draft in drafts)
+        durable = durability is Durability.DISK or n_bytes > self._shelf.host.limit
         try:
-            result = self._commit(tenant, drafts, change, durable=durability is Durability.DISK)
+            result = self._commit(tenant, drafts, change, durable=durable)
         except BaseException:
             self._drop(drafts)
             if not self._catalogue.is_failed:
