@@ -29,8 +29,8 @@ N_AT_ONCE = 64
 NOTHING = Bar(0.0, at_least=False)
 FLAT = Bar(128.0, at_least=False)
 """KiB in 10,000 streams: what an allocator's rounding does to a fit over half of the run."""
-SETTLE_S = 10.0
-WAIT_S = 20.0
+SETTLE_S = 60.0
+WAIT_S = 60.0
 _HARD_CLOSE = struct.pack("ii", 1, 0)
 _PROMPT = "x" * 200 + "A"
 _STOP = " 72"

@@ -20,8 +20,8 @@ import uvloop
 
 from wkvm_bench.harness import BenchError
 
-START_TIMEOUT_S = 30.0
-READY_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 300.0
 SSE_EVENTS_HEADER = "Wkvm-Bench-Events"
 """Of a request to the server of events: how many to send."""
 

@@ -48,6 +48,7 @@ def test_without_flags_a_server_at_the_default_address_is_used(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("wkvm.cli.place.DEFAULT_ADDRESS", address)
+    monkeypatch.setattr("wkvm.cli.place.PROBE_TIMEOUT_S", 60.0)
     monkeypatch.setattr("wkvm.cli.place.require_engine", lambda: pytest.fail("not on the server"))
     assert main(["complete", PROMPT, *GREEDY]) == 0
     assert capsys.readouterr().err == ""
