@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.interpreter import DEVICES, run_in_the_interpreter, starts_the_interpreter
 from wkvm.kernels import reference
+from wkvm.kernels.reference.norms import GateActivation
 
 
 def normal(*shape: int, device: str, seed: int = 0) -> Tensor:
@@ -51,7 +52,9 @@ def test_a_sum_goes_on_beside_its_norm(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("gate", ["silu", "sigmoid"])
 @pytest.mark.parametrize("gate_first", [False, True])
-def test_a_gate_before_the_norm_or_after(gate_first: bool, gate: str, device: str) -> None:
+def test_a_gate_before_the_norm_or_after(
+    gate_first: bool, gate: GateActivation, device: str
+) -> None:
     from wkvm.kernels.gpu.norms import gated_rms_norm
 
     both = normal(3, 2, 48, device=device)

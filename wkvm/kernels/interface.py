@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from wkvm.kernels.reference.experts import ExpertActivation
+from wkvm.kernels.reference.norms import GateActivation
 from wkvm.kernels.reference.routing import Shared
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.weight import Weight
@@ -187,7 +188,7 @@ class Kernels(Protocol):
         eps: float,
         *,
         group: int,
-        gate: str = "silu",
+        gate: GateActivation = "silu",
         gate_first: bool,
     ) -> Tensor:
         """Such a norm of groups, with a gate before it or after."""

@@ -1,6 +1,7 @@
 """The kernels of models on a GPU, in Triton: the signatures and contracts of ``reference``.
 
-Importing this package imports Triton. Kernels read slots, offsets and lengths on the device alone,
+Some take more, by name, such as how the work is cut: that is for tests and timings. Importing this
+package imports Triton. Kernels read slots, offsets and lengths on the device alone,
 so that a captured step can be replayed on others. None that updates in place is ever autotuned:
 each trial run would apply its update once more.
 """

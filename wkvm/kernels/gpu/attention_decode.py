@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wkvm.kernels.gpu.paged import LEAST, LOG2_E, Heads, absorb_tile, heads_of
+from wkvm.kernels.gpu.paged import Heads, absorb_tile, heads_of
+from wkvm.kernels.gpu.sizes import LOG2_E, block_of
 
 N_PROGRAMS = 4 * 132
 """Programs of a launch that are aimed at: two on each multiprocessor at a time, in two rounds."""
@@ -320,7 +321,7 @@ def attention_decode(
     """
     heads = heads_of(q, k, v, pages, value_dim)
     B, n_q = q.shape[:2]
-    block_m = min(max(LEAST, triton.next_power_of_2(heads.group)), MOST_HEADS)
+    block_m = min(block_of(heads.group), MOST_HEADS)
     n_per_row = heads.n_kv * triton.cdiv(heads.group, block_m)
     launch = launch or launch_of(heads)
     splits = splits or splits_of(B, n_per_row)
@@ -347,7 +348,7 @@ def attention_decode(
         pages.stride(0),
         table.stride(0),
         lengths.stride(0),
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         **constants,
         WINDOW=window or 0,
         N_SPLITS=splits.n,

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from wkvm.kernels.gpu.attention_decode import attention_decode
 from wkvm.kernels.gpu.packing import n_pieces, piece_of
-from wkvm.kernels.gpu.paged import LEAST, LOG2_E, Heads, absorb_tile, heads_of
+from wkvm.kernels.gpu.paged import Heads, absorb_tile, heads_of
+from wkvm.kernels.gpu.sizes import LEAST, LOG2_E
 from wkvm.kernels.rows import Rows
 
 WRITTEN_TOKENS = 16
@@ -322,7 +323,7 @@ def attend(
         pages.stride(0),
         table.stride(0),
         lengths.stride(0),
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         **heads.constants(),
         WINDOW=window or 0,
         N_HEADS=n_heads,

@@ -183,7 +183,6 @@ def causal_conv(
     """See ``reference.causal_conv``. One launch; the arithmetic is float32.
 
     Args:
-        x: its first stride is free.
         cut: of the work.
         pdl: of a step of one token a row: launched dependently: slots are read while the launch
             before still runs, and the launch after may begin.

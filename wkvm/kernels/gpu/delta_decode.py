@@ -30,10 +30,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.gpu.conv import conv_inputs, convolved, move_window
+from wkvm.kernels.gpu.sizes import STATE_DTYPES
 from wkvm.kernels.gpu.ssd_decode import softplus
 from wkvm.kernels.rwkv7_decode.common import launch_options
-
-STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from wkvm.kernels.gpu.delta_decode import check, gated_delta_decode
 from wkvm.kernels.gpu.delta_within import Cut, Effects, within
-from wkvm.kernels.gpu.paged import LEAST
+from wkvm.kernels.gpu.sizes import block_of
 from wkvm.kernels.rows import Rows
 
 
@@ -154,7 +154,7 @@ def pass_states(
     """Take the state of each row through its chunks; outputs ``[T, H, V]`` in ``dtype``."""
     T, H, V = effects.written.shape
     K = effects.queries.shape[2]
-    block_v = min(max(LEAST, triton.next_power_of_2(V)), launch.block_v)
+    block_v = min(block_of(V), launch.block_v)
     out = torch.empty(T, H, V, dtype=dtype, device=state.device)
     pass_kernel[(len(rows.lengths) * H * triton.cdiv(V, block_v),)](
         effects.query_scores,
@@ -171,7 +171,7 @@ def pass_states(
         H=H,
         K=K,
         V=V,
-        BLOCK_K=max(LEAST, triton.next_power_of_2(K)),
+        BLOCK_K=block_of(K),
         BLOCK_V=block_v,
         L=cut.chunk,
         BY_CHANNEL=effects.decays.shape[2] > 1,
@@ -193,7 +193,7 @@ def gated_delta(
     *,
     launch: Launch | None = None,
 ) -> Tensor:
-    """``reference.gated_delta``; q, k and v of any first stride, each token in one piece.
+    """``reference.gated_delta``.
 
     Rows of many tokens are two launches, or three with a decay for each channel, and take
     ``3 K + V + 64`` elements a token and head of memory meanwhile. Their products have

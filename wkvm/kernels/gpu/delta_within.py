@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.gpu.packing import n_pieces, piece_of
-from wkvm.kernels.gpu.paged import LEAST
+from wkvm.kernels.gpu.sizes import LOG2_E, block_of
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.rwkv7_prefill.within import inverse_of_one_minus
 
@@ -41,8 +41,6 @@ CHUNK = 64
 
 EXACT_CHUNK = 16
 """Tokens of a chunk in float32: products of more would take minutes to compile."""
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 BLOCK_T = tl.constexpr(16)
 """Tokens of a block of ``scores_kernel``."""
@@ -312,7 +310,7 @@ def within(
     by_channel, n_rows = g.dim() == 3, len(rows.lengths)
     effects = Effects.empty(v, K, cut.chunk, cut.n_chunks, by_channel=by_channel)
     narrow = tl.float32 if v.dtype == torch.float32 else tl.float16
-    block_k = max(LEAST, triton.next_power_of_2(K))
+    block_k = block_of(K)
     if by_channel:
         scores_kernel[(cut.n_chunks * (cut.chunk // BLOCK_T.value) * H,)](
             q,
@@ -361,7 +359,7 @@ def within(
         K=K,
         V=V,
         BLOCK_K=block_k,
-        BLOCK_V=min(max(LEAST, triton.next_power_of_2(V)), 128),
+        BLOCK_V=min(block_of(V), 128),
         L=cut.chunk,
         BY_CHANNEL=by_channel,
         NARROW=narrow,

@@ -165,18 +165,7 @@ def delta_gates(
 def rotary(
     q: Tensor, k: Tensor, frequencies: Tensor, positions: Tensor, scaling: float = 1.0
 ) -> None:
-    """Turn the heads of each token by its position, in place.
-
-    Of the first 2 R elements of a head, element i and element R + i are one pair; with the angle
-    position * frequencies[i] it is turned, and multiplied by ``scaling``. The others stay.
-
-    Args:
-        q, k: ``[T, Hq, D]`` and ``[T, Hk, D]``, any strides but the last. Both are overwritten.
-        frequencies: ``[R]`` float32, radians a token; 2 R is at most D.
-        positions: ``[T]`` int32.
-
-    Source: Su et al., arXiv:2104.09864, with the halves of transformers' ``rotate_half``.
-    """
+    """``reference.rotary``; one launch."""
     R = frequencies.shape[0]
     if q.shape[2] < 2 * R or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, {R} frequencies")

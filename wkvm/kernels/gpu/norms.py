@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wkvm.kernels.reference.norms import GateActivation
+
 N_TOGETHER = 1024
 """Elements of a program that takes several short vectors, at least."""
 
@@ -197,15 +199,15 @@ def gated_rms_norm(
     eps: float,
     *,
     group: int,
-    gate: str = "silu",
+    gate: GateActivation = "silu",
     gate_first: bool,
 ) -> Tensor:
     """``reference.gated_rms_norm``, of ``[T, C]`` or ``[T, H, C]``, any strides but the last.
 
     What is returned is contiguous. One launch.
     """
-    if y.shape != z.shape or y.shape[-1] % group or gate not in ("silu", "sigmoid"):
-        raise ValueError(f"y {tuple(y.shape)}, z {tuple(z.shape)}, groups of {group}, gate {gate}")
+    if y.shape != z.shape or y.shape[-1] % group:
+        raise ValueError(f"y {tuple(y.shape)}, z {tuple(z.shape)}, groups of {group}")
     heads, y_token_stride, y_head_stride = strides_of(y)
     _, z_token_stride, z_head_stride = strides_of(z)
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)

@@ -18,11 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.core.layout import PAGE_TOKENS
-
-LEAST = 16
-"""The smallest side of a matrix product."""
-
-LOG2_E = 1.4426950408889634
+from wkvm.kernels.gpu.sizes import block_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -65,11 +61,6 @@ class Heads:
             "SHARED": self.shared,
             "PAGE": PAGE_TOKENS,
         }
-
-
-def block_of(n: int) -> int:
-    """The side of a matrix product that holds ``n``."""
-    return max(LEAST, int(triton.next_power_of_2(n)))
 
 
 def heads_of(q: Tensor, k: Tensor, v: Tensor | None, pages: Tensor, value_dim: int | None) -> Heads:

@@ -12,7 +12,7 @@ from wkvm.kernels.rows import Rows
 def ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, rows: Rows
 ) -> Tensor:
-    """See ``reference.ssd``. The first strides of x, B and C are free."""
+    """See ``reference.ssd``."""
     kernel = ssd_decode if rows.is_decode else ssd_prefill
     return kernel(x, dt, A, B, C, D, state, rows)
 

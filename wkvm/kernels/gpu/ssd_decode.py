@@ -24,10 +24,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.gpu.conv import conv_inputs, convolved, move_window
+from wkvm.kernels.gpu.sizes import STATE_DTYPES
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.rwkv7_decode.common import launch_options
-
-STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit

@@ -30,10 +30,9 @@ import triton.language as tl
 from torch import Tensor
 
 from wkvm.kernels.gpu.packing import n_pieces, piece_of
+from wkvm.kernels.gpu.sizes import LOG2_E, block_of
 from wkvm.kernels.gpu.ssd_decode import RawSteps, check_tensors, step_size
 from wkvm.kernels.rows import Rows
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 WHOLE = 1 << 30
 """As a span: all of a row."""
@@ -343,8 +342,8 @@ def ssd_prefill(
     sizes |= {"X_STRIDE": x.stride(0), "B_STRIDE": B.stride(0)}
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     if has_spans:
-        block_p = min(cut.states[0], _block(P))
-        block_n = min(cut.states[1], _block(N))
+        block_p = min(cut.states[0], block_of(P))
+        block_n = min(cut.states[1], block_of(N))
         n_blocks = triton.cdiv(P, block_p) * triton.cdiv(N, block_n)
         ssd_states_kernel[(n_rows * H * n_blocks,)](
             x,
@@ -362,7 +361,7 @@ def ssd_prefill(
             N_STAGES=cut.states[3],
             num_warps=cut.states[2],
         )
-    block_p = min(cut.p, _block(P))
+    block_p = min(cut.p, block_of(P))
     n_programs = n_pieces(rows, cut.span) * H * triton.cdiv(P, block_p)
     ssd_outputs_kernel[(n_programs,)](
         x,
@@ -380,7 +379,7 @@ def ssd_prefill(
         **sizes,
         C_STRIDE=C.stride(0),
         BLOCK_P=block_p,
-        BLOCK_N=_block(N),
+        BLOCK_N=block_of(N),
         BLOCK_ROWS=128,
         ENTERS=has_spans,
         PRECISION=precision,
@@ -388,8 +387,3 @@ def ssd_prefill(
         num_warps=cut.n_warps,
     )
     return y
-
-
-def _block(size: int) -> int:
-    """The smallest block of the matrix units that holds so many."""
-    return max(16, int(triton.next_power_of_2(size)))

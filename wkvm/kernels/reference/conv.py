@@ -17,7 +17,7 @@ def causal_conv(
         y[t] = silu(bias + sum_j weight[j] x[t - (W - 1) + j])
 
     Args:
-        x: ``[T, C]``, contiguous.
+        x: ``[T, C]``, any first stride.
         weight: ``[C, W]``, W at least 2, the dtype of ``x``.
         bias: ``[C]`` likewise; None for none.
         state: ``[N, W - 1, C]``, the dtype of ``x``: the last inputs, oldest first, zeros where
@@ -28,7 +28,7 @@ def causal_conv(
     Returns:
         ``[T, C]``. Zeros for pad rows.
     """
-    y = torch.zeros_like(x)
+    y = x.new_zeros(x.shape)
     n_taps = weight.shape[1]
     for row in rows.live:
         slot, start, end = rows.host_slots[row], rows.host_offsets[row], rows.host_offsets[row + 1]

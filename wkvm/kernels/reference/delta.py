@@ -25,7 +25,7 @@ def gated_delta(
         o  = S^T q
 
     Args:
-        q, k: ``[T, Hk, K]``, the dtype of ``v``.
+        q, k: ``[T, Hk, K]``, the dtype of ``v``; of all three any first stride.
         v: ``[T, Hv, V]``; Hv is a multiple of Hk.
         g: the log of the decay, at most 0: ``[T, Hv]`` float32, or ``[T, Hv, K]``, one for each
             row of S.
@@ -90,7 +90,7 @@ def delta_mix(
         ``[T, Hv, V]``, the dtype of ``projected``. Zeros for pad rows.
     """
     g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
-    convolved = causal_conv(projected.contiguous(), conv_weight, None, conv_state, rows)
+    convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
     q, k, v = heads_of(convolved, state, n_key_heads)
     return gated_delta(q, k, v, g, beta, state, rows)
 

@@ -1,8 +1,12 @@
 """Norms by the root of the mean square, as transformers have them."""
 
+from typing import Literal, TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+
+GateActivation: TypeAlias = Literal["silu", "sigmoid"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -50,7 +54,7 @@ def gated_rms_norm(
     eps: float,
     *,
     group: int,
-    gate: str = "silu",
+    gate: GateActivation = "silu",
     gate_first: bool,
 ) -> Tensor:
     """A norm of groups of the last axis, and a gate on it, before the norm or after.

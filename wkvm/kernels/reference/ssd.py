@@ -20,7 +20,7 @@ def ssd(
         y  = S C + D x                    (the new S)
 
     Args:
-        x: ``[T, H, P]``.
+        x: ``[T, H, P]``; of it, of B and of C any first stride.
         dt: ``[T, H]`` float32: the step, positive, after softplus and limits.
         A: ``[H]`` float32, negative.
         B, C: ``[T, G, N]``, the dtype of ``x``.
@@ -79,7 +79,7 @@ def ssd_mix(
     Returns:
         ``[T, H, P]``, the dtype of ``projected``. Zeros for pad rows.
     """
-    convolved = causal_conv(projected.contiguous(), conv_weight, conv_bias, conv_state, rows)
+    convolved = causal_conv(projected, conv_weight, conv_bias, conv_state, rows)
     x, B, C = heads_of(convolved, state)
     return ssd(x, ssd_steps(dt, dt_bias, dt_limits), A, B, C, D, state, rows)
 
