@@ -19,13 +19,14 @@ from tests.state.images import LARGE, an_image, same
 from tests.state.random_images import image
 from wkvm.core.errors import (
     BadStateFileError,
+    PromptTooLongError,
     StateMismatchError,
     StateNotFiniteError,
     WkvmError,
 )
 from wkvm.core.registry import Carried, Parent, Provenance, SamplerMemory, canonical_json
 from wkvm.state.exchange import MAX_TOKENS, Imported, Receiver, export_image
-from wkvm.state.format import data_bytes, digest_of, encode_header
+from wkvm.state.format import data_bytes, digest_of, encode_header, header_bytes
 from wkvm.state.history import MAX_HISTORY_BYTES, History, decode_history, encode_history
 from wkvm.state.image import StateImage
 from wkvm.state.mutations import Mutations
@@ -422,8 +423,18 @@ def test_a_receiver_holds_one_record_and_the_log() -> None:
 def test_a_token_log_has_a_limit() -> None:
     assert MAX_TOKENS == 2**24
     receiver = Receiver(len(FILE), STATE.identity, STATE.layout, VOCAB, max_tokens=4)
-    with pytest.raises(BadStateFileError, match="log"):
+    with pytest.raises(PromptTooLongError, match="4 tokens"):
         receiver.feed(FILE)
+
+
+@EITHER
+def test_a_state_too_long_for_its_place_is_not_called_damaged_and_its_data_never_comes(
+    state: StateImage,
+) -> None:
+    file, n_tokens = file_of(state), state.carried.n_computed
+    receiver = Receiver(len(file), state.identity, state.layout, VOCAB, max_tokens=n_tokens - 1)
+    with pytest.raises(PromptTooLongError, match=f"{n_tokens - 1} tokens, which {n_tokens}"):
+        receiver.feed(file[: header_bytes(file)])
 
 
 def test_of_a_long_history_the_newest_part_is_told() -> None:

@@ -157,6 +157,8 @@ def check_decoder(architecture: str, loading: Loading) -> None:
     Raises:
         ConfigError: it cannot.
     """
+    if loading.device != "cpu" and loading.deterministic:
+        raise ConfigError("deterministic", f"{architecture} is so on a CPU alone")
     if loading.device != "cpu":
         raise ConfigError("device", f"{architecture} runs on a CPU alone")
     if loading.state.deferred:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wkvm.core.errors import BadStateFileError, StateNotFiniteError
+from wkvm.core.errors import BadStateFileError, PromptTooLongError, StateNotFiniteError
 from wkvm.core.kinds import TensorKind, of_kind
 from wkvm.core.layout import GUEST_PAGES, GUEST_TOKENS, StateLayout
 from wkvm.core.registry import Carried, Identity, Provenance
@@ -125,12 +125,13 @@ class Receiver:
             n_bytes: of the file.
             identity, layout: of the model at hand. Other states are refused.
             vocab_size: all ids are to be below.
-            max_tokens: in the token log.
+            max_tokens: that a state may have absorbed to be of use here.
 
         Raises:
             BadStateFileError: no state of this layout has a file of that length.
         """
-        most = max_file_bytes(layout, max_tokens)
+        # Of what is announced, the header tells how many tokens it is: none of its pages come.
+        most = max_file_bytes(layout)
         if not layout.payload_bytes < n_bytes <= most:
             raise BadStateFileError(
                 f"{n_bytes:,} bytes are announced, a state has {layout.payload_bytes:,} to {most:,}"
@@ -151,6 +152,8 @@ class Receiver:
 
         Raises:
             BadStateFileError: the header is none, or there are more bytes than were announced.
+            PromptTooLongError: a state of more than ``max_tokens`` tokens. Another server may have
+                room for it.
             StateMismatchError: the state is one of another model, layout or tokenizer.
         """
         self._filling.feed(chunk)
@@ -176,7 +179,7 @@ class Receiver:
     def _accept(self, header: Header) -> None:
         check_same(self._identity, header.identity)  # and with it the layout, by its fingerprint
         if header.carried.n_computed > self._max_tokens:
-            raise BadStateFileError(f"a token log of more than {self._max_tokens:,} ids")
+            raise PromptTooLongError(header.carried.n_computed, 0, self._max_tokens)
         self._history = decode_history(header.history)
 
 

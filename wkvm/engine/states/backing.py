@@ -94,7 +94,7 @@ class Backing:
         """What takes a state of this model, from a file of ``n_bytes``.
 
         Raises:
-            BadStateFileError: no state of this model that could run here has so many bytes.
+            BadStateFileError: no state of this model has so many bytes.
         """
         return Receiver(
             n_bytes, self.identity, self.layout, self.vocab_size, max_tokens=self.max_tokens

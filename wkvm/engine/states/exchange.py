@@ -171,7 +171,7 @@ class Exchange(Rollback):
             form: as for ``export``.
 
         Raises:
-            BadStateFileError: no state of this model has so many bytes, or none that could run.
+            BadStateFileError: no state of this model has so many bytes.
             QuotaError: the tenant may not have so many.
             StaleVersionError: the head is elsewhere already.
         """
