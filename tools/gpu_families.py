@@ -38,7 +38,7 @@ from wkvm_bench.random_weights import (  # noqa: E402
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
 from wkvm.core.config import EngineConfig  # noqa: E402
-from wkvm.core.layout import GUEST_TOKENS  # noqa: E402
+from wkvm.core.layout import GUEST_TOKENS, pages_for  # noqa: E402
 from wkvm.engine.engine import Engine  # noqa: E402
 from wkvm.models.base import Batch  # noqa: E402
 from wkvm.models.decoder import Decoder  # noqa: E402
@@ -178,7 +178,7 @@ def _arena(model: Decoder, n_slots: int, n_tokens: int) -> Arena:
     guest = model.layout.guest
     if guest is None:
         return Arena(model.layout, n_slots, model.info.device)
-    each = guest.n_pages(n_tokens)
+    each = pages_for(n_tokens)
     arena = Arena(model.layout, n_slots, model.info.device, n_pages=n_slots * each)
     assert arena.pool is not None
     # Not one after the other: kernels must look them up.

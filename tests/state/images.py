@@ -4,7 +4,8 @@ import torch
 
 from wkvm.core.layout import GUEST_TOKENS, GuestSpec, StateLayout, TensorSpec, guest_tokens
 from wkvm.core.registry import Carried, Identity, SamplerMemory
-from wkvm.state.image import StateImage, pack_ids, tail_of, views_of
+from wkvm.state.guest import tail_of
+from wkvm.state.image import StateImage, pack_ids, views_of
 
 LAYOUT = StateLayout(
     (

@@ -11,7 +11,8 @@ from wkvm.core.layout import (
     guest_tokens,
 )
 from wkvm.core.registry import Carried, Identity, SamplerMemory
-from wkvm.state.image import StateImage, tail_of
+from wkvm.state.guest import tail_of
+from wkvm.state.image import StateImage
 
 N_LAYERS, N_HEADS, HEAD, WIDTH = 3, 2, 4, 8
 

@@ -15,13 +15,13 @@ from wkvm.core.errors import BadStateFileError, StateMismatchError
 from wkvm.core.layout import StateLayout
 from wkvm.core.registry import Carried, canonical_json
 from wkvm.state.format import CHUNK_BYTES, chunks_of, decode_header, digest_of, encode_header
+from wkvm.state.guest import tail_of
 from wkvm.state.image import (
     StateImage,
     clear_padding,
     decode_image,
     encode_image,
     pack_ids,
-    tail_of,
     unpack_ids,
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from wkvm.core.config import EngineConfig
-from wkvm.core.layout import ITEM_BYTES, PAGE_TOKENS, StateLayout
+from wkvm.core.layout import ITEM_BYTES, PAGE_TOKENS, StateLayout, pages_for
 from wkvm.engine.gpu_runner import SCORE_BLOCK
 from wkvm.engine.graphs import buckets_for
 from wkvm.engine.state_mover import N_BUFFERS
@@ -100,11 +100,11 @@ def divide(
         return Division(max(min(left // (each + n_pages * TABLE_BYTES), n_slots), 0), n_pages)
     n_fitting = n_bytes // each
     if fits_slots:
-        n_fitting = n_bytes // (each + guest.n_pages(AUTO_SLOT_TOKENS) * guest.page_bytes)
+        n_fitting = n_bytes // (each + pages_for(AUTO_SLOT_TOKENS) * guest.page_bytes)
         n_fitting = max(n_fitting, min(n_bytes // each, 1))
     n_slots = min(n_fitting, n_slots)
     left = max(n_bytes - n_slots * each, 0)
-    most = n_slots * guest.n_pages(max_slot_tokens)
+    most = n_slots * pages_for(max_slot_tokens)
     return Division(n_slots, min(left // (guest.page_bytes + n_slots * TABLE_BYTES), most))
 
 

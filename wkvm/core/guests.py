@@ -8,16 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from wkvm.core.errors import PromptTooLongError
-from wkvm.core.layout import PAGE_TOKENS
+from wkvm.core.layout import PAGE_TOKENS, pages_for
 from wkvm.core.pages import Holding, PageAllocator, Prefix
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Grant
 from wkvm.core.table import Request
-
-
-def pages_for(n_tokens: int) -> int:
-    """How many pages hold ``n_tokens`` tokens."""
-    return -(-n_tokens // PAGE_TOKENS)
 
 
 def agreed_tokens(spec: RequestSpec) -> int:

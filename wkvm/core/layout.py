@@ -82,6 +82,11 @@ class TensorSpec:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+def pages_for(n_tokens: int) -> int:
+    """How many pages hold ``n_tokens`` tokens."""
+    return -(-n_tokens // PAGE_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class GuestSpec:
     """What the attention layers of a model keep of each token.
@@ -127,10 +132,6 @@ class GuestSpec:
     def page_bytes(self) -> int:
         """Bytes of a page: a multiple of ``ALIGNMENT``."""
         return prod(self.page_shape) * ITEM_BYTES[self.dtype]
-
-    def n_pages(self, n_tokens: int) -> int:
-        """How many pages hold ``n_tokens`` tokens."""
-        return -(-n_tokens // PAGE_TOKENS)
 
 
 def guest_tokens() -> TensorSpec:
@@ -183,7 +184,7 @@ class StateLayout:
 
     def n_pages(self, n_tokens: int) -> int:
         """How many pages a state of ``n_tokens`` tokens has; none without a guest."""
-        return 0 if self.guest is None else self.guest.n_pages(n_tokens)
+        return 0 if self.guest is None else pages_for(n_tokens)
 
     def image_bytes(self, n_tokens: int) -> int:
         """Bytes of a state of ``n_tokens`` tokens in host memory: its record, then its pages.
@@ -192,7 +193,7 @@ class StateLayout:
         """
         if self.guest is None:
             return self.record_bytes
-        return self.record_bytes + self.guest.n_pages(n_tokens) * self.guest.page_bytes
+        return self.record_bytes + pages_for(n_tokens) * self.guest.page_bytes
 
     @property
     def payload_bytes(self) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from wkvm.core.config import EngineConfig
-from wkvm.core.layout import PAGE_TOKENS
+from wkvm.core.layout import PAGE_TOKENS, pages_for
 from wkvm.core.plan import RowPlan, StepPlan
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.gpu_runner import GpuRunner
@@ -78,7 +78,7 @@ def lend_pages(arena: Arena, n_tokens: int) -> int:
     pool = arena.pool
     if pool is None:
         return n_tokens
-    n_pages = min(pool.table.shape[1], pool.spec.n_pages(n_tokens + 1))
+    n_pages = min(pool.table.shape[1], pages_for(n_tokens + 1))
     for slot in range(min(arena.n_slots, N_WARM_UP_SLOTS)):
         pool.grant(slot, range(n_pages))
     return min(n_tokens, n_pages * PAGE_TOKENS - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wkvm.core.errors import StateNotFiniteError
 from wkvm.core.kinds import KINDS, TensorKind, of_kind
-from wkvm.core.layout import GUEST_PAGES, PAGE_TOKENS
+from wkvm.core.layout import GUEST_PAGES, PAGE_TOKENS, pages_for
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
 from wkvm.state.histories import without_guest
@@ -150,7 +150,7 @@ def _tensor(name: str, a: Tensor, b: Tensor) -> TensorDistance:
 
 def _guest(a: Tensor, b: Tensor, n_tokens: int) -> TensorDistance:
     """Of the pages of two states, over the first ``n_tokens`` tokens."""
-    n_pages, n_layers, n_heads = -(-n_tokens // PAGE_TOKENS), a.shape[1], a.shape[4]
+    n_pages, n_layers, n_heads = pages_for(n_tokens), a.shape[1], a.shape[4]
     sums = torch.zeros(3, n_layers, n_heads, dtype=torch.float64)
     max_abs = torch.zeros(n_layers, n_heads, dtype=torch.float64)
     at_once = max(1, DOUBLES_AT_ONCE // a[0].numel())

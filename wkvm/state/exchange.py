@@ -25,8 +25,9 @@ from wkvm.state.format import (
     digest_of,
     encode_header,
 )
+from wkvm.state.guest import tail_of
 from wkvm.state.history import History, decode_history, encode_history
-from wkvm.state.image import StateImage, check_same, record_slices, tail_of
+from wkvm.state.image import StateImage, check_same, record_slices
 
 CHUNK_BYTES = 2**18
 MAX_TOKENS = 2**24

@@ -152,6 +152,14 @@ def pages_in(layout: StateLayout, image: Tensor) -> Tensor:
     return pages.view(-1, *layout.guest.page_shape)
 
 
+def tail_of(layout: StateLayout, image: Tensor, n_tokens: int) -> Tensor | None:
+    """What the last page has behind the last token: the same memory, typed. None for nothing."""
+    used = n_tokens % PAGE_TOKENS
+    if layout.guest is None or not used or len(image) == layout.record_bytes:
+        return None
+    return pages_in(layout, image)[-1, :, :, used:]
+
+
 def finished(layout: StateLayout, image: Tensor) -> Tensor:
     """An image cut to the pages of its tokens, with zeros behind the last token. In place.
 
@@ -169,7 +177,7 @@ def finished(layout: StateLayout, image: Tensor) -> Tensor:
     if n_tokens < 0 or n_bytes > len(image):
         raise ValueError(f"an image of {len(image):,} bytes holds no {n_tokens:,} tokens")
     image = image[:n_bytes]
-    n_in_last = n_tokens % PAGE_TOKENS
-    if n_in_last:
-        pages_in(layout, image)[-1, :, :, n_in_last:] = 0
+    tail = tail_of(layout, image, n_tokens)
+    if tail is not None:
+        tail.zero_()
     return image

@@ -9,7 +9,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError, StateMismatchError
-from wkvm.core.layout import GUEST_PAGES, ITEM_BYTES, PAGE_TOKENS, StateLayout
+from wkvm.core.layout import GUEST_PAGES, ITEM_BYTES, StateLayout
 from wkvm.core.registry import Carried, Identity
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.dtypes import DTYPES
@@ -21,6 +21,7 @@ from wkvm.state.format import (
     encode_header,
     header_bytes,
 )
+from wkvm.state.guest import pages_in, tail_of
 
 THREADED_BYTES, HASH_THREADS = 2**26, 4
 """From so many bytes on, so many threads hash an image for its content id."""
@@ -228,16 +229,8 @@ def views_of(layout: StateLayout, record: Tensor) -> dict[str, Tensor]:
         flat = record[offset : offset + spec.nbytes].view(DTYPES[spec.dtype])
         views[spec.name] = flat[:n_items].view(spec.shape)
     if layout.guest is not None and len(record) > layout.record_bytes:
-        pages = record[layout.record_bytes :].view(DTYPES[layout.guest.dtype])
-        views[GUEST_PAGES] = pages.view(-1, *layout.guest.page_shape)
+        views[GUEST_PAGES] = pages_in(layout, record)
     return views
-
-
-def tail_of(layout: StateLayout, record: Tensor, n_tokens: int) -> Tensor | None:
-    """What the last page has behind the last token: the same memory, typed. None for nothing."""
-    pages = views_of(layout, record).get(GUEST_PAGES)
-    used = n_tokens % PAGE_TOKENS
-    return None if pages is None or not used else pages[-1, :, :, used:]
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
