@@ -19,6 +19,8 @@ from _pytest.runner import runtestprotocol
 
 MAX_RUNS = 25
 """Of a test that was disturbed each time. The last one counts, whatever disturbed it."""
+MAX_S = 300.0
+"""And no run is begun later than that."""
 TOLERATED = 0.2
 """The part of a test's time for which the process may be held up in a run that counts."""
 PERIOD_S = 0.002
@@ -71,11 +73,13 @@ def run_until_undisturbed(
     item: pytest.Item, nextitem: pytest.Item | None, seconds: float
 ) -> list[pytest.TestReport]:
     """Run a test until it passes, or fails although nothing held the process up."""
+    until = time.monotonic() + MAX_S
     for _ in range(MAX_RUNS):
         with Watch() as watch:
             # Its fixtures are made anew each time.
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if watch.held_up_s < TOLERATED * seconds or not any(one.failed for one in reports):
+        counts = watch.held_up_s < TOLERATED * seconds or time.monotonic() > until
+        if counts or not any(one.failed for one in reports):
             break
     return reports
 

@@ -166,6 +166,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "who comes back is told all at once",
+        "wkvm/engine/states/pacing.py",
+        "n = max(min(n_all, self.limit), self.n_told)",
+        "n = n_all",
+        (
+            "tests/engine/states/test_returns.py::test_what_was_missed_of_a_turn_that_is_over_comes_as_it_is_granted",
+        ),
+    ),
+    Mutant(
         "a request whose client is gone goes on",
         REQUESTS,
         "            self.cancel(request_id)\n            return\n        turn.is_detached = True",
