@@ -16,6 +16,7 @@ from wkvm.engine.page_mover import Job, PageMover
 from wkvm.engine.state_mover import StateMover
 from wkvm.state.arena import Arena
 from wkvm.state.guest import finished, to_fill
+from wkvm.state.memory import host_memory
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Images:
         if not full:
             return Saving(save.ticket, self._mover.down(record, pool.page_bytes[last]))
         with torch.inference_mode(mode=False):
-            image = torch.empty(n_record + len(pages) * size, dtype=torch.uint8)
+            image = host_memory(n_record + len(pages) * size)
             target = image[n_record : n_record + len(full) * size]
         copy = self._mover.down(record, pool.page_bytes[last])
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from wkvm.core.layout import GUEST_PAGES, GUEST_TABLE, GUEST_TOKENS, ITEM_BYTES, StateLayout
 from wkvm.state.dtypes import DTYPES
 from wkvm.state.guest import GuestPool, finished
+from wkvm.state.memory import host_memory
 
 
 class Arena:
@@ -120,7 +121,7 @@ class Arena:
         record, n_record = self.records[self._checked(slot)], self.layout.record_bytes
         if self.pool is None:
             return record.to("cpu", copy=True)
-        image = torch.empty(n_record + len(pages) * self.pool.spec.page_bytes, dtype=torch.uint8)
+        image = host_memory(n_record + len(pages) * self.pool.spec.page_bytes)
         image[:n_record].copy_(record)
         self.pool.read(pages, image[n_record:])
         if image.device != record.device:

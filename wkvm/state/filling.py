@@ -5,8 +5,6 @@ The bytes may be anybody's. Each is copied once, to where it stays.
 
 from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError
@@ -19,13 +17,9 @@ from wkvm.state.format import (
     header_bytes,
 )
 from wkvm.state.image import StateImage, clear_padding, image_of, record_slices
+from wkvm.state.memory import host_memory
 
 _PREFIX = 8
-
-
-def lazy_record(n_bytes: int) -> Tensor:
-    """``[n_bytes]`` uint8, zeros. Memory is taken as it is written: a header may promise much."""
-    return torch.from_numpy(np.zeros(n_bytes, dtype=np.uint8))
 
 
 class Filling:
@@ -47,7 +41,7 @@ class Filling:
         self,
         n_bytes: int,
         accept: Callable[[Header], None],
-        new_record: Callable[[int], Tensor] = lazy_record,
+        new_record: Callable[[int], Tensor] = host_memory,
     ) -> None:
         self.header: Header | None = None
         self._n_bytes = n_bytes

@@ -22,6 +22,7 @@ from wkvm.state.format import (
     header_bytes,
 )
 from wkvm.state.guest import pages_in, tail_of
+from wkvm.state.memory import host_memory
 
 THREADED_BYTES, HASH_THREADS = 2**26, 4
 """From so many bytes on, so many threads hash an image for its content id."""
@@ -170,7 +171,7 @@ def decode_image(file: bytes | memoryview) -> StateImage:
     if digest_of(blank, [data[n_header:]]) != header.digest:
         raise BadStateFileError("its digest is not that of its bytes")
     n_bytes = header.layout.image_bytes(header.carried.n_computed)
-    record = torch.zeros(n_bytes, dtype=torch.uint8)
+    record = host_memory(n_bytes)
     at = n_header
     for piece in record_slices(header.layout, record):
         piece[:] = data[at : at + len(piece)]

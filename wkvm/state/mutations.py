@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
-import torch
 from torch import Tensor
 
 import wkvm
@@ -35,6 +34,7 @@ from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
 from wkvm.state.histories import check_parents, check_tensors, without_guest
 from wkvm.state.image import StateImage, views_of
+from wkvm.state.memory import host_memory
 from wkvm.state.operations import BUILTIN, Operation, Parameters
 
 GROUP = "wkvm.mutations"
@@ -196,7 +196,7 @@ class Mutations:
         else:
             layout, changed = _plugin_result(operation, parameters, parents)
         n_bytes = layout.image_bytes(first.carried.n_computed)
-        record = torch.zeros(n_bytes, dtype=torch.uint8)
+        record = host_memory(n_bytes)
         before, after = first.views(), views_of(layout, record)
         ring = {one.name for one in of_kind(layout, TensorKind.RING, TensorKind.RING_FILL)}
         for name in after.keys() - ring:  # a ring stays empty

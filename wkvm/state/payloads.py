@@ -29,6 +29,7 @@ from wkvm.state.format import (
 )
 from wkvm.state.image import EncodedImage, StateImage, clear_padding, image_of, record_slices
 from wkvm.state.io import IO, Entry, Folder, Kind
+from wkvm.state.memory import host_memory
 
 logger = logging.getLogger(__name__)
 
@@ -317,9 +318,10 @@ class Payloads:
         return image_of(header, record, bytes(token_ids))
 
     def new_record(self, n_bytes: int) -> Tensor:
-        """Memory for a record: ``[n_bytes]`` uint8, undefined."""
-        is_pinned = self._pinned and n_bytes <= PINNED_BYTES
-        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        """Memory for a record: ``[n_bytes]`` uint8, anything."""
+        if not self._pinned or n_bytes > PINNED_BYTES:
+            return host_memory(n_bytes)
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def _verify_open(self, fd: int, digest: str) -> None:
         header = self._header(fd, digest)
