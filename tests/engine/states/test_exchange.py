@@ -17,7 +17,7 @@ from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Ref
 from wkvm.core.request import Status
 from wkvm.core.states import StateInfo
-from wkvm.engine.states import sizes
+from wkvm.engine.states import exchange, sizes
 
 pytestmark = pytest.mark.usefixtures("either_kind")
 
@@ -51,6 +51,19 @@ async def test_an_imported_state_goes_on_as_the_exported_one(tmp_path: Path) -> 
         more, _ = await rig.turn((), state="moved", max_tokens=3)
         assert info.version.provenance.operation == "import"
     assert more == fake_continuation((*PROMPT, *first), 3)
+
+
+async def test_a_large_state_comes_in_by_threads_and_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "a") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        content = (await rig.service.get(TENANT, Ref("chat"))).version.content_id
+        monkeypatch.setattr(exchange, "LARGE_BYTES", 0)
+        info = await imported(rig, await exported(rig), "other")
+        assert info.version.content_id == content
+        with pytest.raises(BadStateFileError):
+            await imported(rig, b"no state" * 200, "none")
 
 
 async def test_an_export_is_the_same_after_an_import_but_for_its_history(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from wkvm.state.time_state import Orientation, TimeStateReceiver, export_time_st
 STATE_FORM = "state"
 """All of a state. Other forms are orientations of initial states."""
 
+LARGE_BYTES = 2**26
+"""Of a file whose bytes are put into memory in a thread."""
+
 MAX_HISTORY = 1_000
 """Versions of whose provenance an export tells."""
 
@@ -71,7 +74,8 @@ class Target:
 class StateSink:
     """A state on its way in. It holds what its receiver holds.
 
-    ``write`` copies at most a chunk; ``finish`` checks and commits, in a thread.
+    ``write`` copies at most a chunk, of a large file in a thread: the system may take its time to
+    find the memory. ``finish`` checks and commits, in a thread.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class StateSink:
         self._target = target
         self._form = form
         self._receiver: Receiver | TimeStateReceiver | None = receiver
+        self._is_large = receiver.n_missing > LARGE_BYTES
 
     async def write(self, data: bytes) -> None:
         """Take the next bytes.
@@ -88,7 +93,11 @@ class StateSink:
         Raises:
             BadStateFileError, StateMismatchError: they are of no state of this model.
         """
-        self._open().feed(data)
+        receiver = self._open()
+        if self._is_large:
+            await self._backing.threads.read(lambda: receiver.feed(data))
+        else:
+            receiver.feed(data)
 
     async def finish(self) -> StateInfo:
         """Check what came, and commit it.
