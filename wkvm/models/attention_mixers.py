@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
 from wkvm.models.config_file import check_sizes
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import Attention, AttentionSizes
 from wkvm.models.rope_config import Rope
 from wkvm.models.weights import Checkpoint
@@ -51,13 +51,11 @@ class AttentionMixers:
             why = f"config.json has {sizes.n_heads} heads for {sizes.n_shared} keys and values"
             raise CorruptCheckpointError(str(checkpoint.path), why)
 
-    def weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def weights(self, name: str) -> Weights:
         """Names and shapes of the mixer ``name``, in the order in which ``build`` takes them."""
         sizes = self.sizes
         outputs = {"q_proj": sizes.queries, "k_proj": sizes.keys, "v_proj": sizes.keys}
-        weights: dict[str, tuple[int, ...]] = {
-            f"{name}.{leaf}.weight": (n, self.width) for leaf, n in outputs.items()
-        }
+        weights: Weights = {f"{name}.{leaf}.weight": (n, self.width) for leaf, n in outputs.items()}
         if self.has_biases:
             weights |= {f"{name}.{leaf}.bias": (n,) for leaf, n in outputs.items()}
         weights[f"{name}.o_proj.weight"] = (self.width, sizes.queries)

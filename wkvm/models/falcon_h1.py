@@ -18,7 +18,7 @@ from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, Factor, check_sizes, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, in_order, layout_of
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
 from wkvm.models.parts.mlp import Mlp, gated
@@ -100,7 +100,7 @@ class FalconH1:
         """Names and shapes, in the order of the forward pass."""
         config = self.config
         C, V = config.hidden_size, config.vocab_size
-        weights: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, C)}
+        weights: Weights = {"model.embed_tokens.weight": (V, C)}
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             weights[f"{layer}.input_layernorm.weight"] = (C,)
@@ -113,13 +113,13 @@ class FalconH1:
             weights["lm_head.weight"] = (V, C)
         return weights
 
-    def _mlp_weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def _mlp_weights(self, name: str) -> Weights:
         C, inner, has_bias = (
             self.config.hidden_size,
             self.config.intermediate_size,
             self.config.mlp_bias,
         )
-        weights: dict[str, tuple[int, ...]] = {}
+        weights: Weights = {}
         for leaf, shape in (
             ("gate_proj", (inner, C)),
             ("up_proj", (inner, C)),

@@ -12,12 +12,11 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.delta import DeltaSizes, Gate
 from wkvm.models.parts.residual import Residual, RmsNorm
 from wkvm.models.parts.step import Part
 from wkvm.models.stored_layers import (
-    Weights,
     delta_inputs,
     delta_mixer,
     delta_weights,

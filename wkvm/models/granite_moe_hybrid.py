@@ -15,7 +15,7 @@ from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
 from wkvm.models.parts.mlp import Mlp, gated
@@ -98,7 +98,7 @@ class GraniteMoeHybrid:
         """Names and shapes, in the order of the forward pass."""
         config = self.config
         C, V = config.hidden_size, config.vocab_size
-        weights: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, C)}
+        weights: Weights = {"model.embed_tokens.weight": (V, C)}
         for index, layer in enumerate(self.layers):
             name = f"model.layers.{index}"
             weights[f"{name}.input_layernorm.weight"] = (C,)
@@ -113,10 +113,10 @@ class GraniteMoeHybrid:
             weights["lm_head.weight"] = (V, C)
         return weights
 
-    def _feed_forward_weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def _feed_forward_weights(self, name: str) -> Weights:
         config = self.config
         C, E = config.hidden_size, config.num_local_experts
-        weights: dict[str, tuple[int, ...]] = {}
+        weights: Weights = {}
         if E:
             moe, inner = f"{name}.block_sparse_moe", config.intermediate_size
             weights[f"{moe}.router.layer.weight"] = (E, C)

@@ -11,9 +11,8 @@ from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear, linear
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.kimi_linear_config import DENSE, KDA, MLA, Shape, read_shape
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.kda import KdaMixer
-from wkvm.models.parts.mamba2 import decays
 from wkvm.models.parts.mla import MlaMixer
 from wkvm.models.parts.moe import Moe, SigmoidRouter
 from wkvm.models.parts.residual import Residual, RmsNorm
@@ -49,7 +48,7 @@ class KimiLinear:
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes, in the order of the forward pass."""
         C, V = self.shape.config.hidden_size, self.shape.config.vocab_size
-        weights: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, C)}
+        weights: Weights = {"model.embed_tokens.weight": (V, C)}
         for index, (mixer, kind) in enumerate(
             zip(self.shape.mixers, self.shape.feed_forwards, strict=True)
         ):
@@ -68,7 +67,7 @@ class KimiLinear:
         weights["lm_head.weight"] = (V, C)
         return weights
 
-    def _kda_weights(self) -> dict[str, tuple[int, ...]]:
+    def _kda_weights(self) -> Weights:
         C, sizes = self.shape.config.hidden_size, self.shape.kda
         inner, K = sizes.inner, sizes.head_size
         projections = {f"{name}_proj.weight": (inner, C) for name in "qkv"}
@@ -87,13 +86,13 @@ class KimiLinear:
             "o_proj.weight": (C, inner),
         }
 
-    def _mla_weights(self) -> dict[str, tuple[int, ...]]:
+    def _mla_weights(self) -> Weights:
         C, sizes, has_bias = (
             self.shape.config.hidden_size,
             self.shape.mla,
             self.shape.config.attention_bias,
         )
-        weights: dict[str, tuple[int, ...]] = {}
+        weights: Weights = {}
         if not sizes.query_latent:
             weights["q_proj.weight"] = (sizes.queries, C)
         else:
@@ -113,10 +112,10 @@ class KimiLinear:
             weights["o_proj.bias"] = (C,)
         return weights
 
-    def _moe_weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def _moe_weights(self, name: str) -> Weights:
         config = self.shape.config
         C, inner, n_experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        weights: dict[str, tuple[int, ...]] = {
+        weights: Weights = {
             f"{name}.gate.weight": (n_experts, C),
             f"{name}.gate.e_score_correction_bias": (n_experts,),
         }
@@ -191,7 +190,7 @@ class KimiLinear:
             # Small ones, and decays are sensitive: not quantised.
             decays=linear(parameters.matrix(f"{name}.f_b_proj.weight")),
             gates=linear(parameters.matrix(f"{name}.g_b_proj.weight")),
-            A=decays(parameters.exact(f"{name}.A_log")).view(-1),
+            A=parameters.decays(f"{name}.A_log").view(-1),
             dt_bias=parameters.exact(f"{name}.dt_bias").view(sizes.n_heads, sizes.head_size),
             norm_weight=parameters.exact(f"{name}.o_norm.weight"),
             norm_eps=self.shape.config.rms_norm_eps,

@@ -13,7 +13,7 @@ from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
 from wkvm.models.mamba2_mixers import Mamba2Mixers
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.mamba2 import Mamba2Sizes
 from wkvm.models.parts.residual import Residual, RmsNorm
 from wkvm.models.weights import Checkpoint
@@ -121,7 +121,7 @@ class Mamba2:
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes, in the order of the forward pass."""
-        weights: dict[str, tuple[int, ...]] = {self.embedding: (self.vocab_size, self.width)}
+        weights: Weights = {self.embedding: (self.vocab_size, self.width)}
         for index in range(self.n_layers):
             layer = f"backbone.layers.{index}"
             weights[f"{layer}.norm.weight"] = (self.width,)

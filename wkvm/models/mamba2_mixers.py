@@ -10,8 +10,8 @@ import torch
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
 from wkvm.models.config_file import check_sizes
-from wkvm.models.parameters import Parameters, Scale
-from wkvm.models.parts.mamba2 import Mamba2Mixer, Mamba2Sizes, decays
+from wkvm.models.parameters import Parameters, Scale, Weights
+from wkvm.models.parts.mamba2 import Mamba2Mixer, Mamba2Sizes
 from wkvm.models.weights import Checkpoint
 
 
@@ -72,12 +72,10 @@ class Mamba2Mixers:
             why = f"config.json has a time_step_limit from {low} to {high}"
             raise CorruptCheckpointError(str(checkpoint.path), why)
 
-    def weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def weights(self, name: str) -> Weights:
         """Names and shapes of the mixer ``name``, in the order in which ``build`` takes them."""
         sizes = self.sizes
-        weights: dict[str, tuple[int, ...]] = {
-            f"{name}.in_proj.weight": (sizes.projected, self.width)
-        }
+        weights: Weights = {f"{name}.in_proj.weight": (sizes.projected, self.width)}
         if self.project_bias:
             weights[f"{name}.in_proj.bias"] = (sizes.projected,)
         weights[f"{name}.conv1d.weight"] = (sizes.convolved, 1, sizes.n_taps)
@@ -117,7 +115,7 @@ class Mamba2Mixers:
             conv_weight=parameters.matrix(f"{name}.conv1d.weight").squeeze(1),
             conv_bias=parameters.vector(f"{name}.conv1d.bias") if self.conv_bias else None,
             dt_bias=parameters.exact(f"{name}.dt_bias"),
-            A=decays(parameters.exact(f"{name}.A_log")),
+            A=parameters.decays(f"{name}.A_log"),
             D=parameters.exact(f"{name}.D"),
             dt_limits=self.dt_limits,
             norm_weight=parameters.exact(f"{name}.norm.weight") if self.has_norm else None,

@@ -6,7 +6,7 @@ from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.config_file import check_sizes
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.mlp import ACTIVATIONS, Mlp
 from wkvm.models.parts.moe import Moe, SigmoidRouter
 from wkvm.models.weights import Checkpoint
@@ -39,7 +39,7 @@ class FeedForward:
             why = f"config.json has mlp_hidden_act {self.activation!r}"
             raise UnsupportedModelError(str(checkpoint.path), why)
 
-    def weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def weights(self, name: str) -> Weights:
         """Names and shapes of the layer ``name``, in the order in which ``build`` takes them."""
         return {
             **product_weights(f"{name}.up_proj", self.inner, self.width, self.has_biases),
@@ -114,11 +114,11 @@ class Experts:
             )
             raise CorruptCheckpointError(path, why)
 
-    def weights(self, name: str) -> dict[str, tuple[int, ...]]:
+    def weights(self, name: str) -> Weights:
         """Names and shapes of the layer ``name``, in the order in which ``build`` takes them."""
         C, E, inner = self.width, self.n_experts, self.inner
         latent = C if self.latent is None else self.latent
-        weights: dict[str, tuple[int, ...]] = {
+        weights: Weights = {
             f"{name}.gate.weight": (E, C),
             f"{name}.gate.e_score_correction_bias": (E,),
         }
@@ -165,11 +165,9 @@ class Experts:
         )
 
 
-def product_weights(
-    name: str, n_outputs: int, n_inputs: int, has_bias: bool
-) -> dict[str, tuple[int, ...]]:
+def product_weights(name: str, n_outputs: int, n_inputs: int, has_bias: bool) -> Weights:
     """Of one product: its matrix, and its bias if there is one."""
-    weights: dict[str, tuple[int, ...]] = {f"{name}.weight": (n_outputs, n_inputs)}
+    weights: Weights = {f"{name}.weight": (n_outputs, n_inputs)}
     if has_bias:
         weights[f"{name}.bias"] = (n_outputs,)
     return weights

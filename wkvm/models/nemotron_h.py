@@ -16,7 +16,7 @@ from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_ot
 from wkvm.models.mamba2_mixers import Mamba2Mixers
 from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.nemotron_feed_forward import Experts, FeedForward
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
 from wkvm.models.parts.residual import Residual, RmsNorm
@@ -129,7 +129,7 @@ class NemotronH:
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes, in the order of the forward pass."""
         C, V = self.config.hidden_size, self.config.vocab_size
-        weights: dict[str, tuple[int, ...]] = {f"{self.root}.embeddings.weight": (V, C)}
+        weights: Weights = {f"{self.root}.embeddings.weight": (V, C)}
         for index, layer in enumerate(self.layers):
             name = f"{self.root}.layers.{index}"
             weights[f"{name}.norm.weight"] = (C,)
@@ -138,7 +138,7 @@ class NemotronH:
         weights["lm_head.weight"] = (V, C)
         return weights
 
-    def _mixer_weights(self, name: str, kind: str) -> dict[str, tuple[int, ...]]:
+    def _mixer_weights(self, name: str, kind: str) -> Weights:
         if kind == MAMBA:
             return self.mamba.weights(name)
         if kind == ATTENTION:

@@ -11,7 +11,7 @@ from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others, shown
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.parts.residual import PostNormResidual, Residual, RmsNorm
@@ -20,7 +20,6 @@ from wkvm.models.parts.step import Part
 from wkvm.models.rope_config import Rope, read_rope
 from wkvm.models.stored_layers import (
     CONVOLUTIONS,
-    Weights,
     delta_inputs,
     delta_mixer,
     delta_weights,

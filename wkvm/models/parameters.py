@@ -16,6 +16,9 @@ from wkvm.kernels.weight import Weight
 from wkvm.models.products import Products
 from wkvm.models.weights import Checkpoint
 
+Weights: TypeAlias = dict[str, tuple[int, ...]]
+"""Names and shapes of stored tensors, in the order in which they are taken."""
+
 Scale: TypeAlias = float | Tensor
 """A number, or one for each output: ``[out]`` float32."""
 
@@ -100,6 +103,10 @@ class Parameters:
     def exact(self, name: str) -> Tensor:
         """A tensor in float32: what is not an operand of a matrix product."""
         return self._counted(self.stored(name).float())
+
+    def decays(self, name: str) -> Tensor:
+        """The negative rates of decay, float32, of which the logarithms are stored, ``A_log``."""
+        return -torch.exp(self.exact(name))
 
     def matrix(self, *names: str, scales: Sequence[Scale] = ()) -> Tensor:
         """A matrix ``[out, in]`` in the model's dtype; several become one, outputs in order.

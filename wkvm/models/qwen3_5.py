@@ -10,11 +10,10 @@ from typing import Any
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.linear import Linear
 from wkvm.models.config_file import read_config, refuse_others
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.qwen_config import Config
 from wkvm.models.qwen_hybrid import QwenHybrid, read_model
-from wkvm.models.stored_layers import Weights
 from wkvm.models.weights import Checkpoint
 
 ALWAYS: dict[str, tuple[Any, ...]] = {

@@ -5,11 +5,10 @@ from torch import Tensor
 
 from wkvm.kernels.linear import Linear
 from wkvm.models.config_file import read_config
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.qwen_config import Config
 from wkvm.models.qwen_hybrid import QwenHybrid, read_model
-from wkvm.models.stored_layers import Weights
 from wkvm.models.weights import Checkpoint
 
 

@@ -13,7 +13,7 @@ from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import check_sizes
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.parts.moe import Moe, SoftmaxRouter
@@ -23,7 +23,6 @@ from wkvm.models.parts.step import Part
 from wkvm.models.qwen_config import FULL, LINEAR, Config, check_config, types_of
 from wkvm.models.rope_config import Rope, read_rope
 from wkvm.models.stored_layers import (
-    Weights,
     delta_mixer,
     gated_mlp,
     mlp_weights,

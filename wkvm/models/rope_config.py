@@ -34,6 +34,9 @@ KINDS: dict[str, frozenset[str]] = {
 }
 """Kinds of frequencies that are run, and the fields that each of them reads."""
 
+THETA = 10_000.0
+"""The base, where nothing is said of it."""
+
 COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
@@ -101,7 +104,6 @@ def read_rope(
     config: Mapping[str, Any],
     head_size: int,
     *,
-    theta: float = 10_000.0,
     turned_part: float = 1.0,
     max_positions: int | None = None,
 ) -> Rope:
@@ -110,8 +112,8 @@ def read_rope(
     Args:
         config: the checkpoint's, or the part of it that has them.
         head_size: elements of a head.
-        theta, turned_part, max_positions: the architecture's defaults of ``rope_theta``,
-            ``partial_rotary_factor`` and ``max_position_embeddings``.
+        turned_part, max_positions: the architecture's defaults of ``partial_rotary_factor`` and
+            ``max_position_embeddings``.
 
     Raises:
         UnsupportedModelError: frequencies of a kind, or with a field, that is not run.
@@ -145,7 +147,7 @@ def read_rope(
         if not _is_positive(settings.get(name)):
             why = f"rope_parameters of kind {kind} have {name} {shown(settings.get(name))}"
             raise CorruptCheckpointError(path, why)
-    base = given.get("rope_theta", config.get("rope_theta", theta))
+    base = given.get("rope_theta", config.get("rope_theta", THETA))
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", turned_part))
     if not _is_positive(base) or not _is_positive(part) or part > 1:
         why = f"config.json has rope_theta {shown(base)}, partial_rotary_factor {shown(part)}"

@@ -4,13 +4,9 @@ from collections.abc import Sequence
 
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
-from wkvm.models.parameters import Parameters
+from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.delta import DeltaMixer, DeltaSizes, Gate
-from wkvm.models.parts.mamba2 import decays
 from wkvm.models.parts.mlp import Mlp, gated
-
-Weights = dict[str, tuple[int, ...]]
-"""Names and shapes, in the order in which they are taken."""
 
 GATED_DELTANET = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj")
 """Inputs of a Gated DeltaNet that are stored one by one, in the order of ``DeltaMixer.project``."""
@@ -85,7 +81,7 @@ def delta_mixer(
         conv_weight=parameters.matrix(*(f"{name}.{part}.weight" for part in convolutions)).squeeze(
             1
         ),
-        A=decays(parameters.exact(f"{name}.A_log")),
+        A=parameters.decays(f"{name}.A_log"),
         dt_bias=parameters.exact(f"{name}.dt_bias"),
         max_strength=max_strength,
         norm_weight=parameters.exact(f"{name}.{norm}.weight"),

@@ -120,8 +120,3 @@ class Mamba2Mixer:
             group=self.sizes.inner // self.sizes.n_groups,
             gate_first=self.gate_first,
         )
-
-
-def decays(A_log: Tensor) -> Tensor:
-    """``A`` as the mixer has it, from the logarithm that checkpoints store."""
-    return -torch.exp(A_log.float())
