@@ -118,15 +118,15 @@ MUTANTS = (
     Mutant(
         "a state is not put into the slot of the request that goes on from it",
         RUNNER,
-        "            self._arena.fill(record, slots)\n",
+        "            self._arena.fill(image[: self._arena.layout.record_bytes], slots)\n",
         "            self._arena.zero(slots)\n",
         ("tests/states/test_traps.py::test_regenerating_with_nothing_new_is_exact_every_time",),
     ),
     Mutant(
         "what is saved shares the memory of the slot",
-        RUNNER,
-        'record = self._arena.records[slot].to("cpu", copy=True)',
-        "record = self._arena.records[slot]",
+        "wkvm/state/arena.py",
+        'return record.to("cpu", copy=True)',
+        'return record.to("cpu")',
         (
             "tests/engine/test_states.py::test_what_is_saved_does_not_change_when_its_slot_goes_to_others",
         ),
@@ -222,7 +222,7 @@ MUTANTS = (
     ),
     Mutant(
         "the digest of an imported file is not verified",
-        "wkvm/state/exchange.py",
+        "wkvm/state/filling.py",
         "if digest_of(blank, buffers) != header.digest:",
         "if digest_of(blank, buffers) == '':",
         (
