@@ -100,7 +100,8 @@ def test_a_gpu_has_pages_in_what_slots_and_the_reserve_leave(
 
 def test_a_cpu_has_pages_in_half_of_what_slots_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(n_slots=2)
-    monkeypatch.setattr(assembly, "free_host_bytes", lambda: 2 * RECORD + 12 * PAGE)
+    each = PAGE + 2 * TABLE_BYTES
+    monkeypatch.setattr(assembly, "free_host_bytes", lambda: 2 * RECORD + 12 * each)
     assert assembly._on_cpu(GuestModel(), config).guest_tokens == 6 * PAGE_TOKENS
     given = replace(config, guest_tokens=12 * PAGE_TOKENS)
     assert assembly._on_cpu(GuestModel(), given) == given

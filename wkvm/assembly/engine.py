@@ -15,7 +15,7 @@ from wkvm.assembly.memory import (
 )
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError
-from wkvm.core.layout import DEFAULT_STATE, PAGE_TOKENS, GuestSpec, StateOptions, pages_for
+from wkvm.core.layout import DEFAULT_STATE, PAGE_TOKENS, GuestSpec, StateOptions
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
@@ -189,11 +189,17 @@ def _on_cpu(model: Model, config: EngineConfig) -> EngineConfig:
             why = _too_many(config, layout.guest, n_fitting * PAGE_TOKENS)
             raise ConfigError("guest-tokens", why)
         return config
-    most = config.n_slots * pages_for(MAX_SLOT_TOKENS["cpu"])
-    n_pages = min(left // 2 // layout.guest.page_bytes, most)
-    if n_pages < 1:
+    division = divide(
+        layout,
+        config.n_slots * layout.record_bytes + left // 2,
+        n_slots=config.n_slots,
+        fits_slots=False,
+        n_pages=None,
+        max_slot_tokens=MAX_SLOT_TOKENS["cpu"],
+    )
+    if division.guest_tokens is None:
         raise ConfigError("guest-tokens", _no_page(config, layout.guest))
-    return replace(config, guest_tokens=n_pages * PAGE_TOKENS)
+    return replace(config, guest_tokens=division.guest_tokens)
 
 
 def _no_page(config: EngineConfig, guest: GuestSpec) -> str:

@@ -13,7 +13,7 @@ from wkvm.core.kinds import KINDS, TensorKind, of_kind
 from wkvm.core.layout import GUEST_PAGES, PAGE_TOKENS, pages_for
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
-from wkvm.state.histories import without_guest
+from wkvm.state.guest_changes import without_guest
 from wkvm.state.image import StateImage
 
 DOUBLES_AT_ONCE = 2**18

@@ -32,7 +32,7 @@ from wkvm.core.layout import StateLayout
 from wkvm.core.registry import Parent, Provenance
 from wkvm.state.arithmetic import not_finite
 from wkvm.state.folding import Fold, folded
-from wkvm.state.histories import check_parents, check_tensors, without_guest
+from wkvm.state.guest_changes import check_parents, check_tensors, without_guest
 from wkvm.state.image import StateImage, views_of
 from wkvm.state.memory import host_memory
 from wkvm.state.operations import BUILTIN, Operation, Parameters
