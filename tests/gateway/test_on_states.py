@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from wkvm_client import aio
 
-from tests.fakes import fake_continuation
+from tests.fakes import GuestModel, fake_continuation
 from tests.gateway.bridge import over_websocket
 from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running, until_stats
 from tests.gateway.raw import until
 from tests.gateway.scripted import script_engine
-from tests.gateway.stateful import ask, make, states_running
+from tests.gateway.stateful import TallModel, ask, make, states_running
+from wkvm.core.config import EngineConfig
+from wkvm.engine.engine import Engine
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -149,6 +151,56 @@ async def test_the_bytes_of_a_state_go_out_and_come_in_and_nothing_is_kept(
     second = await complete(running, state_bytes=data, max_tokens=3)
     assert second["choices"][0]["token_ids"] == EXPECTED[3:6]
     assert (await ask(running, "GET", "/v1/states"))[1]["data"] == []
+
+
+DEFAULT_LENGTHS = [
+    ("/v1/completions", {"state": "tale", "prompt": [4, 5]}),
+    ("/v1/chat/completions", {"state": "tale"}),
+    ("/v1/sessions/tale/generate", {"ids": [4, 5]}),
+]
+
+
+def with_guest(n_tokens: int) -> Engine:
+    """An engine whose states may have so many tokens."""
+    return Engine(GuestModel(vocab_size=256), EngineConfig(n_slots=2, guest_tokens=n_tokens))
+
+
+@pytest.mark.parametrize(("path", "body"), DEFAULT_LENGTHS)
+async def test_a_default_length_leaves_room_for_what_a_state_had_absorbed(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """Of a model with attention layers, which keep something of every token."""
+    async with states_running(tmp_path, with_guest(64)) as running:
+        await make(running, ids=list(range(50)))
+        status, answer = await ask(running, "POST", path, {"model": "fake", **body})
+        assert status == 200, answer
+        assert answer["usage"]["total_tokens"] == 63  # and the id that was pending
+        status, answer = await ask(
+            running, "POST", path, {"model": "fake", "max_tokens": 15, **body}
+        )
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_default_length_leaves_room_for_a_state_that_comes_with_the_request(
+    tmp_path: Path,
+) -> None:
+    async with states_running(tmp_path, with_guest(64)) as running:
+        whole = await generate(running, ids=list(range(50)), max_tokens=1, return_state=True)
+        answer = await complete(running, state_bytes=whole["state"]["bytes"])
+        assert answer["usage"]["total_tokens"] == 63
+
+
+@pytest.mark.parametrize(("path", "body"), DEFAULT_LENGTHS)
+async def test_without_attention_a_default_length_does_not_depend_on_the_state(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    config = EngineConfig(n_slots=2, max_model_len=60)
+    async with states_running(tmp_path, Engine(TallModel(), config)) as running:
+        await make(running, ids=list(range(50)))
+        status, answer = await ask(running, "POST", path, {"model": "fake", **body})
+        assert status == 200, answer
+        n_more = len(body.get("prompt", body.get("ids", ())))
+        assert answer["usage"]["completion_tokens"] == 60 - n_more
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/completions", "/v1/chat/completions"])

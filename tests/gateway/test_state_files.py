@@ -11,7 +11,7 @@ from tests.gateway.harness import ANNA, BERT, KEYS, Running
 from tests.gateway.raw import raw
 from tests.gateway.stateful import ask, make, states_running
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.state_fields import tail_of_file
+from wkvm.gateway.state_fields import NO_ORIGIN, origin_of_file
 
 
 @pytest.fixture
@@ -48,13 +48,14 @@ async def test_a_file_goes_out_and_comes_in_with_the_same_bytes(running: Running
 @pytest.mark.parametrize("n_ids", [1, 2, 40])
 async def test_how_a_state_ends_is_read_in_its_file(running: Running, n_ids: int) -> None:
     made = await make(running, ids=list(range(n_ids)))
-    tail = tail_of_file(await export(running))
-    assert list(tail)[-32:] == made["tail"]
+    origin = origin_of_file(await export(running))
+    assert list(origin.tail)[-32:] == made["tail"]
+    assert origin.n_tokens == n_ids
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}"])
 def test_what_is_no_file_of_a_state_has_no_end(data: bytes) -> None:
-    assert tail_of_file(data) == ()
+    assert origin_of_file(data) == NO_ORIGIN
 
 
 async def test_a_file_whose_ids_are_elsewhere_has_no_end(running: Running) -> None:
@@ -67,7 +68,7 @@ async def test_a_file_whose_ids_are_elsewhere_has_no_end(running: Running) -> No
         end = header.index(b"]", start) + 1
         changed = header[:start] + offsets + header[end:]
         file = len(changed).to_bytes(8, "little") + changed + data[8 + len(header) :]
-        assert len(tail_of_file(file)) <= 1 + 32
+        assert len(origin_of_file(file).tail) <= 1 + 32
 
 
 async def test_an_export_says_what_it_is_and_how_long(running: Running) -> None:

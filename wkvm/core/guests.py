@@ -59,6 +59,11 @@ class Guests:
         return self._pages.n_pages
 
     @property
+    def most_tokens(self) -> int:
+        """How many tokens a request may come to, with those that it starts from."""
+        return self._most * PAGE_TOKENS
+
+    @property
     def n_free(self) -> int:
         """How many of them nobody holds."""
         return self._pages.n_free
@@ -77,7 +82,7 @@ class Guests:
         n_tokens = agreed_tokens(spec)
         if pages_for(n_tokens) > self._most:
             max_tokens = spec.params.max_tokens
-            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self._most * PAGE_TOKENS)
+            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self.most_tokens)
 
     def n_needed(self, request: Request) -> int:
         """How many free pages a request needs to get a slot."""

@@ -375,7 +375,11 @@ class Scheduler(Hibernation):
         guests = self._guests
         of_guests = {}
         if guests is not None:
-            of_guests = {"n_pages": guests.n_pages, "n_free_pages": guests.n_free}
+            of_guests = {
+                "n_pages": guests.n_pages,
+                "n_free_pages": guests.n_free,
+                "most_request_tokens": guests.most_tokens,
+            }
         return {
             "n_slots": self._slots.n_slots,
             "n_free_slots": self._slots.n_free,

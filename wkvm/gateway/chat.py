@@ -25,12 +25,12 @@ from wkvm.gateway.chat_replies import (
 from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import StreamOptions
-from wkvm.gateway.keeping import Keeper, choice_text, pin_state
+from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.state_fields import n_cached, report
+from wkvm.gateway.state_fields import NO_ORIGIN, n_cached, report
 from wkvm.gateway.texts import Texts
 
 
@@ -102,16 +102,18 @@ async def _job(call: Call) -> _Job:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
     info = gateway.engines.info
-    tail: Sequence[int] = ()
+    origin, max_model_len = NO_ORIGIN, gateway.max_model_len
     if body.continues:
-        tail = await pin_state(call.client, body)
+        origin = await origin_of(call.client, body, pins=True)
+        if body.max_tokens is None and body.max_completion_tokens is None:
+            max_model_len = await room_after(call.client, origin, max_model_len)
     asked = await gateway.offload.run(
         lambda: question(
             body,
             gateway.texts,
-            max_model_len=gateway.max_model_len,
+            max_model_len=max_model_len,
             omit_media=gateway.config.omit_media,
-            tail=tail,
+            tail=origin.tail,
         ),
         size=call.n_held,
     )

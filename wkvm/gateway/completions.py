@@ -13,7 +13,7 @@ from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
-from wkvm.gateway.keeping import Keeper, choice_text
+from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
@@ -141,6 +141,10 @@ async def _job(call: Call) -> _Job:
         ),
         size=call.n_held,
     )
+    most_tokens = max_model_len if body.max_tokens is None else None
+    if most_tokens is not None and body.continues:
+        origin = await origin_of(call.client, body, pins=False)
+        most_tokens = await room_after(call.client, origin, most_tokens)
     max_tokens = texts.default_max_tokens if body.max_tokens is None else body.max_tokens
     outputs = body.structured_outputs
     grammar = None if outputs is None else outputs.to_grammar()
@@ -158,7 +162,7 @@ async def _job(call: Call) -> _Job:
         echoes=[prompt.shown(texts.tokenizer) for prompt in prompts] if body.echo else [],
         n=n,
         keywords=keywords,
-        most_tokens=max_model_len if body.max_tokens is None else None,
+        most_tokens=most_tokens,
     )
 
 

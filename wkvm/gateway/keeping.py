@@ -12,7 +12,7 @@ from wkvm_client.states import StateEnd
 
 from wkvm.gateway.failures import SERVER, HttpError
 from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
-from wkvm.gateway.state_fields import StateFields, tail_of_file
+from wkvm.gateway.state_fields import Origin, StateFields, origin_of_file
 from wkvm.gateway.texts import Texts
 
 logger = logging.getLogger("wkvm.gateway")
@@ -51,24 +51,42 @@ def choice_text(
     return ChoiceText(stream.choices[0], texts, options, cut=cut if fields.saves else None)
 
 
-async def pin_state(client: Client, fields: StateFields) -> Sequence[int]:
-    """Find out how the state ends that a request goes on from, and let it go on from just that.
+async def origin_of(client: Client, fields: StateFields, *, pins: bool) -> Origin:
+    """Find out what a request goes on from.
 
     Args:
-        fields: of the request; ``state`` is given its version.
-
-    Returns:
-        The last ids, those that wait to be fed included.
+        fields: of the request.
+        pins: let it go on from just that: ``state`` is given its version.
 
     Raises:
         ClientError: there is no such state.
         HttpError: 400; it is no name.
     """
     if fields.state is None:
-        return tail_of_file(fields.inline() or b"")
+        return origin_of_file(fields.inline() or b"")
     info = await client.states.get(fields.state)
-    fields.state = f"{info.name}@{info.version}"
-    return info.tail
+    if pins:
+        fields.state = info.ref
+    return Origin(info.tail, info.n_tokens)
+
+
+async def room_after(client: Client, origin: Origin, max_model_len: int | None) -> int | None:
+    """How many tokens a prompt and its answer may have together; None for no limit.
+
+    Of a model with attention layers, what the state has absorbed takes room as well. Only the
+    engine's counters tell that from a limit on what comes after the state.
+
+    Args:
+        origin: what they come after.
+        max_model_len: the limit on them, whatever they come after.
+
+    Raises:
+        ClientError: the engine could not be asked.
+    """
+    if max_model_len is None or not origin.n_tokens:
+        return max_model_len
+    most = (await client.stats()).get("most_request_tokens")
+    return max_model_len if most is None else min(max_model_len, most - origin.n_tokens)
 
 
 async def settled(client: Client, finish: Finish) -> StateEnd | None:

@@ -18,13 +18,13 @@ from wkvm.gateway import session_bodies as bodies
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import CANCELLED, OPENAI_NAMES, HttpError, error_body, invalid
-from wkvm.gateway.keeping import choice_text
+from wkvm.gateway.keeping import choice_text, room_after
 from wkvm.gateway.messages import leaves_space
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, STREAM_HEADERS, EventStream
 from wkvm.gateway.state_bodies import INPUT, ForkBody, given, known_query, one_json
-from wkvm.gateway.state_fields import STATE_NAMES, n_cached, report
+from wkvm.gateway.state_fields import STATE_NAMES, Origin, n_cached, report
 from wkvm.gateway.states import input_ids, optional_body, within
 from wkvm.gateway.turns import Turn, gone
 
@@ -200,7 +200,15 @@ async def generate(call: Call) -> web.StreamResponse:
         body.expected_version = head.version
     if body.on_disconnect is None:
         body.on_disconnect = "finish"
-    turn = gateway.turns.begin(call.tenant, name, partial(_generate, call, body, ids))
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        origin = Origin(head.tail, head.n_tokens)
+        room = await room_after(call.client, origin, gateway.max_model_len)
+        max_tokens = gateway.texts.default_max_tokens
+        if room is not None:
+            max_tokens = max(min(max_tokens, room - len(ids)), 1)
+    work = partial(_generate, call, body, ids, max_tokens)
+    turn = gateway.turns.begin(call.tenant, name, work)
     if body.stream:
         return await _send(call, turn, 0)
     with turn:
@@ -210,12 +218,13 @@ async def generate(call: Call) -> web.StreamResponse:
     return json_response(turn.whole)
 
 
-async def _generate(call: Call, body: bodies.TurnBody, ids: list[int], turn: Turn) -> None:
+async def _generate(
+    call: Call, body: bodies.TurnBody, ids: list[int], max_tokens: int, turn: Turn
+) -> None:
     """Generate a turn. What goes wrong is raised as the HttpError that the client gets."""
     gateway = call.gateway
     texts, is_chat = gateway.texts, body.messages is not None
     try:
-        max_tokens = texts.default_max_tokens if body.max_tokens is None else body.max_tokens
         outputs = body.structured_outputs
         grammar = None if outputs is None else outputs.to_grammar()
         keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)

@@ -4,6 +4,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -157,23 +158,41 @@ TAIL_IDS = 32
 """So many of the last ids of a state say how it ends."""
 
 
-def tail_of_file(data: bytes) -> tuple[int, ...]:
-    """The last ids of a state's file, those that wait to be fed included.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a request goes on from.
+
+    Attributes:
+        tail: its last ids, those that wait to be fed included.
+        n_tokens: how many there are in all, likewise.
+    """
+
+    tail: Sequence[int] = ()
+    n_tokens: int = 0
+
+
+NO_ORIGIN = Origin()
+"""Of a request without a state."""
+
+
+def origin_of_file(data: bytes) -> Origin:
+    """What the file of a state holds.
 
     Returns:
-        None of them for what is no such file: the engine says what is wrong with it.
+        Nothing for what is no such file: the engine says what is wrong with it.
     """
     try:
         n_header = int.from_bytes(data[:8], "little")
         header = msgspec.json.decode(data[8 : 8 + n_header], type=_FileHeader)
         pending = msgspec.json.decode(header.metadata.carried, type=_Carried).pending
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return ()
+        return NO_ORIGIN
     start, end = (8 + n_header + offset for offset in header.token_ids.data_offsets)
     ids = data[max(start, end - 4 * TAIL_IDS) : end]
     if len(ids) % 4 or not 0 <= start <= end <= len(data):
-        return ()
-    return (*(one for (one,) in struct.iter_unpack("<I", ids)), *pending)
+        return NO_ORIGIN
+    tail = (*(one for (one,) in struct.iter_unpack("<I", ids)), *pending)
+    return Origin(tail, (end - start) // 4 + len(pending))
 
 
 class _Metadata(msgspec.Struct):
