@@ -174,6 +174,7 @@ def test_special_tokens_in_the_prompt_are_plain_text_unless_asked_for(
         (("x", "--local"), 2, "local: cannot be together with --connect"),
         (("x", "--state-dtype", "float16"), 2, "state-dtype: cannot be together with --connect"),
         (("x", "--deferred-writes"), 2, "deferred-writes: cannot be together with --connect"),
+        (("x", "--guest-tokens", "64"), 2, "guest-tokens: cannot be together with --connect"),
         (("x", "--logprobs", "1"), 2, "logprobs: "),
         (("x", "--stop", ""), 2, "stop: "),
     ],

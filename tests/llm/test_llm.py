@@ -324,6 +324,8 @@ def test_a_tokenizer_that_is_not_the_servers_is_refused(address: str, tmp_path: 
 def test_settings_of_an_engine_are_refused_where_a_server_has_them() -> None:
     with pytest.raises(ConfigError, match="dtype: is the server's affair"):
         LLM(address="unix:///nowhere", dtype="float32")
+    with pytest.raises(ConfigError, match="guest_tokens: is the server's affair"):
+        LLM(address="unix:///nowhere", guest_tokens=64)
 
 
 def test_an_engine_of_its_own_takes_the_settings_of_states_and_bits() -> None:

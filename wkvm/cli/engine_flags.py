@@ -21,6 +21,15 @@ def tokens(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'") from None
 
 
+GUEST_FLAG = Flag(
+    names=("--guest-tokens",),
+    field="guest_tokens",
+    kind=tokens,
+    metavar="N",
+    text="how many tokens the attention layers of a hybrid model keep, of all live states "
+    "together; 'auto' takes the memory that slots leave, on a CPU half of it (default: auto)",
+)
+
 ENGINE_FLAGS = (
     Flag(
         names=("--slots", "--max-num-seqs", "--max-running-requests"),
@@ -30,14 +39,7 @@ ENGINE_FLAGS = (
         text="how many states can be live at once; 'auto' takes all that fit on a GPU, or what "
         "fits in half of a CPU's free memory, at most 1024 (default: %(default)s)",
     ),
-    Flag(
-        names=("--guest-tokens",),
-        field="guest_tokens",
-        kind=tokens,
-        metavar="N",
-        text="how many tokens the attention layers of a hybrid model keep, of all live states "
-        "together; 'auto' takes the memory that slots leave, on a CPU half of it (default: auto)",
-    ),
+    GUEST_FLAG,
     Flag(
         names=("--max-slots-per-tenant",),
         field="max_slots_per_tenant",
@@ -183,3 +185,6 @@ MODEL_FLAGS = (
         text="threads of the CPU path (default: one for a small model, else all cores)",
     ),
 )
+
+LOCAL_FLAGS = (*MODEL_FLAGS, GUEST_FLAG)
+"""What says how a command runs a model in its own process."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from wkvm import __version__
-from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS, STATE_FLAGS
+from wkvm.cli.engine_flags import ENGINE_FLAGS, LOCAL_FLAGS, MODEL_FLAGS, STATE_FLAGS
 from wkvm.cli.flags import (
     ADDRESS_FLAGS,
     DEFAULT_ADDRESS,
@@ -245,7 +245,7 @@ def _engine_or_server(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end an answer after so long (default: the server's setting)",
     )
-    add_flags(parser, "in this process", MODEL_FLAGS, EngineConfig)
+    add_flags(parser, "in this process", LOCAL_FLAGS, EngineConfig)
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from wkvm_protocol.messages import HelloOk
 from wkvm.assembly.backend import Backend, Local, Remote
 from wkvm.assembly.models import find_model, generation_settings, model_name, require_engine
 from wkvm.assembly.texts import check_tokenizer
-from wkvm.cli.engine_flags import MODEL_FLAGS
+from wkvm.cli.engine_flags import LOCAL_FLAGS
 from wkvm.cli.flags import DEFAULT_ADDRESS, Flag, values_of
 from wkvm.cli.terminal import harmless
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig
@@ -123,7 +123,7 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
     if is_absent:
         _check_fallback()
         note(f"no server at {DEFAULT_ADDRESS}; running {model_name(path)} in this process")
-    config = EngineConfig(n_slots=1, **values_of(args, MODEL_FLAGS))
+    config = EngineConfig(n_slots=1, **values_of(args, LOCAL_FLAGS))
     require_engine()
     from wkvm.assembly.engine import build_engine
 
@@ -132,8 +132,8 @@ def _open_backend(args: argparse.Namespace, path: Path) -> Backend:
 
 def _engine_flag(args: argparse.Namespace) -> str | None:
     """A flag that says how this process runs a model, if one does; its name without dashes."""
-    values, default = values_of(args, MODEL_FLAGS), EngineConfig()
-    for flag in MODEL_FLAGS:
+    values, default = values_of(args, LOCAL_FLAGS), EngineConfig()
+    for flag in LOCAL_FLAGS:
         if values[flag.field] != getattr(default, flag.field):
             return flag.names[0].removeprefix("--")
     return None

@@ -76,13 +76,24 @@ class EmptyPromptError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt, or prompt and max_tokens together, exceed the server's limit."""
+    """The prompt, or prompt and max_tokens together, exceed the server's limit.
 
-    def __init__(self, n_prompt: int, max_tokens: int, limit: int) -> None:
+    Args:
+        n_prompt: ids of the prompt; with ``has_guest``, also of the state that it goes on from.
+        has_guest: it is the limit on what attention layers keep of a request.
+    """
+
+    def __init__(
+        self, n_prompt: int, max_tokens: int, limit: int, *, has_guest: bool = False
+    ) -> None:
+        why = (
+            ": as many, with those of a state, one request gets of the guest pool (--guest-tokens)"
+        )
         # Clients of OpenAI's interface know the error by the first words.
         super().__init__(
             f"prompt: this model's maximum context length is {limit} tokens, which"
             f" {n_prompt} of the prompt and {max_tokens} of max_tokens exceed"
+            f"{why if has_guest else ''}"
         )
         self.n_prompt = n_prompt
         self.max_tokens = max_tokens

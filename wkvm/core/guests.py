@@ -82,7 +82,8 @@ class Guests:
         n_tokens = agreed_tokens(spec)
         if pages_for(n_tokens) > self._most:
             max_tokens = spec.params.max_tokens
-            raise PromptTooLongError(n_tokens - max_tokens, max_tokens, self.most_tokens)
+            n_before = n_tokens - max_tokens
+            raise PromptTooLongError(n_before, max_tokens, self.most_tokens, has_guest=True)
 
     def n_needed(self, request: Request) -> int:
         """How many free pages a request needs to get a slot."""

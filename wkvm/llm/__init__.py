@@ -81,6 +81,7 @@ class LLM:
         deferred_writes: bool | None = None,
         deterministic: bool | None = None,
         slots: int | None = None,
+        guest_tokens: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
         state_dir: str | Path | None = None,
@@ -103,6 +104,9 @@ class LLM:
             deterministic: what comes of a text is the same to the bit whatever runs beside it.
             slots: how many texts are worked on at once; by default what fits in half of the
                 free memory, at most 64.
+            guest_tokens: how many tokens the attention layers of a hybrid model keep, of all texts
+                that are worked on together; by default what fits in the memory that slots leave,
+                on a CPU in half of it.
             threads: of a CPU; by default one for a small model, else all cores.
             seed: fixes the seeds of prompts that bring none. The same calls on the same
                 model give the same texts then.
@@ -130,6 +134,7 @@ class LLM:
             "deferred_writes": deferred_writes,
             "deterministic": deterministic,
             "n_slots": slots,
+            "guest_tokens": guest_tokens,
             "n_threads": threads,
         }
         given = {name: value for name, value in engine_settings.items() if value is not None}
