@@ -8,7 +8,10 @@ import pytest
 
 from tests.states.book import History
 from tests.states.doors import Door, Refused
-from tests.states.rig import MakeRig, small_disk
+from tests.states.rig import MakeRig, rig_running, small_disk
+from wkvm.core.errors import PromptTooLongError
+from wkvm.core.registry import Carried
+from wkvm.state.format import data_bytes, encode_header
 
 OPERATIONS: dict[str, Callable[[Door, str], Awaitable[Any]]] = {
     "generate": lambda door, name: door.generate([1], 2, state=name),
@@ -247,3 +250,21 @@ async def test_a_file_that_is_no_state_is_refused_and_leaves_nothing(make_rig: M
             assert (await refusal(door.importing("new", data))).code == "BAD_STATE_FILE"
         await rig.at_rest()
         assert rig.everything() == before
+
+
+async def test_a_state_that_the_guest_pool_could_not_hold_is_refused_by_its_header(
+    tmp_path: Path,
+) -> None:
+    async with rig_running("binary", tmp_path, has_guest=True, guest_tokens=128) as rig:
+        backing = rig.states._backing
+        for n_tokens in (128, 129):
+            header = encode_header(
+                backing.identity, backing.layout, Carried(n_computed=n_tokens), "1" * 32
+            )
+            n_bytes = len(header) + data_bytes(backing.layout, n_tokens)
+            sink = await rig.states.importing("anna", "long", n_bytes=n_bytes)
+            if n_tokens == 128:
+                await sink.write(header)
+            else:
+                with pytest.raises(PromptTooLongError, match="128 tokens"):
+                    await sink.write(header)

@@ -6,7 +6,7 @@ import time
 
 import wkvm
 from wkvm.assembly.memory_folder import MemoryFolder
-from wkvm.core.layout import PAGE_TOKENS
+from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS
 from wkvm.core.registry import Identity
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
@@ -89,7 +89,7 @@ class OpenStates:
             ),
             layout=loop.layout,
             vocab_size=info.vocab_size,
-            max_tokens=MAX_TOKENS if loop.layout.guest is None else info.n_pages * PAGE_TOKENS,
+            max_tokens=_max_tokens(info.n_pages),
             threads=Threads(),
             mutations=self._mutations,
             fold=_fold(self._engine),
@@ -105,6 +105,15 @@ class OpenStates:
     def _cleanup(self) -> None:
         if self._temporary is not None:
             self._temporary.close()
+
+
+def _max_tokens(n_pages: int) -> int:
+    """How many tokens a state may have that can run here.
+
+    Args:
+        n_pages: of the guest pool; 0 without one.
+    """
+    return min(n_pages, MAX_SLOT_PAGES) * PAGE_TOKENS if n_pages else MAX_TOKENS
 
 
 def _fold(engine: Engine) -> Fold | None:

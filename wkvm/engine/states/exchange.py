@@ -131,8 +131,7 @@ class Exchange(Rollback):
 
         It is held as a whole for as long as the request runs; longer ones are imported.
         """
-        backing = self._backing
-        return min(max_file_bytes(backing.layout, backing.max_tokens), MAX_INLINE_BYTES)
+        return min(max_file_bytes(self._backing.layout), MAX_INLINE_BYTES)
 
     async def export(self, tenant: str, ref: Ref, form: str = STATE_FORM) -> Source:
         """The file of a version.
