@@ -354,11 +354,11 @@ class Store(Handles):
             StateNotFoundError, StateDamagedError: as for ``get``.
             StoreFailedError: there is no object store, or it refused.
         """
-        record = self.persist(tenant, ref)
+        record = self.cool(tenant, ref)
         _, _, payload = self._find(tenant, record.ref)
-        self.load(tenant, record.ref)
+        if payload.object is None and not self._shelf.has_file(payload):
+            self.load(tenant, record.ref)  # says what is wrong
         upkeep.demote(self._catalogue, self._shelf, payload, self._io.fresh_id())
-        self._shelf.host.cool(payload.uid)
         return self.get(tenant, record.ref)
 
     def check(self) -> upkeep.CheckReport:
