@@ -1,12 +1,13 @@
 """The attention layers of hybrids as most checkpoints store them: names, shapes, parts."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from wkvm.core.errors import CorruptCheckpointError
 from wkvm.kernels.interface import Kernels
 from wkvm.models.config_file import check_sizes
 from wkvm.models.parameters import Parameters, Weights
-from wkvm.models.parts.attention import Attention, AttentionSizes
+from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
 from wkvm.models.rope_config import Rope
 from wkvm.models.weights import Checkpoint
 
@@ -20,6 +21,10 @@ class AttentionMixers:
         has_biases: whether the four products have them.
         scale: of the scores; None for one over the root of the heads' size.
         rope: how positions are told; None where they are not.
+        head_norms: whether queries and keys have norms: ``none``, of ``each`` head, or of ``all``
+            heads together.
+        norm_eps: of those.
+        norm_offset: what is added to their weights.
         input_scale: what a mixer's input is multiplied by.
         key_scale: what keys are multiplied by, bias included.
         output_scale: what a mixer's output is multiplied by.
@@ -30,6 +35,9 @@ class AttentionMixers:
     has_biases: bool = False
     scale: float | None = None
     rope: Rope | None = None
+    head_norms: Literal["none", "each", "all"] = "none"
+    norm_eps: float = 0.0
+    norm_offset: float = 0.0
     input_scale: float = 1.0
     key_scale: float = 1.0
     output_scale: float = 1.0
@@ -54,10 +62,14 @@ class AttentionMixers:
     def weights(self, name: str) -> Weights:
         """Names and shapes of the mixer ``name``, in the order in which ``build`` takes them."""
         sizes = self.sizes
-        outputs = {"q_proj": sizes.queries, "k_proj": sizes.keys, "v_proj": sizes.keys}
+        outputs = {"q_proj": sizes.projected_queries, "k_proj": sizes.keys, "v_proj": sizes.keys}
         weights: Weights = {f"{name}.{leaf}.weight": (n, self.width) for leaf, n in outputs.items()}
         if self.has_biases:
             weights |= {f"{name}.{leaf}.bias": (n,) for leaf, n in outputs.items()}
+        if self.head_norms != "none":
+            is_each = self.head_norms == "each"
+            weights[f"{name}.q_norm.weight"] = (sizes.head_size if is_each else sizes.queries,)
+            weights[f"{name}.k_norm.weight"] = (sizes.head_size if is_each else sizes.keys,)
         weights[f"{name}.o_proj.weight"] = (self.width, sizes.queries)
         if self.has_biases:
             weights[f"{name}.o_proj.bias"] = (self.width,)
@@ -81,6 +93,8 @@ class AttentionMixers:
                 scales=[self.input_scale * scale for scale in by_part],
                 bias_scales=by_part,
             ),
+            query_norm=self._norm(parameters, kernels, f"{name}.q_norm"),
+            key_norm=self._norm(parameters, kernels, f"{name}.k_norm"),
             output=parameters.linear(
                 f"{name}.o_proj.weight",
                 biases=(f"{name}.o_proj.bias",) if self.has_biases else (),
@@ -90,3 +104,9 @@ class AttentionMixers:
             scale=sizes.head_size**-0.5 if self.scale is None else self.scale,
             rotary=None if self.rope is None else self.rope.on(parameters.device),
         )
+
+    def _norm(self, parameters: Parameters, kernels: Kernels, name: str) -> HeadNorm | None:
+        if self.head_norms == "none":
+            return None
+        weight = parameters.exact(f"{name}.weight") + self.norm_offset
+        return HeadNorm(kernels, weight, self.norm_eps)

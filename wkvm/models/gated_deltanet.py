@@ -12,17 +12,12 @@ from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
+from wkvm.models.delta_mixers import DeltaMixers, OneByOne
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.delta import DeltaSizes, Gate
 from wkvm.models.parts.residual import Residual, RmsNorm
 from wkvm.models.parts.step import Part
-from wkvm.models.stored_layers import (
-    delta_inputs,
-    delta_mixer,
-    delta_weights,
-    gated_mlp,
-    mlp_weights,
-)
+from wkvm.models.stored_layers import gated_mlp, mlp_weights
 from wkvm.models.weights import Checkpoint
 
 GATES: dict[str, Gate] = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
@@ -64,21 +59,28 @@ class GatedDeltaNet:
     config: Config
 
     @cached_property
-    def mixer(self) -> DeltaSizes:
-        """The sizes of each layer."""
+    def mixers(self) -> DeltaMixers:
+        """What each layer begins with."""
         config = self.config
-        return DeltaSizes(
-            n_key_heads=config.num_heads,
-            n_value_heads=config.num_v_heads or config.num_heads,
-            key_size=config.head_dim,
-            value_size=round(config.head_dim * config.expand_v),
-            n_taps=config.conv_size,
+        return DeltaMixers(
+            width=config.hidden_size,
+            sizes=DeltaSizes(
+                n_key_heads=config.num_heads,
+                n_value_heads=config.num_v_heads or config.num_heads,
+                key_size=config.head_dim,
+                value_size=round(config.head_dim * config.expand_v),
+                n_taps=config.conv_size,
+            ),
+            packing=OneByOne(config.use_gate),
+            norm_eps=config.norm_eps,
+            gate=GATES[config.output_gate_activation] if config.use_gate else "none",
+            max_strength=2.0 if config.allow_neg_eigval else 1.0,
         )
 
     @property
     def sizes(self) -> Sizes:
         """What is said of the model."""
-        config, mixer = self.config, self.mixer
+        config, mixer = self.config, self.mixers.sizes
         return Sizes(
             architecture="gated_deltanet",
             vocab_size=config.vocab_size,
@@ -97,7 +99,7 @@ class GatedDeltaNet:
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             weights[f"{layer}.attn_norm.weight"] = (C,)
-            weights |= delta_weights(f"{layer}.attn", self.mixer, C, has_gate=config.use_gate)
+            weights |= self.mixers.weights(f"{layer}.attn")
             weights[f"{layer}.mlp_norm.weight"] = (C,)
             weights |= mlp_weights(f"{layer}.mlp", C, config.inner)
         weights["model.norm.weight"] = (C,)
@@ -111,7 +113,8 @@ class GatedDeltaNet:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state."""
-        return StateLayout(self.mixer.tensors(self.config.num_hidden_layers, dtype, state.dtype))
+        n_layers = self.config.num_hidden_layers
+        return StateLayout(self.mixers.sizes.tensors(n_layers, dtype, state.dtype))
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
@@ -125,17 +128,7 @@ class GatedDeltaNet:
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             before = norm(f"{layer}.attn_norm.weight")
-            mixer = delta_mixer(
-                parameters,
-                kernels,
-                f"{layer}.attn",
-                sizes=self.mixer,
-                layer=index,
-                project=delta_inputs(parameters, f"{layer}.attn", has_gate=config.use_gate),
-                norm_eps=config.norm_eps,
-                gate=GATES[config.output_gate_activation] if config.use_gate else "none",
-                max_strength=2.0 if config.allow_neg_eigval else 1.0,
-            )
+            mixer = self.mixers.build(parameters, kernels, f"{layer}.attn", index)
             blocks.append(Residual(before, mixer))
             before = norm(f"{layer}.mlp_norm.weight")
             blocks.append(Residual(before, gated_mlp(parameters, kernels, f"{layer}.mlp")))
@@ -172,7 +165,7 @@ def read(checkpoint: Checkpoint) -> GatedDeltaNet:
         why = "config.json has an expand_v or hidden_ratio without end"
         raise CorruptCheckpointError(str(checkpoint.path), why)
     model = GatedDeltaNet(config)
-    mixer = model.mixer
+    mixer = model.mixers.sizes
     check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,

@@ -9,23 +9,17 @@ import msgspec
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
+from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others, shown
+from wkvm.models.delta_mixers import CONVOLUTIONS, ONE_CONVOLUTION, DeltaMixers, OneByOne
 from wkvm.models.parameters import Parameters, Weights
-from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
+from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.parts.residual import PostNormResidual, Residual, RmsNorm
-from wkvm.models.parts.rotary import Rotary
 from wkvm.models.parts.step import Part
 from wkvm.models.rope_config import Rope, read_rope
-from wkvm.models.stored_layers import (
-    CONVOLUTIONS,
-    delta_inputs,
-    delta_mixer,
-    delta_weights,
-    gated_mlp,
-    mlp_weights,
-)
+from wkvm.models.stored_layers import gated_mlp, mlp_weights
 from wkvm.models.weights import Checkpoint
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -85,28 +79,42 @@ class OlmoHybrid:
         return (*types[:-1], types[-1] if FULL in types else FULL)
 
     @cached_property
-    def mixer(self) -> DeltaSizes:
-        """The sizes of each linear layer."""
+    def mixers(self) -> DeltaMixers:
+        """Of the linear layers. transformers stores their convolutions as one."""
         config = self.config
         n_key_heads = config.linear_num_key_heads or config.num_attention_heads
         key_size = config.linear_key_head_dim or int(0.75 * config.hidden_size / n_key_heads)
-        return DeltaSizes(
-            n_key_heads=n_key_heads,
-            n_value_heads=config.linear_num_value_heads or config.num_attention_heads,
-            key_size=key_size,
-            value_size=config.linear_value_head_dim or 2 * key_size,
-            n_taps=config.linear_conv_kernel_dim,
+        is_one = any(name.endswith(".linear_attn.conv1d.weight") for name in self.stored)
+        return DeltaMixers(
+            width=config.hidden_size,
+            sizes=DeltaSizes(
+                n_key_heads=n_key_heads,
+                n_value_heads=config.linear_num_value_heads or config.num_attention_heads,
+                key_size=key_size,
+                value_size=config.linear_value_head_dim or 2 * key_size,
+                n_taps=config.linear_conv_kernel_dim,
+            ),
+            packing=OneByOne(),
+            norm_eps=O_NORM_EPS,
+            max_strength=2.0 if config.linear_allow_neg_eigval else 1.0,
+            convolutions=ONE_CONVOLUTION if is_one else CONVOLUTIONS,
         )
 
     @cached_property
-    def attention(self) -> AttentionSizes:
-        """The sizes of each layer with attention."""
+    def attention(self) -> AttentionMixers:
+        """Of the layers with attention."""
         config = self.config
         n_heads = config.num_attention_heads
-        return AttentionSizes(
-            n_heads=n_heads,
-            n_shared=config.num_key_value_heads or n_heads,
-            head_size=config.head_dim or config.hidden_size // n_heads,
+        return AttentionMixers(
+            width=config.hidden_size,
+            sizes=AttentionSizes(
+                n_heads=n_heads,
+                n_shared=config.num_key_value_heads or n_heads,
+                head_size=config.head_dim or config.hidden_size // n_heads,
+            ),
+            rope=self.rope,
+            head_norms="all",
+            norm_eps=config.rms_norm_eps,
         )
 
     @property
@@ -118,8 +126,8 @@ class OlmoHybrid:
             vocab_size=config.vocab_size,
             n_layers=config.num_hidden_layers,
             width=config.hidden_size,
-            n_heads=self.mixer.n_value_heads,
-            head_size=self.mixer.value_size,
+            n_heads=self.mixers.sizes.n_value_heads,
+            head_size=self.mixers.sizes.value_size,
         )
 
     @cached_property
@@ -132,11 +140,11 @@ class OlmoHybrid:
             layer = f"model.layers.{index}"
             if kind == LINEAR:
                 weights[self._norm_name(layer, FIRST_NORM)] = (C,)
-                weights |= self._mixer_weights(f"{layer}.linear_attn")
+                weights |= self.mixers.weights(f"{layer}.linear_attn")
                 weights[self._norm_name(layer, SECOND_NORM)] = (C,)
                 weights |= mlp_weights(f"{layer}.mlp", C, config.intermediate_size)
             else:
-                weights |= self._attention_weights(f"{layer}.self_attn")
+                weights |= self.attention.weights(f"{layer}.self_attn")
                 weights[self._norm_name(layer, AFTER_ATTENTION)] = (C,)
                 weights |= mlp_weights(f"{layer}.mlp", C, config.intermediate_size)
                 weights[f"{layer}.post_feedforward_layernorm.weight"] = (C,)
@@ -155,13 +163,13 @@ class OlmoHybrid:
         """The record of one state, and its guest."""
         n_linear = self.layer_types.count(LINEAR)
         n_full = len(self.layer_types) - n_linear
-        tensors = (*self.mixer.tensors(n_linear, dtype, state.dtype), guest_tokens())
-        return StateLayout(tensors, self.attention.guest(n_full, dtype))
+        tensors = self.mixers.sizes.tensors(n_linear, dtype, state.dtype)
+        guest = self.attention.sizes.guest(n_full, dtype)
+        return StateLayout((*tensors, guest_tokens()), guest)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
         table = parameters.matrix("model.embed_tokens.weight")
-        rotary = None if self.rope is None else self.rope.on(parameters.device)
         blocks = list[Part]()
         n_before = {LINEAR: 0, FULL: 0}
 
@@ -173,13 +181,14 @@ class OlmoHybrid:
             layer = f"model.layers.{index}"
             if kind == LINEAR:
                 before = norm(self._norm_name(layer, FIRST_NORM))
-                mixer = self._mixer(parameters, kernels, f"{layer}.linear_attn", n_before[kind])
+                name = f"{layer}.linear_attn"
+                mixer: Part = self.mixers.build(parameters, kernels, name, n_before[kind])
                 blocks.append(Residual(before, mixer))
                 before = norm(self._norm_name(layer, SECOND_NORM))
                 blocks.append(Residual(before, gated_mlp(parameters, kernels, f"{layer}.mlp")))
             else:
                 name = f"{layer}.self_attn"
-                mixer = self._attention(parameters, kernels, name, n_before[kind], rotary)
+                mixer = self.attention.build(parameters, kernels, name, n_before[kind])
                 after = norm(self._norm_name(layer, AFTER_ATTENTION))
                 blocks.append(PostNormResidual(after, mixer))
                 inner = gated_mlp(parameters, kernels, f"{layer}.mlp")
@@ -201,64 +210,6 @@ class OlmoHybrid:
         full = [f"{layer}.{name}.weight" for name in names]
         return next((name for name in full if name in self.stored), full[0])
 
-    def _is_fused(self, name: str) -> bool:
-        """Whether the convolutions of a mixer are stored as one, as transformers has them."""
-        return f"{name}.conv1d.weight" in self.stored
-
-    def _mixer(self, parameters: Parameters, kernels: Kernels, name: str, layer: int) -> Part:
-        return delta_mixer(
-            parameters,
-            kernels,
-            name,
-            sizes=self.mixer,
-            layer=layer,
-            project=delta_inputs(parameters, name, has_gate=True),
-            convolutions=("conv1d",) if self._is_fused(name) else CONVOLUTIONS,
-            norm_eps=O_NORM_EPS,
-            max_strength=2.0 if self.config.linear_allow_neg_eigval else 1.0,
-        )
-
-    def _mixer_weights(self, name: str) -> Weights:
-        sizes = self.mixer
-        weights = delta_weights(name, sizes, self.config.hidden_size, has_gate=True)
-        if self._is_fused(name):
-            for part in CONVOLUTIONS:
-                del weights[f"{name}.{part}.weight"]
-            weights[f"{name}.conv1d.weight"] = (sizes.convolved, 1, sizes.n_taps)
-        return weights
-
-    def _attention(
-        self,
-        parameters: Parameters,
-        kernels: Kernels,
-        name: str,
-        layer: int,
-        rotary: Rotary | None,
-    ) -> Part:
-        eps = self.config.rms_norm_eps
-        return Attention(
-            kernels=kernels,
-            sizes=self.attention,
-            layer=layer,
-            project=parameters.linear(*(f"{name}.{part}_proj.weight" for part in "qkv")),
-            query_norm=HeadNorm(kernels, parameters.exact(f"{name}.q_norm.weight"), eps),
-            key_norm=HeadNorm(kernels, parameters.exact(f"{name}.k_norm.weight"), eps),
-            rotary=rotary,
-            scale=self.attention.head_size**-0.5,
-            output=parameters.linear(f"{name}.o_proj.weight"),
-        )
-
-    def _attention_weights(self, name: str) -> Weights:
-        sizes, C = self.attention, self.config.hidden_size
-        return {
-            f"{name}.q_proj.weight": (sizes.queries, C),
-            f"{name}.k_proj.weight": (sizes.keys, C),
-            f"{name}.v_proj.weight": (sizes.keys, C),
-            f"{name}.q_norm.weight": (sizes.queries,),
-            f"{name}.k_norm.weight": (sizes.keys,),
-            f"{name}.o_proj.weight": (C, sizes.queries),
-        }
-
 
 def read(checkpoint: Checkpoint) -> OlmoHybrid:
     """Read the sizes of a checkpoint.
@@ -276,7 +227,7 @@ def read(checkpoint: Checkpoint) -> OlmoHybrid:
         num_attention_heads=config.num_attention_heads,
     )
     model = OlmoHybrid(config, None, frozenset(checkpoint.stored))
-    mixer, attention, types = model.mixer, model.attention, model.layer_types
+    mixer, attention, types = model.mixers.sizes, model.attention.sizes, model.layer_types
     check_sizes(
         checkpoint,
         vocab_size=config.vocab_size,

@@ -6,43 +6,27 @@ Their modules say how each names and packs its weights.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
 from wkvm.kernels.interface import Kernels
-from wkvm.kernels.linear import Linear
+from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import check_sizes
+from wkvm.models.delta_mixers import ONE_CONVOLUTION, DeltaMixers, Packing
 from wkvm.models.parameters import Parameters, Weights
-from wkvm.models.parts.attention import Attention, AttentionSizes, HeadNorm
+from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.parts.moe import Moe, SoftmaxRouter
 from wkvm.models.parts.residual import Residual, RmsNorm
-from wkvm.models.parts.rotary import Rotary
 from wkvm.models.parts.step import Part
 from wkvm.models.qwen_config import FULL, LINEAR, Config, check_config, types_of
 from wkvm.models.rope_config import Rope, read_rope
-from wkvm.models.stored_layers import (
-    delta_mixer,
-    gated_mlp,
-    mlp_weights,
-)
+from wkvm.models.stored_layers import gated_mlp, mlp_weights
 from wkvm.models.weights import Checkpoint
 
 TURNED_PART = 0.25
 """The part of a head that positions turn, where the file says nothing."""
-
-
-class Packing(Protocol):
-    """How the inputs of a Gated DeltaNet are stored."""
-
-    def weights(self, name: str, sizes: DeltaSizes, width: int) -> Weights:
-        """Names and shapes of the matrices of the mixer ``name``."""
-        ...
-
-    def linear(self, parameters: Parameters, name: str, sizes: DeltaSizes) -> Linear:
-        """The product that ``DeltaMixer.project`` is."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,26 +53,41 @@ class QwenHybrid:
         return types_of(self.config)
 
     @cached_property
-    def mixer(self) -> DeltaSizes:
-        """The sizes of each linear layer."""
+    def mixers(self) -> DeltaMixers:
+        """Of the linear layers."""
         config = self.config
-        return DeltaSizes(
-            n_key_heads=config.linear_num_key_heads,
-            n_value_heads=config.linear_num_value_heads,
-            key_size=config.linear_key_head_dim,
-            value_size=config.linear_value_head_dim,
-            n_taps=config.linear_conv_kernel_dim,
+        return DeltaMixers(
+            width=config.hidden_size,
+            sizes=DeltaSizes(
+                n_key_heads=config.linear_num_key_heads,
+                n_value_heads=config.linear_num_value_heads,
+                key_size=config.linear_key_head_dim,
+                value_size=config.linear_value_head_dim,
+                n_taps=config.linear_conv_kernel_dim,
+            ),
+            packing=self.packing,
+            norm_eps=config.rms_norm_eps,
+            convolutions=ONE_CONVOLUTION,
+            norm="norm",
+            output="out_proj",
         )
 
     @cached_property
-    def attention(self) -> AttentionSizes:
-        """The sizes of each layer with attention."""
+    def attention(self) -> AttentionMixers:
+        """Of the layers with attention."""
         config = self.config
-        return AttentionSizes(
-            n_heads=config.num_attention_heads,
-            n_shared=config.num_key_value_heads,
-            head_size=config.head_dim,
-            is_gated=True,
+        return AttentionMixers(
+            width=config.hidden_size,
+            sizes=AttentionSizes(
+                n_heads=config.num_attention_heads,
+                n_shared=config.num_key_value_heads,
+                head_size=config.head_dim,
+                is_gated=True,
+            ),
+            rope=self.rope,
+            head_norms="each",
+            norm_eps=config.rms_norm_eps,
+            norm_offset=1.0,
         )
 
     @property
@@ -113,9 +112,9 @@ class QwenHybrid:
             layer = f"{self.prefix}.layers.{index}"
             weights[f"{layer}.input_layernorm.weight"] = (C,)
             if kind == LINEAR:
-                weights |= self._mixer_weights(f"{layer}.linear_attn")
+                weights |= self.mixers.weights(f"{layer}.linear_attn")
             else:
-                weights |= self._attention_weights(f"{layer}.self_attn")
+                weights |= self.attention.weights(f"{layer}.self_attn")
             weights[f"{layer}.post_attention_layernorm.weight"] = (C,)
             if self.has_experts(index):
                 weights |= expert_weights(f"{layer}.mlp", self.config, self.are_stacked)
@@ -143,13 +142,13 @@ class QwenHybrid:
         """The record of one state, and its guest."""
         n_linear = self.layer_types.count(LINEAR)
         n_full = len(self.layer_types) - n_linear
-        tensors = self.mixer.tensors(n_linear, dtype, state.dtype)
-        return StateLayout((*tensors, guest_tokens()), self.attention.guest(n_full, dtype))
+        tensors = self.mixers.sizes.tensors(n_linear, dtype, state.dtype)
+        guest = self.attention.sizes.guest(n_full, dtype)
+        return StateLayout((*tensors, guest_tokens()), guest)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
         table = parameters.matrix(f"{self.prefix}.embed_tokens.weight")
-        rotary = self.rope.on(parameters.device)
         blocks = list[Part]()
         n_before = {LINEAR: 0, FULL: 0}
 
@@ -161,10 +160,11 @@ class QwenHybrid:
             layer = f"{self.prefix}.layers.{index}"
             before = norm(f"{layer}.input_layernorm.weight")
             if kind == LINEAR:
-                mixer = self._mixer(parameters, kernels, f"{layer}.linear_attn", n_before[kind])
+                name = f"{layer}.linear_attn"
+                mixer: Part = self.mixers.build(parameters, kernels, name, n_before[kind])
             else:
                 name = f"{layer}.self_attn"
-                mixer = self._attention(parameters, kernels, name, n_before[kind], rotary)
+                mixer = self.attention.build(parameters, kernels, name, n_before[kind])
             n_before[kind] += 1
             blocks.append(Residual(before, mixer))
             before = norm(f"{layer}.post_attention_layernorm.weight")
@@ -184,57 +184,6 @@ class QwenHybrid:
         if self.has_experts(index):
             return experts(parameters, kernels, f"{layer}.mlp", self.config, self.are_stacked)
         return gated_mlp(parameters, kernels, f"{layer}.mlp")
-
-    def _mixer(self, parameters: Parameters, kernels: Kernels, name: str, layer: int) -> Part:
-        return delta_mixer(
-            parameters,
-            kernels,
-            name,
-            sizes=self.mixer,
-            layer=layer,
-            project=self.packing.linear(parameters, name, self.mixer),
-            convolutions=("conv1d",),
-            norm="norm",
-            norm_eps=self.config.rms_norm_eps,
-            output="out_proj",
-        )
-
-    def _mixer_weights(self, name: str) -> Weights:
-        sizes, C = self.mixer, self.config.hidden_size
-        weights = self.packing.weights(name, sizes, C)
-        weights[f"{name}.conv1d.weight"] = (sizes.convolved, 1, sizes.n_taps)
-        weights |= {f"{name}.{part}": (sizes.n_value_heads,) for part in ("A_log", "dt_bias")}
-        weights[f"{name}.norm.weight"] = (sizes.value_size,)
-        weights[f"{name}.out_proj.weight"] = (C, sizes.values)
-        return weights
-
-    def _attention(
-        self, parameters: Parameters, kernels: Kernels, name: str, layer: int, rotary: Rotary
-    ) -> Part:
-        eps = self.config.rms_norm_eps
-        parts = [f"{name}.{part}_proj.weight" for part in "qkv"]
-        return Attention(
-            kernels=kernels,
-            sizes=self.attention,
-            layer=layer,
-            project=parameters.linear(*parts),
-            query_norm=HeadNorm(kernels, parameters.exact(f"{name}.q_norm.weight") + 1, eps),
-            key_norm=HeadNorm(kernels, parameters.exact(f"{name}.k_norm.weight") + 1, eps),
-            rotary=rotary,
-            scale=self.config.head_dim**-0.5,
-            output=parameters.linear(f"{name}.o_proj.weight"),
-        )
-
-    def _attention_weights(self, name: str) -> Weights:
-        sizes, C = self.attention, self.config.hidden_size
-        return {
-            f"{name}.q_proj.weight": (sizes.projected_queries, C),
-            f"{name}.k_proj.weight": (sizes.keys, C),
-            f"{name}.v_proj.weight": (sizes.keys, C),
-            f"{name}.q_norm.weight": (sizes.head_size,),
-            f"{name}.k_norm.weight": (sizes.head_size,),
-            f"{name}.o_proj.weight": (C, sizes.queries),
-        }
 
 
 def expert_weights(name: str, config: Config, are_stacked: bool) -> Weights:
