@@ -180,7 +180,8 @@ class Receiver:
     def _accept(self, header: Header) -> None:
         check_same(self._identity, header.identity)  # and with it the layout, by its fingerprint
         if header.carried.n_computed > self._max_tokens:
-            raise PromptTooLongError(header.carried.n_computed, 0, self._max_tokens)
+            n_tokens, has_guest = header.carried.n_computed, header.layout.guest is not None
+            raise PromptTooLongError(n_tokens, 0, self._max_tokens, has_guest=has_guest)
         self._history = decode_history(header.history)
 
 
