@@ -96,6 +96,7 @@ def test_templates_see_the_special_tokens(tmp_path: Path) -> None:
         ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% generation %}a{{ 'b' }}{% endgeneration %}c", "abc"),
         ("{{ messages[::-1][0]['content'].split('W')[-1].strip() }}", "hat is the sun?"),
     ],
 )
@@ -223,3 +224,44 @@ def test_nothing_else_looks_like_the_end_of_the_message_to_be_continued(bundled:
     template = ChatTemplate("{{ messages[-1].content }} {{ tools[0].a }}")
     ids = template.encode(CHAT, bundled, tools=[{"a": "\ufdd2"}], continue_final_message=True)
     assert bundled.decode(ids) == " What is the sun? "
+
+
+THINKING = """\
+{%- for message in messages -%}
+{{ message['role'] + ':' }}
+{%- if message['role'] == 'assistant' and loop.last %}<think></think>{% endif -%}
+{{ message['content'] }}
+{%- if message['role'] == 'assistant' %}{{ '\n<|endoftext|>\n' }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ 'assistant:' }}{% endif -%}
+"""
+"""Writes the last answer otherwise than those before it, as templates of models that think do."""
+
+NEXT = "\n<|endoftext|>\nuser:Bassistant:"
+
+
+@pytest.mark.parametrize(
+    ("answered", "text"),
+    [
+        ("A", NEXT),
+        ("A\n<|endoftext|>", NEXT.removeprefix("\n<|endoftext|>")),
+        ("A<|endoftext|>", NEXT.removeprefix("\n<|endoftext|>")),
+        ("A\n<|endoftext|>\n", NEXT.removeprefix("\n<|endoftext|>\n")),
+    ],
+)
+def test_an_answer_that_would_be_written_otherwise_at_the_end_can_be_gone_on_from(
+    bundled: Tokenizer, answered: str, text: str
+) -> None:
+    template = ChatTemplate(THINKING)
+    tail = bundled.encode(f"assistant:{answered}", special=True)
+    ids = template.encode([{"role": "user", "content": "B"}], bundled, after=tail)
+    assert ids == bundled.encode(text, special=True)
+
+
+def test_where_another_message_may_begin_an_answer_is_written_as_one_of_before(
+    bundled: Tokenizer,
+) -> None:
+    template = ChatTemplate(THINKING)
+    said = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    text = "user:Aassistant:B\n<|endoftext|>\n"
+    assert template.encode(said, bundled, between=True) == bundled.encode(text, special=True)

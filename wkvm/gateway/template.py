@@ -5,6 +5,7 @@ sandbox with the settings that Hugging Face's templates are written for. Clients
 messages, never templates.
 """
 
+import contextlib
 import datetime as dt
 import json
 import re
@@ -19,6 +20,7 @@ import jinja2.sandbox
 import msgspec
 
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
+from wkvm.gateway.template_tags import Generation
 from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -84,7 +86,7 @@ class ChatTemplate:
         self.variables: Mapping[str, str] = dict(variables or {})
         self.stops = stops
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
         )
         # Jinja's own types leave the values of both dicts unknown.
         environment.filters["tojson"] = _to_json  # pyright: ignore[reportUnknownMemberType]
@@ -217,20 +219,30 @@ class ChatTemplate:
             # It is between turns, whosever the last one was.
             return closing
         parts = (closing[:end] for end in range(len(closing), 0, -1))
-        return next((part for part in parts if _ends_with(after, part, tokenizer)), "")
+        part = next((part for part in parts if _ends_with(after, part, tokenizer)), "")
+        ends = special.finditer(closing) if special is not None and not part else ()
+        for found in ends:
+            if after[-1] == tokenizer.special_by_name[found.group()]:
+                return closing[: found.end()]  # the model left out what is written before its end
+        return part
 
     def _common_start(self, messages: Sequence[Message], special: re.Pattern[str] | None) -> str:
         """The text of messages, and of what follows them whatever that is."""
         answer = self.render(messages)
+        asked: Message = {"role": "user", "content": "."}
         try:
-            question = self.render([*messages, {"role": "user", "content": "."}])
+            question = self.render([*messages, asked])
         except TemplateError:
             return self.render(messages, add_generation_prompt=False)  # one user's turn, no more
         end = _n_shared(answer, question)
-        for found in special.finditer(answer) if special is not None else ():
+        with contextlib.suppress(TemplateError):  # it may want turns to alternate
+            # Some write an answer otherwise while nothing follows it: with what was thought before.
+            more = self.render([*messages, {"role": "assistant", "content": ","}, asked])
+            end = max(end, _n_shared(more, question))
+        for found in special.finditer(question) if special is not None else ():
             if found.start() < end < found.end():
                 end = found.start()
-        return answer[:end]
+        return question[:end]
 
 
 def _after_cut(text: str) -> str:
