@@ -1,12 +1,17 @@
 """Versions made again from what their provenance says."""
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.engine.states.rig import TENANT, running
 from wkvm.core.errors import StateNotFoundError
+from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Ref
+from wkvm.state.lookup import Loaded
 
 pytestmark = pytest.mark.usefixtures("either_kind")
 
@@ -43,3 +48,26 @@ async def test_a_version_whose_parent_was_deleted_cannot_be_replayed(tmp_path: P
         await rig.service.delete(TENANT, Ref("chat", 1))
         with pytest.raises(StateNotFoundError):
             await rig.service.replay(TENANT, Ref("chat"))
+
+
+async def test_a_replay_has_in_memory_what_it_still_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path / "s", limits=StoreLimits(host_bytes=0)) as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        for at in range(8):
+            await rig.turn((at,), state="chat", save_as="chat")
+        loaded, n_alive, load = list["weakref.ref[Tensor]"](), list[int](), rig.store.load
+
+        def counted(*args: Any, **keywords: Any) -> Loaded:
+            rig.loop.specs.clear()  # which the fake remembers, with their starts
+            found = load(*args, **keywords)
+            loaded.append(weakref.ref(found.image.record))
+            n_alive.append(sum(one() is not None for one in loaded))
+            return found
+
+        monkeypatch.setattr(rig.store, "load", counted)
+        replayed = await rig.service.replay(TENANT, Ref("chat"))
+    assert replayed.equal
+    assert len(loaded) == 9
+    assert max(n_alive) <= 3

@@ -1,8 +1,10 @@
 """Making versions again from what their provenance says, to see whether every bit comes out."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wkvm.core.errors import InvalidParameterError, RequestOverError, StateNotFoundError
 from wkvm.core.registry import Parent, Provenance, Ref, VersionRecord, parse_ref
@@ -57,16 +59,26 @@ class Replay(Exchange):
             raise RequestOverError(Status.TIMED_OUT.value) from error
 
     async def _replay(self, tenant: str, ref: Ref) -> Replayed:
-        store = self._backing.store
-        last = await self._read(lambda: _Step(*store.load(tenant, ref)))
-        steps = await self._read(lambda: _steps_to(self._backing, tenant, last))
-        made, n_operations = dict[str, StateImage](), 0
-        for step in steps:
+        """One version after the other; in memory are those that a later one is made of."""
+        backing = self._backing
+        *before, last = await self._read(lambda: _versions_to(backing, tenant, ref))
+        parents = (parent.ref for one in (*before, last) for parent in one.provenance.parents)
+        awaited, made, n_operations = Counter(parents), dict[str, StateImage](), 0
+        for record in before:
+            step = await self._read(partial(_load, backing, tenant, record))
             again = await self._again(tenant, step, made)
             n_operations += again is not None
-            made[str(step.record.ref)] = step.image if again is None else again
-        result = made[str(last.record.ref)]
-        return await self._read(lambda: _compared(last, result, n_operations))
+            made[str(record.ref)] = step.image if again is None else again
+            for parent in record.provenance.parents:
+                awaited[parent.ref] -= 1
+                if not awaited[parent.ref]:
+                    made.pop(parent.ref, None)
+        step = await self._read(lambda: _load(backing, tenant, last))
+        again = await self._again(tenant, step, made)
+        n_operations += again is not None
+        made.clear()
+        result = step.image if again is None else again
+        return await self._read(lambda: _compared(step, result, n_operations))
 
     async def _again(
         self, tenant: str, step: _Step, made: Mapping[str, StateImage]
@@ -125,36 +137,41 @@ def _was_walked(provenance: Provenance) -> bool:
     return provenance.operation == "rollback" and "n_prompt" in provenance.parameters
 
 
-def _steps_to(backing: Backing, tenant: str, last: _Step) -> list[_Step]:
+def _versions_to(backing: Backing, tenant: str, ref: Ref) -> list[VersionRecord]:
     """The versions that one was made from, and it itself, parents first. In a thread.
 
     Raises:
         StateNotFoundError: one of them is not kept any more.
         InvalidParameterError: they are too many.
     """
-    found = {str(last.record.ref): last}
-    waiting, order = [last], dict[str, _Step]()
+    last = backing.store.get(tenant, ref)
+    found = {str(last.ref): last}
+    waiting, order = [last], dict[str, VersionRecord]()
     while waiting:
-        step = waiting[-1]
-        refs = [parent.ref for parent in step.record.provenance.parents if parent.ref]
+        record = waiting[-1]
+        refs = [parent.ref for parent in record.provenance.parents if parent.ref]
         missing = [ref for ref in refs if ref not in order]
         if not missing:
-            order[str(step.record.ref)] = waiting.pop()
-        for parent in step.record.provenance.parents:
+            order[str(record.ref)] = waiting.pop()
+        for parent in record.provenance.parents:
             if parent.ref in missing:
                 if parent.ref not in found:
-                    found[parent.ref] = _load(backing, tenant, parent)
+                    found[parent.ref] = _version(backing, tenant, parent)
                 waiting.append(found[parent.ref])
         if len(found) > MAX_OPERATIONS:
             raise InvalidParameterError("state", f"made by more than {MAX_OPERATIONS} operations")
     return list(order.values())
 
 
-def _load(backing: Backing, tenant: str, parent: Parent) -> _Step:
-    step = _Step(*backing.store.load(tenant, parse_ref(parent.ref)))
-    if step.record.content_id != parent.content_id:
+def _version(backing: Backing, tenant: str, parent: Parent) -> VersionRecord:
+    record = backing.store.get(tenant, parse_ref(parent.ref))
+    if record.content_id != parent.content_id:
         raise StateNotFoundError(parent.ref)
-    return step
+    return record
+
+
+def _load(backing: Backing, tenant: str, record: VersionRecord) -> _Step:
+    return _Step(record, backing.store.load(tenant, record.ref).image)
 
 
 def _compared(last: _Step, again: StateImage, n_operations: int) -> Replayed:
