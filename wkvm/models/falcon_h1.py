@@ -16,8 +16,8 @@ from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, Factor, check_sizes, read_config, refuse_others
+from wkvm.models.hybrids import ATTENTION, RECURRENT, in_order, layout_of
 from wkvm.models.mamba2_mixers import Mamba2Mixers
-from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, in_order, layout_of
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
@@ -136,8 +136,8 @@ class FalconH1:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its pages."""
-        layers = in_order([MAMBA, ATTENTION] * self.config.num_hidden_layers)
-        return layout_of(layers, self.mamba, self.attention, dtype, state)
+        layers = in_order([RECURRENT, ATTENTION] * self.config.num_hidden_layers)
+        return layout_of(layers, self.mamba.sizes, self.attention.sizes, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""

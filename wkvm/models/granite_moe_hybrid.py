@@ -13,8 +13,8 @@ from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
+from wkvm.models.hybrids import ATTENTION, RECURRENT, Layer, in_order, known, layout_of
 from wkvm.models.mamba2_mixers import Mamba2Mixers
-from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.mamba2 import Mamba2Sizes
@@ -31,8 +31,8 @@ UNCHANGED = {
 }
 
 KINDS = {
-    "mamba": MAMBA,
-    "linear_attention": MAMBA,
+    "mamba": RECURRENT,
+    "linear_attention": RECURRENT,
     "attention": ATTENTION,
     "full_attention": ATTENTION,
 }
@@ -102,7 +102,7 @@ class GraniteMoeHybrid:
         for index, layer in enumerate(self.layers):
             name = f"model.layers.{index}"
             weights[f"{name}.input_layernorm.weight"] = (C,)
-            if layer.kind == MAMBA:
+            if layer.kind == RECURRENT:
                 weights |= self.mamba.weights(f"{name}.mamba")
             else:
                 weights |= self.attention.weights(f"{name}.self_attn")
@@ -133,7 +133,7 @@ class GraniteMoeHybrid:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its pages."""
-        return layout_of(self.layers, self.mamba, self.attention, dtype, state)
+        return layout_of(self.layers, self.mamba.sizes, self.attention.sizes, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
@@ -163,7 +163,7 @@ class GraniteMoeHybrid:
         )
 
     def _mixer(self, parameters: Parameters, kernels: Kernels, name: str, layer: Layer) -> Part:
-        if layer.kind == MAMBA:
+        if layer.kind == RECURRENT:
             return self.mamba.build(parameters, kernels, f"{name}.mamba", layer.place)
         return self.attention.build(parameters, kernels, f"{name}.self_attn", layer.place)
 

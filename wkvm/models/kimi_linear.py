@@ -6,11 +6,12 @@ from functools import cached_property
 
 import torch
 
-from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
+from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear, linear
 from wkvm.models.blueprint import Network, Sizes
-from wkvm.models.kimi_linear_config import DENSE, KDA, MLA, Shape, read_shape
+from wkvm.models.hybrids import ATTENTION, RECURRENT, Layer, in_order, layout_of
+from wkvm.models.kimi_linear_config import DENSE, KDA, Shape, read_shape
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.kda import KdaMixer
 from wkvm.models.parts.mla import MlaMixer
@@ -43,6 +44,11 @@ class KimiLinear:
             n_heads=self.shape.kda.n_heads,
             head_size=self.shape.kda.head_size,
         )
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """All of them, counted by their kind."""
+        return in_order(RECURRENT if one == KDA else ATTENTION for one in self.shape.mixers)
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
@@ -143,11 +149,7 @@ class KimiLinear:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and the latents of its tokens."""
-        n_kda, n_mla = self.shape.mixers.count(KDA), self.shape.mixers.count(MLA)
-        tensors = self.shape.kda.tensors(n_kda, dtype, state.dtype) if n_kda else ()
-        if not n_mla:
-            return StateLayout(tensors)
-        return StateLayout((*tensors, guest_tokens()), self.shape.mla.guest(n_mla, dtype))
+        return layout_of(self.layers, self.shape.kda, self.shape.mla, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
@@ -157,14 +159,13 @@ class KimiLinear:
         def norm(name: str) -> RmsNorm:
             return RmsNorm(kernels, parameters.exact(name), eps, parameters.dtype)
 
-        blocks, counts = list[Residual](), {KDA: 0, MLA: 0}
-        for index, mixer in enumerate(self.shape.mixers):
+        blocks = list[Part]()
+        for index, (kind, place) in enumerate(self.layers):
             layer = f"model.layers.{index}"
-            of_mixer = self._kda if mixer == KDA else self._mla
+            of_mixer = self._kda if kind == RECURRENT else self._mla
             before = norm(f"{layer}.input_layernorm.weight")
-            attention = of_mixer(parameters, kernels, f"{layer}.self_attn", counts[mixer])
+            attention = of_mixer(parameters, kernels, f"{layer}.self_attn", place)
             blocks.append(Residual(before, attention))
-            counts[mixer] += 1
             before = norm(f"{layer}.post_attention_layernorm.weight")
             blocks.append(Residual(before, self._feed_forward(parameters, kernels, index)))
         return Network(

@@ -13,8 +13,8 @@ from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
+from wkvm.models.hybrids import ATTENTION, RECURRENT, Layer, in_order, known, layout_of
 from wkvm.models.mamba2_mixers import Mamba2Mixers
-from wkvm.models.mamba_hybrids import ATTENTION, MAMBA, Layer, in_order, known, layout_of
 from wkvm.models.nemotron_feed_forward import Experts, FeedForward
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
@@ -25,12 +25,12 @@ from wkvm.models.weights import Checkpoint
 
 MLP, MOE = "mlp", "moe"
 
-LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
+LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": MLP, "E": MOE}
 """Layers as ``hybrid_override_pattern`` has them."""
 
 KINDS = {
-    "linear_attention": MAMBA,
-    "mamba": MAMBA,
+    "linear_attention": RECURRENT,
+    "mamba": RECURRENT,
     "full_attention": ATTENTION,
     "attention": ATTENTION,
     "mlp": MLP,
@@ -139,7 +139,7 @@ class NemotronH:
         return weights
 
     def _mixer_weights(self, name: str, kind: str) -> Weights:
-        if kind == MAMBA:
+        if kind == RECURRENT:
             return self.mamba.weights(name)
         if kind == ATTENTION:
             return self.attention.weights(name)
@@ -151,7 +151,7 @@ class NemotronH:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its pages."""
-        return layout_of(self.layers, self.mamba, self.attention, dtype, state)
+        return layout_of(self.layers, self.mamba.sizes, self.attention.sizes, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
@@ -177,7 +177,7 @@ class NemotronH:
         )
 
     def _mixer(self, parameters: Parameters, kernels: Kernels, name: str, layer: Layer) -> Part:
-        if layer.kind == MAMBA:
+        if layer.kind == RECURRENT:
             return self.mamba.build(parameters, kernels, name, layer.place)
         if layer.kind == ATTENTION:
             return self.attention.build(parameters, kernels, name, layer.place)
@@ -232,7 +232,7 @@ def _layers(checkpoint: Checkpoint, config: Config) -> tuple[Layer, ...]:
     elif config.hybrid_override_pattern is not None:
         kinds = known(checkpoint, config.hybrid_override_pattern, LETTERS)
     else:
-        kinds = [MAMBA, MOE, ATTENTION, MLP]
+        kinds = [RECURRENT, MOE, ATTENTION, MLP]
     n_layers = config.num_hidden_layers
     if not kinds or (n_layers is not None and n_layers != len(kinds)):
         why = f"config.json has a pattern of {len(kinds)} layers for {n_layers} layers"

@@ -7,12 +7,13 @@ from functools import cached_property
 import msgspec
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
+from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others, shown
 from wkvm.models.delta_mixers import CONVOLUTIONS, ONE_CONVOLUTION, DeltaMixers, OneByOne
+from wkvm.models.hybrids import ATTENTION, RECURRENT, Layer, in_order, layout_of
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.delta import DeltaSizes
@@ -79,6 +80,11 @@ class OlmoHybrid:
         return (*types[:-1], types[-1] if FULL in types else FULL)
 
     @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """All of them, counted by their kind."""
+        return in_order(RECURRENT if one == LINEAR else ATTENTION for one in self.layer_types)
+
+    @cached_property
     def mixers(self) -> DeltaMixers:
         """Of the linear layers. transformers stores their convolutions as one."""
         config = self.config
@@ -136,9 +142,9 @@ class OlmoHybrid:
         config = self.config
         C, V = config.hidden_size, config.vocab_size
         weights: Weights = {"model.embed_tokens.weight": (V, C)}
-        for index, kind in enumerate(self.layer_types):
+        for index, (kind, _) in enumerate(self.layers):
             layer = f"model.layers.{index}"
-            if kind == LINEAR:
+            if kind == RECURRENT:
                 weights[self._norm_name(layer, FIRST_NORM)] = (C,)
                 weights |= self.mixers.weights(f"{layer}.linear_attn")
                 weights[self._norm_name(layer, SECOND_NORM)] = (C,)
@@ -161,40 +167,34 @@ class OlmoHybrid:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its guest."""
-        n_linear = self.layer_types.count(LINEAR)
-        n_full = len(self.layer_types) - n_linear
-        tensors = self.mixers.sizes.tensors(n_linear, dtype, state.dtype)
-        guest = self.attention.sizes.guest(n_full, dtype)
-        return StateLayout((*tensors, guest_tokens()), guest)
+        return layout_of(self.layers, self.mixers.sizes, self.attention.sizes, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
         table = parameters.matrix("model.embed_tokens.weight")
         blocks = list[Part]()
-        n_before = {LINEAR: 0, FULL: 0}
 
         def norm(name: str) -> RmsNorm:
             eps = self.config.rms_norm_eps
             return RmsNorm(kernels, parameters.exact(name), eps, parameters.dtype)
 
-        for index, kind in enumerate(self.layer_types):
+        for index, (kind, place) in enumerate(self.layers):
             layer = f"model.layers.{index}"
-            if kind == LINEAR:
+            if kind == RECURRENT:
                 before = norm(self._norm_name(layer, FIRST_NORM))
                 name = f"{layer}.linear_attn"
-                mixer: Part = self.mixers.build(parameters, kernels, name, n_before[kind])
+                mixer: Part = self.mixers.build(parameters, kernels, name, place)
                 blocks.append(Residual(before, mixer))
                 before = norm(self._norm_name(layer, SECOND_NORM))
                 blocks.append(Residual(before, gated_mlp(parameters, kernels, f"{layer}.mlp")))
             else:
                 name = f"{layer}.self_attn"
-                mixer = self.attention.build(parameters, kernels, name, n_before[kind])
+                mixer = self.attention.build(parameters, kernels, name, place)
                 after = norm(self._norm_name(layer, AFTER_ATTENTION))
                 blocks.append(PostNormResidual(after, mixer))
                 inner = gated_mlp(parameters, kernels, f"{layer}.mlp")
                 after = norm(f"{layer}.post_feedforward_layernorm.weight")
                 blocks.append(PostNormResidual(after, inner))
-            n_before[kind] += 1
         last = norm("model.norm.weight")
         is_tied = self.config.tie_word_embeddings
         return Network(

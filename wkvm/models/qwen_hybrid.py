@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wkvm.core.layout import StateLayout, StateOptions, guest_tokens
+from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
 from wkvm.models.blueprint import Network, Sizes
 from wkvm.models.config_file import check_sizes
 from wkvm.models.delta_mixers import ONE_CONVOLUTION, DeltaMixers, Packing
+from wkvm.models.hybrids import ATTENTION, RECURRENT, Layer, in_order, layout_of
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.attention import AttentionSizes
 from wkvm.models.parts.delta import DeltaSizes
 from wkvm.models.parts.moe import Moe, SoftmaxRouter
 from wkvm.models.parts.residual import Residual, RmsNorm
 from wkvm.models.parts.step import Part
-from wkvm.models.qwen_config import FULL, LINEAR, Config, check_config, types_of
+from wkvm.models.qwen_config import LINEAR, Config, check_config, types_of
 from wkvm.models.rope_config import Rope, read_rope
 from wkvm.models.stored_layers import gated_mlp, mlp_weights
 from wkvm.models.weights import Checkpoint
@@ -51,6 +52,11 @@ class QwenHybrid:
     def layer_types(self) -> tuple[str, ...]:
         """``LINEAR`` or ``FULL`` for each layer."""
         return types_of(self.config)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """All of them, counted by their kind."""
+        return in_order(RECURRENT if one == LINEAR else ATTENTION for one in self.layer_types)
 
     @cached_property
     def mixers(self) -> DeltaMixers:
@@ -108,10 +114,10 @@ class QwenHybrid:
         """Names and shapes, in the order of the forward pass."""
         C, V = self.config.hidden_size, self.config.vocab_size
         weights: Weights = {f"{self.prefix}.embed_tokens.weight": (V, C)}
-        for index, kind in enumerate(self.layer_types):
+        for index, (kind, _) in enumerate(self.layers):
             layer = f"{self.prefix}.layers.{index}"
             weights[f"{layer}.input_layernorm.weight"] = (C,)
-            if kind == LINEAR:
+            if kind == RECURRENT:
                 weights |= self.mixers.weights(f"{layer}.linear_attn")
             else:
                 weights |= self.attention.weights(f"{layer}.self_attn")
@@ -140,32 +146,26 @@ class QwenHybrid:
 
     def layout(self, dtype: str, state: StateOptions) -> StateLayout:
         """The record of one state, and its guest."""
-        n_linear = self.layer_types.count(LINEAR)
-        n_full = len(self.layer_types) - n_linear
-        tensors = self.mixers.sizes.tensors(n_linear, dtype, state.dtype)
-        guest = self.attention.sizes.guest(n_full, dtype)
-        return StateLayout((*tensors, guest_tokens()), guest)
+        return layout_of(self.layers, self.mixers.sizes, self.attention.sizes, dtype, state)
 
     def build(self, parameters: Parameters, kernels: Kernels) -> Network:
         """Make the model of its weights."""
         table = parameters.matrix(f"{self.prefix}.embed_tokens.weight")
         blocks = list[Part]()
-        n_before = {LINEAR: 0, FULL: 0}
 
         def norm(name: str) -> RmsNorm:
             weight = parameters.exact(name) + 1
             return RmsNorm(kernels, weight, self.config.rms_norm_eps, parameters.dtype)
 
-        for index, kind in enumerate(self.layer_types):
+        for index, (kind, place) in enumerate(self.layers):
             layer = f"{self.prefix}.layers.{index}"
             before = norm(f"{layer}.input_layernorm.weight")
-            if kind == LINEAR:
+            if kind == RECURRENT:
                 name = f"{layer}.linear_attn"
-                mixer: Part = self.mixers.build(parameters, kernels, name, n_before[kind])
+                mixer: Part = self.mixers.build(parameters, kernels, name, place)
             else:
                 name = f"{layer}.self_attn"
-                mixer = self.attention.build(parameters, kernels, name, n_before[kind])
-            n_before[kind] += 1
+                mixer = self.attention.build(parameters, kernels, name, place)
             blocks.append(Residual(before, mixer))
             before = norm(f"{layer}.post_attention_layernorm.weight")
             blocks.append(Residual(before, self._feed_forward(parameters, kernels, layer, index)))

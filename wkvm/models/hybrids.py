@@ -1,24 +1,21 @@
-"""What hybrids of Mamba-2 and attention share: the layout of states, and the order of layers."""
+"""What hybrids of a recurrence and attention share: the order of layers, the layout of states."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from wkvm.core.errors import UnsupportedModelError
-from wkvm.core.layout import StateLayout, StateOptions, TensorSpec, guest_tokens
-from wkvm.models.attention_mixers import AttentionMixers
-from wkvm.models.mamba2_mixers import Mamba2Mixers
+from wkvm.core.layout import GuestSpec, StateLayout, StateOptions, TensorSpec, guest_tokens
 from wkvm.models.weights import Checkpoint
 
-MAMBA, ATTENTION = "mamba", "attention"
+RECURRENT, ATTENTION = "recurrent", "attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One layer of a hybrid.
 
     Attributes:
-        kind: such as ``MAMBA`` or ``ATTENTION``.
+        kind: such as ``RECURRENT`` or ``ATTENTION``.
         place: how many layers of its kind are before it: those of a state are counted so.
     """
 
@@ -53,18 +50,34 @@ def known(checkpoint: Checkpoint, names: Iterable[str], kinds: Mapping[str, str]
     return found
 
 
+class Recurrent(Protocol):
+    """The sizes of mixers whose states have a fixed size."""
+
+    def tensors(self, n_layers: int, dtype: str, state_dtype: str) -> tuple[TensorSpec, ...]:
+        """What so many of them have in a state."""
+        ...
+
+
+class Attending(Protocol):
+    """The sizes of mixers that keep something of each token."""
+
+    def guest(self, n_layers: int, dtype: str) -> GuestSpec:
+        """What so many of them keep."""
+        ...
+
+
 def layout_of(
     layers: Iterable[Layer],
-    mamba: Mamba2Mixers,
-    attention: AttentionMixers,
+    recurrent: Recurrent,
+    attending: Attending,
     dtype: str,
     state: StateOptions,
 ) -> StateLayout:
-    """The record of one state of such layers, and its pages."""
+    """The record of one state of such layers, and its pages. There may be none of one kind."""
     counts = Counter(layer.kind for layer in layers)
     tensors: tuple[TensorSpec, ...] = ()
-    if counts[MAMBA]:
-        tensors = mamba.sizes.tensors(counts[MAMBA], dtype, state.dtype)
+    if counts[RECURRENT]:
+        tensors = recurrent.tensors(counts[RECURRENT], dtype, state.dtype)
     if not counts[ATTENTION]:
         return StateLayout(tensors)
-    return StateLayout((*tensors, guest_tokens()), attention.sizes.guest(counts[ATTENTION], dtype))
+    return StateLayout((*tensors, guest_tokens()), attending.guest(counts[ATTENTION], dtype))
