@@ -22,8 +22,18 @@ the names that its publisher gave them; RWKV-7 is also read from `.pth` files. `
 `config.json` says which class it is. `wkvm inspect FOLDER` tells what a folder holds, and what a
 state of it takes, without loading it.
 
+RWKV-7 runs on CPUs and NVIDIA GPUs, all others on a CPU alone for now. Kernels for GPUs are there
+for all of them, tested in Triton's interpreter; until they are measured on a GPU they are not
+offered. Where there is one, give `--device cpu`.
+
 A *family* is a kind of recurrence: what a state's record has of it is of a fixed size. Attention
 layers keep something of every token as well, their *guest*, in pages of a pool.
+
+Tokenizer, chat template and `generation_config.json` are read as published, too:
+[which files](cli.md#the-command-line). Mamba-2 of state-spaces brings none of them: put beside the
+weights the `tokenizer.json` of `EleutherAI/gpt-neox-20b`, and for an end `{"eos_token_id": 0}` as
+`generation_config.json`. `tiktoken.model`, as Kimi-Linear has it, and `tokenizer.model` are not
+read: put a `tokenizer.json` made of them there, or serve ids alone, with `--port none`.
 
 Whatever a configuration says that would change what is computed is honoured, or the model is
 refused with an error that names it. Missing, unknown and misshapen weights are named too.

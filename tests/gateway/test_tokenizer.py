@@ -111,6 +111,12 @@ def test_a_folder_without_tokenizer_has_none(tmp_path: Path) -> None:
     assert tokenizer_digest(tmp_path) == ""
 
 
+def test_a_tokenizer_in_another_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tiktoken.model").touch()
+    with pytest.raises(TokenizerNotFoundError, match=r"tiktoken\.model is not read"):
+        load_tokenizer(tmp_path)
+
+
 def test_no_such_path_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(TokenizerNotFoundError, match="no such path"):
         load_tokenizer(tmp_path / "nowhere")

@@ -27,6 +27,8 @@ from wkvm.gateway.world import WorldVocabulary, read_world_vocabulary
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 WORLD_PATTERN = "rwkv_vocab_*.txt"
+_NOT_READ = ("tiktoken.model", "tokenizer.model", "vocab.json")
+"""Other forms of tokenizers, which the libraries that write them can turn into the first."""
 _LONG_TEXT = 4096
 """Characters from which on other threads should not wait for a text to be encoded."""
 
@@ -308,8 +310,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     file = find_tokenizer(path)
     if file is None:
-        where = "no such path" if not path.exists() else "no tokenizer file there"
-        raise TokenizerNotFoundError(str(path), where)
+        raise TokenizerNotFoundError(str(path), _why_none(path))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if file.name == TOKENIZER_CONFIG:
@@ -321,6 +322,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if file.name == TOKENIZER_JSON:
         return HuggingFaceTokenizer(text, str(file), digest)
     return WorldTokenizer(read_world_vocabulary(text, str(file)), digest)
+
+
+def _why_none(path: Path) -> str:
+    """Why no tokenizer belongs to ``path``."""
+    if not path.exists():
+        return "no such path"
+    folder = path if path.is_dir() else path.parent
+    other = next((name for name in _NOT_READ if (folder / name).is_file()), None)
+    why = "no tokenizer file there"
+    if other is not None:
+        why += f", and {other} is not read: put a {TOKENIZER_JSON} made of it there"
+    return why
 
 
 def _utf8(text: str) -> bytes:

@@ -171,7 +171,10 @@ def _weight_files(path: Path) -> tuple[tuple[Path, ...], frozenset[str]]:
 def _refuse_pickles(path: Path) -> None:
     for name in PICKLED:
         if (path / name).exists():
-            why = f"has {name}, which could run code when it is read; convert it to safetensors"
+            why = (
+                f"has {name}, which could run code when it is read; convert it to safetensors "
+                "(docs/models.md)"
+            )
             raise UnsupportedModelError(str(path), why)
 
 
