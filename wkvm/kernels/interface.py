@@ -13,27 +13,10 @@ from wkvm.kernels.weight import Weight
 
 
 class Kernels(Protocol):
-    """A module such as ``wkvm.kernels.cpu``. ``wkvm.kernels.reference`` has the contracts."""
+    """A module such as ``wkvm.kernels.cpu``: what parts of models call of it.
 
-    def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: Rows
-    ) -> Tensor:
-        """A short convolution over time, and silu; its window moves in place."""
-        ...
-
-    def ssd(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor,
-        state: Tensor,
-        rows: Rows,
-    ) -> Tensor:
-        """The recurrence of Mamba-2, in place."""
-        ...
+    ``wkvm.kernels.reference`` has the contracts, and those of what these are composed of.
+    """
 
     def ssd_mix(
         self,
@@ -69,12 +52,6 @@ class Kernels(Protocol):
         """Attention over pages, into which the new keys and values go first."""
         ...
 
-    def gated_delta(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, rows: Rows
-    ) -> Tensor:
-        """The gated delta rule, with a decay of each head or of each channel, in place."""
-        ...
-
     def delta_mix(
         self,
         projected: Tensor,
@@ -91,17 +68,6 @@ class Kernels(Protocol):
         max_strength: float = 1.0,
     ) -> Tensor:
         """A short convolution of queries, keys and values, and the gated delta rule."""
-        ...
-
-    def delta_gates(
-        self,
-        decay: Tensor,
-        strength: Tensor,
-        A: Tensor,
-        dt_bias: Tensor,
-        max_strength: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """What the gated delta rule is steered by."""
         ...
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
