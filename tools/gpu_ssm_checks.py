@@ -99,14 +99,17 @@ def _compared(case: SsdCase, y: Tensor, exact: SsdCase, right: Tensor, rows: Row
 
 
 def _steps(device: str, name: str, dtype: torch.dtype) -> Finding:
-    """Three steps of five rows, in one launch and in two; the former launched dependently."""
+    """Three steps of five rows, in one launch and in two, launched dependently on a GPU.
+
+    The exact ones lie between, and are launches that are not dependent.
+    """
     rows = rows_on(device, [5, -1, 3, 0, 2], [1] * 5)
     found: dict[str, Finding] = {}
     for n_launches in (1, 2):
         case = ssd_case(rows, SHAPES[name], dtype=dtype)
         right, exact = exactly(case, rows)
         arrivals = torch.zeros(8, SHAPES[name][2], dtype=torch.int32, device=device)
-        counts, pdl = (arrivals, device == "cuda") if n_launches == 1 else (None, False)
+        counts, pdl = arrivals if n_launches == 1 else None, device == "cuda"
         cut = decode_cut(1)
         y = decoded(case, case.conv_state, case.state, rows, cut, counts, pdl=pdl)
         for _ in range(2):
