@@ -5,11 +5,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from wkvm.assembly.host_memory import free_host_bytes
 from wkvm.assembly.memory import (
     MAX_SLOT_TOKENS,
     Fitting,
     divide,
-    free_host_bytes,
     room_beside,
     slots_that_fit,
 )

@@ -3,12 +3,11 @@
 Imports torch, so import this late.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from wkvm.assembly.host_memory import free_host_bytes
 from wkvm.core.config import EngineConfig
 from wkvm.core.layout import ITEM_BYTES, PAGE_TOKENS, StateLayout, pages_for
 from wkvm.engine.gpu_runner import SCORE_BLOCK
@@ -16,9 +15,6 @@ from wkvm.engine.graphs import buckets_for
 from wkvm.engine.state_mover import N_BUFFERS
 from wkvm.models.base import Model
 from wkvm.models.registry import ModelDescription, resolve_device, resolve_dtype
-
-MEMINFO = Path("/proc/meminfo")
-
 
 GRAPH_BYTES = 24 * 2**20
 """More than one captured step takes of a GPU's memory, beside what all of them share."""
@@ -213,14 +209,3 @@ def reserve_bytes(model: Model, config: EngineConfig) -> int:
         + (len(buckets) + N_PROMPT_GRAPHS) * GRAPH_BYTES
         + SPARE_BYTES
     )
-
-
-def free_host_bytes() -> int:
-    """Main memory that can be had without swapping."""
-    try:
-        lines = MEMINFO.read_text("ascii").splitlines()
-        values = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-        return int(values["MemAvailable"][0]) * 1024
-    except (OSError, KeyError, IndexError, ValueError):
-        # Not Linux: what is free without counting caches that could be dropped.
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
