@@ -97,6 +97,7 @@ def test_templates_see_the_special_tokens(tmp_path: Path) -> None:
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{% generation %}a{{ 'b' }}{% endgeneration %}c", "abc"),
+        ("{% set x = false %}{% if x is defined and x is false %}a{% endif %}", "a"),
         ("{{ messages[::-1][0]['content'].split('W')[-1].strip() }}", "hat is the sun?"),
     ],
 )

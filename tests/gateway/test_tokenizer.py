@@ -217,6 +217,25 @@ def write_tokenizer(folder: Path, vocab: dict[str, int], decoder: dict[str, Any]
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
+def added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
+    """A token as ``added_tokens`` has it."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, "special": special, **flags}
+
+
+def test_added_tokens_that_are_not_special_are_text(bundled: Tokenizer, tmp_path: Path) -> None:
+    """Such as GPT-NeoX's runs of spaces, and the tags of models that think."""
+    first = bundled.vocab_size
+    tokens = [added(first, "   ", special=False), added(first + 1, "<think>", special=False)]
+    specials = [added(i, name, special=True) for i, name in bundled.specials.items()]
+    write_changed(tmp_path, added_tokens=[*specials, *tokens])
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("<think>a   b")
+    assert [i for i in ids if i >= first] == [first + 1, first]
+    assert tokenizer.decode(ids) == "<think>a   b"
+    assert tokenizer.specials == bundled.specials
+
+
 def test_a_long_text_has_the_ids_of_its_words(bundled: Tokenizer) -> None:
     for text in (" once upon a time", "<|end|>\n한"):
         for special in (False, True):
