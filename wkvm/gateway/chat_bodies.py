@@ -39,8 +39,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 _WHY = {
     "chat_template": "templates come with the model, not with requests",
-    "chat_template_kwargs": "templates take nothing from requests: set it where the model's begins, "
-    "as in {% set enable_thinking = false %}",
+    "chat_template_kwargs": "templates take nothing from requests: set it at the beginning of the "
+    "model's, as in {% set enable_thinking = false %}",
     "functions": "not supported: use tools",
     "function_call": "not supported: use tool_choice",
     "modalities": 'only ["text"] is supported',
