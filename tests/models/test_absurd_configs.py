@@ -10,7 +10,13 @@ from wkvm_bench.random_weights import blueprint, write_folder
 
 from tests.models.oracles.architectures import ARCHITECTURES
 from tests.models.oracles.case import Architecture
-from wkvm.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedModelError
+from wkvm.core.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+    UnsupportedModelError,
+)
+from wkvm.core.layout import DEFAULT_STATE
 from wkvm.models.config_file import MAX_LAYERS, MAX_SHOWN
 from wkvm.models.registry import describe
 
@@ -77,6 +83,20 @@ def test_a_number_that_no_model_has_is_refused_by_its_name(
 def test_multipliers_of_a_state_too_large_to_be_made_take_no_memory() -> None:
     config = config_of(FALCON) | {"mamba_d_state": 2**30, "ssm_multipliers": [1.0] * 5}
     assert blueprint(config).sizes.n_layers == config["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("pattern", ["-", "E", "-E-"])
+def test_layers_none_of_which_remembers_anything_are_no_model(pattern: str) -> None:
+    config = config_of("NemotronH") | {"hybrid_override_pattern": pattern}
+    with pytest.raises(UnsupportedModelError, match="remembers"):
+        blueprint(config)
+
+
+def test_pages_that_would_not_end_where_memory_is_aligned_are_refused_by_the_dtype() -> None:
+    model = blueprint(config_of(KIMI) | {"kv_lora_rank": 13})
+    assert model.layout("float32", DEFAULT_STATE).guest is not None
+    with pytest.raises(ConfigError, match=r"bfloat16: 19 numbers .* float32 runs"):
+        model.layout("bfloat16", DEFAULT_STATE)
 
 
 def test_a_long_value_is_cut_off_in_the_message() -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 import msgspec
 import torch
 
-from wkvm.core.errors import CorruptCheckpointError
+from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.core.layout import StateLayout, StateOptions
 from wkvm.kernels.interface import Kernels
 from wkvm.models.attention_mixers import AttentionMixers
@@ -237,6 +237,9 @@ def _layers(checkpoint: Checkpoint, config: Config) -> tuple[Layer, ...]:
     if not kinds or (n_layers is not None and n_layers != len(kinds)):
         why = f"config.json has a pattern of {len(kinds)} layers for {n_layers} layers"
         raise CorruptCheckpointError(str(checkpoint.path), why)
+    if not {RECURRENT, ATTENTION} & set(kinds):
+        why = "config.json has no layer that remembers anything"
+        raise UnsupportedModelError(str(checkpoint.path), why)
     return in_order(kinds)
 
 

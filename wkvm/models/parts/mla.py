@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wkvm.core.layout import GUEST_PAGES, GuestSpec
+from wkvm.core.errors import ConfigError
+from wkvm.core.layout import GUEST_PAGES, ITEM_BYTES, GuestSpec
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
 from wkvm.models.parts.step import Step
@@ -44,7 +45,14 @@ class MlaSizes:
         return self.latent + self.shared
 
     def guest(self, n_layers: int, dtype: str) -> GuestSpec:
-        """What ``n_layers`` such mixers keep of each token: a latent, and what keys share."""
+        """What ``n_layers`` such mixers keep of each token: a latent, and what keys share.
+
+        Raises:
+            ConfigError: in that dtype a page does not end where memory is aligned.
+        """
+        if n_layers * self.kept % 2 and ITEM_BYTES[dtype] < ITEM_BYTES["float32"]:
+            why = f"{self.kept} numbers of a token in each of {n_layers} layers are an odd number"
+            raise ConfigError("dtype", f"{dtype}: {why}; float32 runs")
         return GuestSpec(n_layers, 1, 1, self.kept, dtype)
 
 
