@@ -66,6 +66,8 @@ def test_the_world_format_lets_users_write_no_empty_line(tmp_path: Path) -> None
 
 
 def test_a_template_file_goes_before_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of pictures"}')
+    assert load_chat_template(tmp_path).render([]) == "of pictures"
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "configured"}')
     assert load_chat_template(tmp_path).render([]) == "configured"
     (tmp_path / "chat_template.jinja").write_text("from the file")

@@ -24,6 +24,8 @@ from wkvm.gateway.template_tags import Generation
 from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_JSON = "chat_template.json"
+"""Where models that see pictures have it, in a field of the same name as in the configuration."""
 
 Message: TypeAlias = Mapping[str, object]
 """A chat message as the OpenAI API has it: ``role``, ``content``, perhaps more."""
@@ -280,8 +282,8 @@ def _n_shared(one: str, other: str) -> int:
 def load_chat_template(path: Path) -> ChatTemplate:
     """The chat template that belongs to a model; that of the World models if it has none.
 
-    ``chat_template.jinja`` goes before the ``chat_template`` of ``tokenizer_config.json``,
-    of which, if it is a list, the one named ``default`` counts.
+    ``chat_template.jinja`` goes before the ``chat_template`` of ``tokenizer_config.json``, and that
+    before the one of ``chat_template.json``. If it is a list, the one named ``default`` counts.
 
     Args:
         path: a model folder, or a file in it.
@@ -303,6 +305,7 @@ def load_chat_template(path: Path) -> ChatTemplate:
         if token is not None
     }
     source = _read(folder / TEMPLATE_FILE) or config.default_template
+    source = source or _read_config(folder / TEMPLATE_JSON).default_template
     if source is None:
         return ChatTemplate(WORLD_TEMPLATE, variables=variables, stops=WORLD_STOPS)
     return ChatTemplate(source, variables=variables)
