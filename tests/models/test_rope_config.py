@@ -11,6 +11,7 @@ from wkvm.models.rope_config import read_rope
 from wkvm.models.weights import Checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+YARN_OF_256 = YARN | {"original_max_position_embeddings": 256}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
@@ -33,7 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 512,
         }
     },
-    "yarn": {"rope_parameters": YARN | {"original_max_position_embeddings": 256}},
+    "yarn": {"rope_parameters": YARN_OF_256},
     "yarn, all set": {
         "rope_parameters": YARN
         | {
@@ -204,6 +205,21 @@ def test_what_would_change_frequencies_is_refused(parameters: dict[str, Any], sa
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
         ({"partial_rotary_factor": 0.05}, "3 elements"),
         ({"rope_parameters": [1]}, r"\[1\]"),
+        ({"rope_theta": 1e-300}, "rope_theta 1e-300"),
+        ({"rope_parameters": YARN_OF_256 | {"factor": 10**400}}, "factor 1000"),
+        ({"rope_parameters": YARN_OF_256 | {"rope_theta": 1.0}}, "rope_theta 1.0"),
+        ({"rope_parameters": YARN_OF_256 | {"attention_factor": "x"}}, "attention_factor 'x'"),
+        ({"rope_parameters": YARN_OF_256 | {"beta_fast": -1}}, "beta_fast -1"),
+        ({"rope_parameters": YARN_OF_256 | {"beta_slow": float("nan")}}, "beta_slow nan"),
+        ({"rope_parameters": YARN_OF_256 | {"mscale": [1]}}, r"mscale \[1\]"),
+        ({"rope_parameters": YARN_OF_256 | {"truncate": "no"}}, "truncate 'no'"),
+        (
+            {
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0},
+                "max_position_embeddings": 0,
+            },
+            "factor None",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(config: dict[str, Any], says: str) -> None:

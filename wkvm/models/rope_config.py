@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.models.config_file import MAX_FACTOR, shown
+from wkvm.models.config_file import shown
 from wkvm.models.parts.rotary import Rotary
 from wkvm.models.weights import Checkpoint
 
@@ -36,6 +36,18 @@ KINDS: dict[str, frozenset[str]] = {
 
 THETA = 10_000.0
 """The base, where nothing is said of it."""
+
+NEEDED = frozenset(
+    {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+)
+"""Those of them that have no default."""
+
+LEFT_OUT = frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+"""Those that are as good as left out where they are 0."""
+
+LARGEST = 1e12
+"""Any number here is at most this, and at least its inverse: float32 is enough for what is made
+of them."""
 
 COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
@@ -135,28 +147,38 @@ def read_rope(
     longest = config.get("max_position_embeddings", max_positions)
     if kind in ("llama3", "yarn"):
         settings.setdefault("original_max_position_embeddings", longest)
-    if kind == "yarn" and settings.get("factor") is None and longest is not None:
-        settings["factor"] = longest / settings["original_max_position_embeddings"]
-    needed = KINDS[kind] & {
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    }
-    for name in sorted(needed):
-        if not _is_positive(settings.get(name)):
-            why = f"rope_parameters of kind {kind} have {name} {shown(settings.get(name))}"
-            raise CorruptCheckpointError(path, why)
+    if kind == "yarn" and settings.get("factor") is None:
+        before = settings["original_max_position_embeddings"]
+        if _is_positive(longest) and _is_positive(before):
+            settings["factor"] = longest / before
+    _check(path, kind, settings)
     base = given.get("rope_theta", config.get("rope_theta", THETA))
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor", turned_part))
     if not _is_positive(base) or not _is_positive(part) or part > 1:
         why = f"config.json has rope_theta {shown(base)}, partial_rotary_factor {shown(part)}"
         raise CorruptCheckpointError(path, why)
+    if kind == "yarn" and base <= 1:
+        raise CorruptCheckpointError(path, f"config.json has rope_theta {base} of kind yarn")
     n_turned = int(head_size * part)
     if n_turned < 2 or n_turned % 2:
         why = f"{part} of a head of {head_size} are {n_turned} elements to turn, no pairs"
         raise CorruptCheckpointError(path, why)
     return Rope(n_turned, float(base), kind, settings)
+
+
+def _check(path: str, kind: str, settings: Mapping[str, Any]) -> None:
+    """Check that the fields of a kind are numbers that frequencies can be made of."""
+    for name in sorted(KINDS[kind] & (NEEDED | LEFT_OUT | {"attention_factor", "truncate"})):
+        value = settings.get(name)
+        if name in NEEDED:
+            is_good = _is_positive(value)
+        elif name == "truncate":
+            is_good = isinstance(settings.get(name, True), bool)
+        else:
+            is_good = value is None or _is_positive(value) or (name in LEFT_OUT and value == 0)
+        if not is_good:
+            why = f"rope_parameters of kind {kind} have {name} {shown(value)}"
+            raise CorruptCheckpointError(path, why)
 
 
 def _llama3(plain: Tensor, settings: Mapping[str, Any]) -> Tensor:
@@ -175,4 +197,4 @@ def _mscale(factor: float, scale: float) -> float:
 def _is_positive(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value <= MAX_FACTOR
+    return 1 / LARGEST <= value <= LARGEST
