@@ -34,6 +34,7 @@ LAYERS = (
     "layer_types",
     "layers_block_type",
     "hybrid_override_pattern",
+    "num_nextn_predict_layers",
 )
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What the files call the number of layers, or what has an entry for each; and of experts."""
@@ -57,7 +58,10 @@ def read_config(checkpoint: Checkpoint, kind: type[T], config: Mapping[str, Any]
         plain = {name: _plain(value) for name, value in config.items()}
         read = msgspec.convert(plain, kind)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
-        raise CorruptCheckpointError(path, f"config.json: {error}") from error
+        why = str(error)
+        if len(why) > 2 * MAX_SHOWN:
+            why = f"{why[:MAX_SHOWN]}...{why[-MAX_SHOWN:]}"
+        raise CorruptCheckpointError(path, f"config.json: {why}") from error
     fields = msgspec.structs.asdict(read)
     for name, value in fields.items():
         if _is_absurd(value):

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from wkvm.core.errors import UnsupportedModelError
 from wkvm.core.layout import GuestSpec, StateLayout, StateOptions, TensorSpec, guest_tokens
+from wkvm.models.config_file import shown
 from wkvm.models.weights import Checkpoint
 
 RECURRENT, ATTENTION = "recurrent", "attention"
@@ -44,7 +45,7 @@ def known(checkpoint: Checkpoint, names: Iterable[str], kinds: Mapping[str, str]
     found = list[str]()
     for name in names:
         if name not in kinds:
-            why = f"config.json has a layer of kind {name!r}; run are {', '.join(kinds)}"
+            why = f"config.json has a layer of kind {shown(name)}; run are {', '.join(kinds)}"
             raise UnsupportedModelError(str(checkpoint.path), why)
         found.append(kinds[name])
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
-from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others
+from wkvm.models.config_file import Epsilon, check_sizes, read_config, refuse_others, shown
 from wkvm.models.parts.kda import KdaSizes
 from wkvm.models.parts.mla import MlaSizes
 from wkvm.models.weights import Checkpoint
@@ -131,7 +131,7 @@ def read_shape(checkpoint: Checkpoint) -> Shape:
             why = f"config.json has {len(kinds)} {name} for {n_layers} layers"
             raise CorruptCheckpointError(str(checkpoint.path), why)
         if others := sorted(set(kinds) - known):
-            raise UnsupportedModelError(str(checkpoint.path), f"{name} has {others[0]!r}")
+            raise UnsupportedModelError(str(checkpoint.path), f"{name} has {shown(others[0])}")
     return Shape(config, kda, mla, mixers, feed_forwards)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from wkvm.core.errors import CorruptCheckpointError, UnsupportedModelError
 from wkvm.kernels.interface import Kernels
 from wkvm.kernels.linear import Linear
-from wkvm.models.config_file import check_sizes
+from wkvm.models.config_file import check_sizes, shown
 from wkvm.models.parameters import Parameters, Weights
 from wkvm.models.parts.mlp import ACTIVATIONS, Mlp
 from wkvm.models.parts.moe import Moe, SigmoidRouter
@@ -36,7 +36,7 @@ class FeedForward:
         """
         check_sizes(checkpoint, **{"the inner width of a feed-forward layer": self.inner})
         if self.activation not in ACTIVATIONS:
-            why = f"config.json has mlp_hidden_act {self.activation!r}"
+            why = f"config.json has mlp_hidden_act {shown(self.activation)}"
             raise UnsupportedModelError(str(checkpoint.path), why)
 
     def weights(self, name: str) -> Weights:
@@ -91,7 +91,7 @@ class Experts:
         """
         path = str(checkpoint.path)
         if self.shared.activation != "relu2":
-            why = f"config.json has experts with {self.shared.activation!r}; run is 'relu2'"
+            why = f"config.json has experts with {shown(self.shared.activation)}; run is 'relu2'"
             raise UnsupportedModelError(path, why)
         self.shared.check(checkpoint)
         check_sizes(

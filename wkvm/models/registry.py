@@ -155,7 +155,7 @@ def blueprint_of(checkpoint: Checkpoint, model_type: str) -> Blueprint:
     """
     if model_type not in MODULES:
         known = ", ".join((RWKV7, *MODULES))
-        why = f"architecture {model_type!r}; {known} are run"
+        why = f"architecture {shown(model_type)}; {known} are run"
         raise UnsupportedModelError(str(checkpoint.path), why)
     blueprint: Blueprint = importlib.import_module(MODULES[model_type]).read(checkpoint)
     return blueprint
