@@ -4,8 +4,6 @@ One forward pass serves prompts and decode, on a CPU and on a GPU; a decode step
 same pass over buffers that stay where they are.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -127,13 +125,6 @@ class Decoder:
         return 0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which kernels a step launches: some are chosen by the number of rows."""
-
-    n_rows: int
-
-
 class DecoderStep:
     """See ``wkvm.models.base.DecodeStep``."""
 
@@ -141,7 +132,7 @@ class DecoderStep:
         """``logits``: ``[B, V]`` float32, which the step overwrites."""
         self._model = model
         self.n_rows = n_rows = len(logits)
-        self.plan = Plan(n_rows)
+        self.plan = n_rows  # by which kernels choose how they are cut
         self.token_ids = torch.zeros(n_rows, dtype=torch.int64, device=logits.device)
         self.slots = torch.full((n_rows,), PAD, dtype=torch.int32, device=logits.device)
         self.logits = logits
