@@ -10,12 +10,12 @@ from msgspec import UNSET
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.chat_bodies import ChatBody, Question, question
+from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.chat_jobs import ChatJob, chat_job
 from wkvm.gateway.chat_replies import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
-    ChoiceReader,
     ChunkChoice,
     MessageDelta,
     chat_logprobs,
@@ -23,15 +23,13 @@ from wkvm.gateway.chat_replies import (
     whole_message,
 )
 from wkvm.gateway.choices import Lanes, collect
-from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import StreamOptions
-from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.keeping import Keeper
+from wkvm.gateway.pieces import ChoiceText, Piece, Whole
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.state_fields import NO_ORIGIN, n_cached, report
-from wkvm.gateway.texts import Texts
+from wkvm.gateway.state_fields import report
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
@@ -51,25 +49,13 @@ async def chat_completions(call: Call) -> web.StreamResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A request that was checked as far as the gateway can."""
+class _Job(ChatJob):
+    """A chat of OpenAI's interface, and what its answer is called."""
 
-    body: ChatBody
-    texts: Texts
-    question: Question
     response_id: str
     created: int
     model: str
     fingerprint: str
-
-    def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
-        """Readers of all choices as texts."""
-        options = self.question.options
-        return [choice_text(one, self.texts, options, self.body) for one in lanes.streams]
-
-    def reader(self) -> ChoiceReader:
-        """What tells the text of a choice from its call."""
-        return ChoiceReader(self.question.answer(), drops_space=self.question.drops_space)
 
     def logprobs(self, piece: Piece | Whole) -> ChatLogprobs | None:
         """The log probabilities of a piece, if they were asked for."""
@@ -77,16 +63,6 @@ class _Job:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
         return chat_logprobs(self.texts.tokenizer, piece.logprobs, as_ids=as_ids)
-
-    def stop_reason(self, finish: Finish) -> str | int | None:
-        """What of the request ended a choice; None for an end of the model or its template."""
-        reason = self.body.stop_reason(finish.stop_reason)
-        return None if isinstance(reason, str) and reason not in self.body.stops else reason
-
-    def usage(self, finishes: Sequence[Finish], ends: Sequence[StateEnd | None]) -> Usage:
-        """What all choices cost."""
-        lengths = [finish.n_output for finish in finishes]
-        return Usage.of([len(self.question.prompt)], lengths, n_cached(ends[:1]))
 
 
 async def _job(call: Call) -> _Job:
@@ -98,34 +74,15 @@ async def _job(call: Call) -> _Job:
     """
     gateway = call.gateway
     body = await call.body(ChatBody)
-    if body.model is None:
-        raise invalid("model", "is required")
-    gateway.check_model(body.model)
-    info = gateway.engines.info
-    origin, max_model_len = NO_ORIGIN, gateway.max_model_len
-    if body.continues:
-        origin = await origin_of(call.client, body, pins=True)
-        if body.max_tokens is None and body.max_completion_tokens is None:
-            max_model_len = await room_after(call.client, origin, max_model_len)
-    asked = await gateway.offload.run(
-        lambda: question(
-            body,
-            gateway.texts,
-            max_model_len=max_model_len,
-            omit_media=gateway.config.omit_media,
-            tail=origin.tail,
-        ),
-        size=call.n_held,
-    )
-    call.names = asked.names
+    job = await chat_job(call, body)
     return _Job(
-        body=body,
-        texts=gateway.texts,
-        question=asked,
+        body=job.body,
+        texts=job.texts,
+        question=job.question,
         response_id=body.response_id("chatcmpl", call.request_id),
         created=int(time.time()),
         model=gateway.model,
-        fingerprint=f"fp_{info.model_digest[:12]}",
+        fingerprint=f"fp_{gateway.engines.info.model_digest[:12]}",
     )
 
 
