@@ -1,19 +1,21 @@
 """The application: all routes, and what every request goes through before and after its handler.
 
-A handler is a function of a ``Call``; what it raises is answered here, in OpenAI's format.
+A handler is a function of a ``Call``; what it raises is answered here, in the format of its route.
 """
 
 import asyncio
 import math
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
-from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, Gateway, Route, check_expectation
-from wkvm.gateway.failures import SERVER, HttpError, error_body
+from wkvm.gateway.calls import Call, Gateway, Route, check_expectation
+from wkvm.gateway.dialects import OPENAI, REQUEST_ID_HEADER, Dialect
+from wkvm.gateway.failures import SERVER, HttpError
 from wkvm.gateway.keys import request_key
 from wkvm.gateway.origins import check_origin, let_pages_read
 from wkvm.gateway.watch import ANSWER_TIMEOUT_S
@@ -24,9 +26,11 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     """An application with these routes; whatever else is asked for is not found."""
-    app = web.Application(middlewares=[_answer_http_errors])
+    routes = tuple(routes)
+    dialects = {one.path: one.dialect for one in routes if one.dialect is not OPENAI}
+    app = web.Application(middlewares=[_answer_http_errors(dialects)])
     for route in (*routes, _ELSE):
-        endpoint = _endpoint(gateway, route)
+        endpoint = _endpoint(gateway, route, dialects)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
             app.router.add_route(method, route.path, endpoint, expect_handler=_not_yet)
 
@@ -42,9 +46,7 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     return app
 
 
-def _endpoint(
-    gateway: Gateway, route: Route
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -> Handler:
     """A route as aiohttp calls it."""
     counts = gateway.counts.route(route.method, route.path)
 
@@ -68,7 +70,8 @@ def _endpoint(
     async def answer(request: web.Request) -> web.StreamResponse | None:
         """The answer; None if the client is gone."""
         request_id = _request_id(request)
-        call = Call(request, gateway, request_id)
+        dialect = route.dialect if route is not _ELSE else _dialect(dialects, request.path)
+        call = Call(request, gateway, request_id, dialect=dialect)
         try:
             if not route.is_open:
                 await _let_in(call, route)
@@ -79,11 +82,11 @@ def _endpoint(
         except Exception as error:  # noqa: BLE001  (what was not meant is logged)
             if isinstance(error, ConnectionError) and _is_gone(request):
                 return None
-            response = error_response(call.failure(error))
+            response = error_response(call.failure(error), dialect, request_id)
         finally:
             call.release()
         if not response.prepared:
-            response.headers[REQUEST_ID_HEADER] = request_id
+            response.headers.update(dict.fromkeys(dialect.id_headers, request_id))
         return response
 
     return count
@@ -117,13 +120,20 @@ async def _let_in(call: Call, route: Route) -> None:
         raise HttpError(503, "the server is draining", SERVER, code="draining", retry_after_s=1.0)
 
 
-def error_response(error: HttpError) -> web.Response:
-    """A response that says what went wrong, with a fresh name for the request."""
+def error_response(
+    error: HttpError, dialect: Dialect = OPENAI, request_id: str | None = None
+) -> web.Response:
+    """A response that says what went wrong.
+
+    Args:
+        request_id: None for a fresh one.
+    """
+    request_id = request_id or uuid.uuid4().hex
     response = web.Response(
-        status=error.status,
-        body=error_body(error),
+        status=dialect.status(error),
+        body=dialect.body(error, request_id),
         content_type="application/json",
-        headers={REQUEST_ID_HEADER: uuid.uuid4().hex},
+        headers=dict.fromkeys(dialect.id_headers, request_id),
     )
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
@@ -162,22 +172,31 @@ async def _nothing_here(call: Call) -> web.StreamResponse:
 _ELSE = Route("*", "/{path:.*}", _nothing_here)
 
 
-@web.middleware
-async def _answer_http_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Give aiohttp's own refusals, such as of a method, the format of ours."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        message, allowed = error.reason, error.headers.get("Allow")
-        if allowed is not None:
-            methods = " or ".join(allowed.split(","))
-            message = f"{request.method} is no method of {request.path}; use {methods}"
-        response = error_response(HttpError(error.status, message))
-        response.headers[REQUEST_ID_HEADER] = _request_id(request)
-        if allowed is not None:
-            response.headers["Allow"] = allowed
-        return response
+def _dialect(dialects: Mapping[str, Dialect], path: str) -> Dialect:
+    """How the refusal of a path is written that has no route: as what is above it."""
+    found = (one for top, one in dialects.items() if path == top or path.startswith(f"{top}/"))
+    return next(found, OPENAI)
+
+
+def _answer_http_errors(dialects: Mapping[str, Dialect]) -> Middleware:
+    """What gives aiohttp's own refusals, such as of a method, the format of ours."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            message, allowed = error.reason, error.headers.get("Allow")
+            if allowed is not None:
+                methods = " or ".join(allowed.split(","))
+                message = f"{request.method} is no method of {request.path}; use {methods}"
+            refusal = HttpError(error.status, message)
+            dialect = _dialect(dialects, request.path)
+            response = error_response(refusal, dialect, _request_id(request))
+            if allowed is not None:
+                response.headers["Allow"] = allowed
+            return response
+
+    return answer

@@ -15,6 +15,7 @@ from wkvm_client import aio
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
+from wkvm.gateway.dialects import OPENAI, Dialect
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import (
     CANCELLED,
@@ -38,7 +39,6 @@ from wkvm.gateway.watch import EngineWatch
 
 logger = logging.getLogger("wkvm.gateway")
 
-REQUEST_ID_HEADER = "X-Request-Id"
 BODIES_HELD = 64
 """So many of the largest bodies may the open requests of one tenant have together."""
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>\w+)?[^`]*)`$")
@@ -128,6 +128,7 @@ class Call:
             a header.
         n_held: how much of the body was read; it counts for the tenant until ``release``.
         names: what the route's body calls the engine's fields; see ``http_error``.
+        dialect: of the route.
     """
 
     request: web.Request
@@ -137,6 +138,7 @@ class Call:
     tenant: bytes = b""
     n_held: int = 0
     names: Mapping[str, str] = field(default_factory=lambda: OPENAI_NAMES)
+    dialect: Dialect = OPENAI
 
     @property
     def client(self) -> aio.Client:
@@ -282,6 +284,7 @@ class Route:
         needs_engine: whether it has nothing to say without the engine. What does not need it
             is answered without it too, to keys that it has let in before; then the call has
             no client.
+        dialect: how its answers are written, and those to what has no route below its path.
     """
 
     method: str
@@ -290,6 +293,7 @@ class Route:
     is_open: bool = field(default=False, kw_only=True)
     serves_draining: bool = field(default=False, kw_only=True)
     needs_engine: bool = field(default=True, kw_only=True)
+    dialect: Dialect = field(default=OPENAI, kw_only=True)
 
 
 def json_response(data: bytes, *, status: int = 200) -> web.Response:

@@ -10,8 +10,8 @@ from typing import Self
 
 from aiohttp import HttpVersion11, web
 
-from wkvm.gateway.calls import REQUEST_ID_HEADER, Call
-from wkvm.gateway.failures import HttpError, error_body
+from wkvm.gateway.calls import Call
+from wkvm.gateway.failures import HttpError
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -55,7 +55,8 @@ class EventStream:
         self._transport = call.request.transport
         self._is_chunked = call.request.version >= HttpVersion11
         self._has_begun = False
-        self.response = _Response(headers={**STREAM_HEADERS, REQUEST_ID_HEADER: call.request_id})
+        ids = dict.fromkeys(call.dialect.id_headers, call.request_id)
+        self.response = _Response(headers={**STREAM_HEADERS, **ids})
 
     @property
     def is_open(self) -> bool:
@@ -129,7 +130,7 @@ class EventStream:
 
     async def fail(self, error: HttpError) -> None:
         """Send an event that says what went wrong. It should be the last."""
-        await self.send(error_body(error))
+        await self.send_raw(self._call.dialect.event(error, self._call.request_id))
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,7 +11,8 @@ from wkvm_client.errors import ClientError
 from wkvm_client.states import Format
 
 from wkvm.gateway import state_bodies as bodies
-from wkvm.gateway.calls import REQUEST_ID_HEADER, Call, json_response
+from wkvm.gateway.calls import Call, json_response
+from wkvm.gateway.dialects import REQUEST_ID_HEADER
 from wkvm.gateway.failures import HttpError, invalid
 
 logger = logging.getLogger("wkvm.gateway")
