@@ -26,7 +26,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
     """An application with these routes; whatever else is asked for is not found."""
-    routes = tuple(routes)
+    gateway.routes = routes = tuple(routes)
     dialects = {one.path: one.dialect for one in routes if one.dialect is not OPENAI}
     app = web.Application(middlewares=[_answer_http_errors(dialects)])
     for route in (*routes, _ELSE):
@@ -71,7 +71,7 @@ def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -
         """The answer; None if the client is gone."""
         request_id = _request_id(request)
         dialect = route.dialect if route is not _ELSE else _dialect(dialects, request.path)
-        call = Call(request, gateway, request_id, dialect=dialect)
+        call = Call(request, gateway, request_id, dialect=dialect, doc=route.doc)
         try:
             if not route.is_open:
                 await _let_in(call, route)

@@ -15,6 +15,7 @@ from wkvm_client import aio
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
+from wkvm.gateway.described import Doc
 from wkvm.gateway.dialects import OPENAI, Dialect
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.failures import (
@@ -61,6 +62,8 @@ class Gateway:
         offload: threads for long texts.
         held: the bodies of open requests.
         on_drain: called when the drain begins.
+        routes: that are served; set where the application is made.
+        document: what ``/openapi.json`` answers, once it was asked for.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
@@ -75,6 +78,8 @@ class Gateway:
     offload: Offload = field(default_factory=Offload)
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
+    routes: "tuple[Route, ...]" = ()
+    document: bytes = b""
     submitted: Submitted = field(init=False)
     turns: Turns = field(init=False)
     held: Held = field(init=False)
@@ -129,6 +134,7 @@ class Call:
         n_held: how much of the body was read; it counts for the tenant until ``release``.
         names: what the route's body calls the engine's fields; see ``http_error``.
         dialect: of the route.
+        doc: what the route says of its bodies.
     """
 
     request: web.Request
@@ -139,6 +145,7 @@ class Call:
     n_held: int = 0
     names: Mapping[str, str] = field(default_factory=lambda: OPENAI_NAMES)
     dialect: Dialect = OPENAI
+    doc: Doc | None = None
 
     @property
     def client(self) -> aio.Client:
@@ -179,13 +186,19 @@ class Call:
             return HttpError(503, why, SERVER, code="draining", retry_after_s=DEFAULT_RETRY_AFTER_S)
         return known
 
-    async def body(self, kind: type[BodyT]) -> BodyT:
+    async def body(self, kind: type[BodyT], *, is_optional: bool = False) -> BodyT:
         """The JSON body.
+
+        Args:
+            kind: among the bodies of the route's ``Doc``, where it has one.
+            is_optional: whether no body is taken for an empty object.
 
         Raises:
             HttpError: 400 if it is not what ``kind`` says; as ``read_body``.
         """
-        return decode_body(await self.read_body(), kind)
+        assert self.doc is None or kind in self.doc.bodies, "the document tells of another body"
+        data = await self.read_body()
+        return decode_body(data or b"{}" if is_optional else data, kind)
 
     async def read_body(self) -> bytes:
         """The bytes of the body, once, within the limits on size and time.
@@ -285,6 +298,7 @@ class Route:
             is answered without it too, to keys that it has let in before; then the call has
             no client.
         dialect: how its answers are written, and those to what has no route below its path.
+        doc: what the served document says of it; without one, that it takes and gives something.
     """
 
     method: str
@@ -294,6 +308,7 @@ class Route:
     serves_draining: bool = field(default=False, kw_only=True)
     needs_engine: bool = field(default=True, kw_only=True)
     dialect: Dialect = field(default=OPENAI, kw_only=True)
+    doc: Doc | None = field(default=None, kw_only=True)
 
 
 def json_response(data: bytes, *, status: int = 200) -> web.Response:

@@ -42,15 +42,19 @@ class HttpError(Exception):
         return self.message
 
 
-class _ErrorObject(msgspec.Struct):
+class ErrorObject(msgspec.Struct):
+    """What went wrong; see ``HttpError``."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorObject
+class ErrorBody(msgspec.Struct):
+    """The body of an answer that is an error."""
+
+    error: ErrorObject
 
 
 MAX_MESSAGE = 1000
@@ -62,8 +66,8 @@ def error_body(error: HttpError) -> bytes:
     message = error.message
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]} ..."
-    body = _ErrorObject(message, error.type, error.param, error.code)
-    return msgspec.json.encode(_ErrorBody(body))
+    body = ErrorObject(message, error.type, error.param, error.code)
+    return msgspec.json.encode(ErrorBody(body))
 
 
 def invalid(param: str | None, why: str, *, code: str | None = None) -> HttpError:

@@ -14,12 +14,16 @@ MAX_STEP_AGE_S = 5.0
 Reason: TypeAlias = Literal["draining", "engine_unavailable", "engine_stuck"]
 
 
-class _Status(msgspec.Struct, omit_defaults=True):
+class Status(msgspec.Struct, omit_defaults=True):
+    """Whether it is well; if not, why."""
+
     status: Literal["ok", "ready", "not ready"]
     reason: Reason | None = None
 
 
-class _Version(msgspec.Struct):
+class Version(msgspec.Struct):
+    """What runs."""
+
     version: str
     engine: str
 
@@ -27,7 +31,7 @@ class _Version(msgspec.Struct):
 async def health(call: Call) -> web.Response:
     """GET /health, /ping, /v2/health/live: this process answers."""
     del call
-    return _json(_Status("ok"))
+    return _json(Status("ok"))
 
 
 async def ready(call: Call) -> web.Response:
@@ -37,13 +41,13 @@ async def ready(call: Call) -> web.Response:
     """
     reason = await _why_not_ready(call.gateway)
     if reason is None:
-        return _json(_Status("ready"))
-    return _json(_Status("not ready", reason), status=503)
+        return _json(Status("ready"))
+    return _json(Status("not ready", reason), status=503)
 
 
 async def version(call: Call) -> web.Response:
     """GET /version."""
-    return _json(_Version(__version__, call.gateway.engines.info.server))
+    return _json(Version(__version__, call.gateway.engines.info.server))
 
 
 async def _why_not_ready(gateway: Gateway) -> Reason | None:

@@ -6,7 +6,7 @@ from aiohttp import web
 from wkvm.gateway.calls import Call, Gateway, json_response
 
 
-class _Model(msgspec.Struct):
+class Model(msgspec.Struct):
     """OpenAI's fields, and those that vLLM adds."""
 
     id: str
@@ -19,14 +19,16 @@ class _Model(msgspec.Struct):
     permission: tuple[str, ...] = ()
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
+class Models(msgspec.Struct):
+    """All models that are served."""
+
+    data: list[Model]
     object: str = "list"
 
 
 async def models(call: Call) -> web.Response:
     """GET /v1/models."""
-    return json_response(msgspec.json.encode(_Models([_model(call.gateway)])))
+    return json_response(msgspec.json.encode(Models([_model(call.gateway)])))
 
 
 async def model(call: Call) -> web.Response:
@@ -35,6 +37,6 @@ async def model(call: Call) -> web.Response:
     return json_response(msgspec.json.encode(_model(call.gateway)))
 
 
-def _model(gateway: Gateway) -> _Model:
+def _model(gateway: Gateway) -> Model:
     name = gateway.model
-    return _Model(name, gateway.started_at, name, gateway.max_model_len)
+    return Model(name, gateway.started_at, name, gateway.max_model_len)

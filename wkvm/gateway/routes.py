@@ -1,4 +1,8 @@
-"""The table of all routes."""
+"""The table of all routes, and what the served document says of them."""
+
+from typing import Literal
+
+from wkvm_client.states import Difference, Durability, Replay, StateInfo
 
 from wkvm.gateway import (
     chat,
@@ -7,6 +11,7 @@ from wkvm.gateway import (
     metrics,
     models,
     native,
+    openapi,
     sessions,
     state_files,
     states,
@@ -14,55 +19,243 @@ from wkvm.gateway import (
     websocket,
 )
 from wkvm.gateway.calls import Route
+from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.chat_replies import ChatCompletion
+from wkvm.gateway.completions import CompletionRequest
+from wkvm.gateway.described import BYTES, EVENTS, Doc, Query
+from wkvm.gateway.native_bodies import (
+    Accepted,
+    Answer,
+    Arrival,
+    CancelBody,
+    Cancelled,
+    FailedAnswer,
+    GenerateBody,
+    ScoreBody,
+    Scored,
+    StillRunning,
+)
+from wkvm.gateway.replies import Completion
+from wkvm.gateway.session_bodies import (
+    AppendBody,
+    BackBody,
+    OpenBody,
+    SaveBody,
+    TurnBody,
+    TurnEvent,
+    WholeTurn,
+)
+from wkvm.gateway.state_bodies import (
+    CreateBody,
+    DiffBody,
+    EditBody,
+    ForkBody,
+    HibernateBody,
+    MutateBody,
+    NothingBody,
+    ReplayBody,
+    RollbackBody,
+    SnapshotBody,
+)
+
+_STATUS = Doc(answer=health.Status)
+_EXPECTED = Query("expected_version", int, "what the head must be")
+_FORMAT = Query("format", Literal["state", "blinkdl", "fla"])
+_PAGE = (Query("limit", int, "at most 256"), Query("cursor", str, "`next` of the page before"))
+_IMPORT = Doc(
+    body_media=BYTES,
+    query=(
+        _FORMAT,
+        Query("tag", str, "KEY:VALUE", is_many=True),
+        Query("expires_in_s", float),
+        _EXPECTED,
+        Query("durability", Durability),
+        Query("idempotency_key"),
+    ),
+    status=201,
+    answer=StateInfo,
+)
 
 ROUTES: tuple[Route, ...] = (
-    Route("POST", "/detokenize", tokens.detokenize),
-    Route("GET", "/health", health.health, is_open=True),
-    Route("GET", "/metrics", metrics.metrics, serves_draining=True, needs_engine=False),
-    Route("GET", "/ping", health.health, serves_draining=True, needs_engine=False),
-    Route("GET", "/ready", health.ready, is_open=True),
-    Route("POST", "/tokenize", tokens.tokenize),
-    Route("GET", "/tokenizer_info", tokens.tokenizer_info),
-    Route("POST", "/v1/cancel", native.cancel, serves_draining=True),
-    Route("POST", "/v1/chat/completions", chat.chat_completions),
-    Route("POST", "/v1/completions", completions.completions),
-    Route("POST", "/v1/generate", native.generate),
-    Route("GET", "/v1/models", models.models),
-    Route("GET", "/v1/models/{id:.+}", models.model),
-    Route("POST", "/v1/score", native.score),
-    Route("GET", "/v1/status/{id}", native.status, serves_draining=True, needs_engine=False),
-    Route("POST", "/v1/sessions", sessions.create),
+    Route(
+        "POST",
+        "/detokenize",
+        tokens.detokenize,
+        doc=Doc(body=tokens.DetokenizeBody, answer=tokens.Text),
+    ),
+    Route("GET", "/health", health.health, is_open=True, doc=_STATUS),
+    Route(
+        "GET",
+        "/metrics",
+        metrics.metrics,
+        serves_draining=True,
+        needs_engine=False,
+        doc=Doc(media="text/plain"),
+    ),
+    Route(
+        "GET", "/openapi.json", openapi.openapi, serves_draining=True, needs_engine=False, doc=Doc()
+    ),
+    Route("GET", "/ping", health.health, serves_draining=True, needs_engine=False, doc=_STATUS),
+    Route("GET", "/ready", health.ready, is_open=True, doc=_STATUS),
+    Route(
+        "POST",
+        "/tokenize",
+        tokens.tokenize,
+        doc=Doc(body=tokens.TokenizeBody, answer=tokens.Tokens),
+    ),
+    Route("GET", "/tokenizer_info", tokens.tokenizer_info, doc=Doc(answer=tokens.TokenizerInfo)),
+    Route(
+        "POST",
+        "/v1/cancel",
+        native.cancel,
+        serves_draining=True,
+        doc=Doc(body=CancelBody, answer=Cancelled),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat.chat_completions,
+        doc=Doc(body=ChatBody, answer=ChatCompletion, event=dict),
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        completions.completions,
+        doc=Doc(body=CompletionRequest, answer=Completion, event=dict),
+    ),
+    Route("POST", "/v1/generate", native.generate, doc=Doc(body=GenerateBody, answer=Answer)),
+    Route("GET", "/v1/models", models.models, doc=Doc(answer=models.Models)),
+    Route("GET", "/v1/models/{id:.+}", models.model, doc=Doc(answer=models.Model)),
+    Route("POST", "/v1/score", native.score, doc=Doc(body=ScoreBody, answer=Scored)),
+    Route(
+        "GET",
+        "/v1/status/{id}",
+        native.status,
+        serves_draining=True,
+        needs_engine=False,
+        doc=Doc(
+            answer=(Answer, StillRunning, FailedAnswer),
+            query=(Query("from", int, "ids of each choice to leave out"),),
+        ),
+    ),
+    Route("POST", "/v1/sessions", sessions.create, doc=Doc(body=OpenBody, status=201)),
     Route("GET", "/v1/sessions/{id}", sessions.get),
     Route("DELETE", "/v1/sessions/{id}", sessions.delete),
-    Route("POST", "/v1/sessions/{id}/append", sessions.append),
-    Route("GET", "/v1/sessions/{id}/events", sessions.events),
-    Route("POST", "/v1/sessions/{id}/fork", sessions.fork),
-    Route("POST", "/v1/sessions/{id}/generate", sessions.generate),
+    Route("POST", "/v1/sessions/{id}/append", sessions.append, doc=Doc(body=AppendBody)),
+    Route(
+        "GET", "/v1/sessions/{id}/events", sessions.events, doc=Doc(media=EVENTS, event=TurnEvent)
+    ),
+    Route("POST", "/v1/sessions/{id}/fork", sessions.fork, doc=Doc(body=ForkBody, status=201)),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/generate",
+        sessions.generate,
+        doc=Doc(body=TurnBody, answer=WholeTurn, event=TurnEvent),
+    ),
     Route("POST", "/v1/sessions/{id}/interrupt", sessions.interrupt),
-    Route("POST", "/v1/sessions/{id}/rollback", sessions.rollback),
-    Route("POST", "/v1/sessions/{id}/save", sessions.save),
-    Route("GET", "/v1/states", states.list_states),
-    Route("POST", "/v1/states", states.create),
-    Route("GET", "/v1/states/{ref}", states.get),
-    Route("PATCH", "/v1/states/{ref}", states.edit),
-    Route("DELETE", "/v1/states/{ref}", states.delete),
-    Route("POST", "/v1/states/{ref}/diff", states.diff),
-    Route("GET", "/v1/states/{ref}/export", state_files.export),
-    Route("POST", "/v1/states/{ref}/fork", states.fork),
-    Route("POST", "/v1/states/{ref}/hibernate", states.hibernate),
-    Route("POST", "/v1/states/{ref}/import", state_files.take),
-    Route("PUT", "/v1/states/{ref}/import", state_files.take),
-    Route("GET", "/v1/states/{ref}/log", states.log),
-    Route("POST", "/v1/states/{ref}/mutate", states.mutate),
-    Route("POST", "/v1/states/{ref}/replay", states.replay),
-    Route("POST", "/v1/states/{ref}/resume", states.resume),
-    Route("POST", "/v1/states/{ref}/rollback", states.rollback),
-    Route("POST", "/v1/states/{ref}/snapshot", states.snapshot),
-    Route("GET", "/v1/states/{ref}/versions", states.versions),
-    Route("POST", "/v1/stream", native.stream),
-    Route("POST", "/v1/submit", native.submit),
-    Route("GET", "/v1/ws", websocket.websocket),
-    Route("GET", "/v2/health/live", health.health, serves_draining=True, needs_engine=False),
-    Route("GET", "/v2/health/ready", health.ready, serves_draining=True, needs_engine=False),
-    Route("GET", "/version", health.version, serves_draining=True, needs_engine=False),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/rollback",
+        sessions.rollback,
+        doc=Doc(body=BackBody, body_optional=True),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/save",
+        sessions.save,
+        doc=Doc(body=SaveBody, status=201, answer=StateInfo),
+    ),
+    Route(
+        "GET",
+        "/v1/states",
+        states.list_states,
+        doc=Doc(query=(Query("prefix"), Query("tag", str, "KEY:VALUE", is_many=True), *_PAGE)),
+    ),
+    Route(
+        "POST", "/v1/states", states.create, doc=Doc(body=CreateBody, status=201, answer=StateInfo)
+    ),
+    Route("GET", "/v1/states/{ref}", states.get, doc=Doc(answer=StateInfo)),
+    Route("PATCH", "/v1/states/{ref}", states.edit, doc=Doc(body=EditBody, answer=StateInfo)),
+    Route("DELETE", "/v1/states/{ref}", states.delete, doc=Doc(query=(_EXPECTED,))),
+    Route("POST", "/v1/states/{ref}/diff", states.diff, doc=Doc(body=DiffBody, answer=Difference)),
+    Route(
+        "GET", "/v1/states/{ref}/export", state_files.export, doc=Doc(media=BYTES, query=(_FORMAT,))
+    ),
+    Route("POST", "/v1/states/{ref}/fork", states.fork, doc=Doc(body=ForkBody, status=201)),
+    Route(
+        "POST",
+        "/v1/states/{ref}/hibernate",
+        states.hibernate,
+        doc=Doc(body=HibernateBody, body_optional=True, answer=StateInfo),
+    ),
+    Route("POST", "/v1/states/{ref}/import", state_files.take, doc=_IMPORT),
+    Route("PUT", "/v1/states/{ref}/import", state_files.take, doc=_IMPORT),
+    Route(
+        "GET",
+        "/v1/states/{ref}/log",
+        states.log,
+        doc=Doc(query=(Query("before", int), Query("limit", int))),
+    ),
+    Route(
+        "POST",
+        "/v1/states/{ref}/mutate",
+        states.mutate,
+        doc=Doc(body=MutateBody, status=201, answer=StateInfo),
+    ),
+    Route(
+        "POST",
+        "/v1/states/{ref}/replay",
+        states.replay,
+        doc=Doc(body=ReplayBody, body_optional=True, answer=Replay),
+    ),
+    Route(
+        "POST",
+        "/v1/states/{ref}/resume",
+        states.resume,
+        doc=Doc(body=NothingBody, body_optional=True, answer=StateInfo),
+    ),
+    Route(
+        "POST",
+        "/v1/states/{ref}/rollback",
+        states.rollback,
+        doc=Doc(body=RollbackBody, status=201, answer=StateInfo),
+    ),
+    Route(
+        "POST",
+        "/v1/states/{ref}/snapshot",
+        states.snapshot,
+        doc=Doc(body=SnapshotBody, body_optional=True, status=201, answer=StateInfo),
+    ),
+    Route("GET", "/v1/states/{ref}/versions", states.versions, doc=Doc(query=_PAGE)),
+    Route(
+        "POST", "/v1/stream", native.stream, doc=Doc(body=GenerateBody, media=EVENTS, event=Arrival)
+    ),
+    Route(
+        "POST", "/v1/submit", native.submit, doc=Doc(body=GenerateBody, status=202, answer=Accepted)
+    ),
+    Route("GET", "/v1/ws", websocket.websocket, doc=Doc(status=101, media=BYTES)),
+    Route(
+        "GET",
+        "/v2/health/live",
+        health.health,
+        serves_draining=True,
+        needs_engine=False,
+        doc=_STATUS,
+    ),
+    Route(
+        "GET",
+        "/v2/health/ready",
+        health.ready,
+        serves_draining=True,
+        needs_engine=False,
+        doc=_STATUS,
+    ),
+    Route(
+        "GET",
+        "/version",
+        health.version,
+        serves_draining=True,
+        needs_engine=False,
+        doc=Doc(answer=health.Version),
+    ),
 )

@@ -6,7 +6,7 @@ from wkvm_client.aio_states import States
 from wkvm_client.states import StateInfo
 
 from wkvm.gateway import state_bodies as bodies
-from wkvm.gateway.calls import BodyT, Call, decode_body, json_response
+from wkvm.gateway.calls import BodyT, Call, json_response
 from wkvm.gateway.failures import invalid
 
 
@@ -194,7 +194,7 @@ async def optional_body(call: Call, kind: type[BodyT]) -> BodyT:
     Raises:
         HttpError: as ``Call.body``.
     """
-    return decode_body(await call.read_body() or b"{}", kind)
+    return await call.body(kind, is_optional=True)
 
 
 def _ref(call: Call) -> str:

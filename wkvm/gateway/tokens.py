@@ -24,7 +24,7 @@ MAX_IDS = 2**18
 """Ids that one call may bring: as many as a prompt can have."""
 
 
-class _TokenizeBody(msgspec.Struct, kw_only=True):
+class TokenizeBody(msgspec.Struct, kw_only=True):
     """What ``/tokenize`` takes: a prompt, or messages. Other fields are ignored.
 
     Attributes:
@@ -45,25 +45,29 @@ class _TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: object = None
 
 
-class _Tokens(msgspec.Struct):
+class Tokens(msgspec.Struct):
+    """The ids of a text."""
+
     count: int
     max_model_len: int | None
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class _DetokenizeBody(msgspec.Struct, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True):
     """What ``/detokenize`` takes."""
 
     model: str | None = None
     tokens: Annotated[list[int], msgspec.Meta(max_length=MAX_IDS)]
 
 
-class _Text(msgspec.Struct):
+class Text(msgspec.Struct):
+    """The text of ids."""
+
     prompt: str
 
 
-class _TokenizerInfo(msgspec.Struct):
+class TokenizerInfo(msgspec.Struct):
     """Names are those of Hugging Face's ``tokenizer_config.json``, where it has one."""
 
     tokenizer_class: str
@@ -84,7 +88,7 @@ class _TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call) -> web.Response:
     """POST /tokenize: exactly the ids that a completion or a chat would begin with."""
     gateway = call.gateway
-    body = await call.body(_TokenizeBody)
+    body = await call.body(TokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -98,13 +102,13 @@ async def tokenize(call: Call) -> web.Response:
 async def detokenize(call: Call) -> web.Response:
     """POST /detokenize: the text of ids, special tokens by name."""
     gateway = call.gateway
-    body = await call.body(_DetokenizeBody)
+    body = await call.body(DetokenizeBody)
     if body.model is not None:
         gateway.check_model(body.model)
 
     def work() -> bytes:
         return msgspec.json.encode(
-            _Text(gateway.texts.tokenizer.decode(body.tokens, skip_special=False))
+            Text(gateway.texts.tokenizer.decode(body.tokens, skip_special=False))
         )
 
     try:
@@ -121,7 +125,7 @@ async def tokenizer_info(call: Call) -> web.Response:
     eos_ids = list(unpack_ids(info.eos_ids))
     eos_names = [tokenizer.specials.get(eos_id) for eos_id in eos_ids]
     eos = names.get("eos_token") or next(filter(None, eos_names), None)
-    body = _TokenizerInfo(
+    body = TokenizerInfo(
         tokenizer_class=type(tokenizer).__name__,
         vocab_size=tokenizer.vocab_size,
         digest=tokenizer.digest,
@@ -139,17 +143,17 @@ async def tokenizer_info(call: Call) -> web.Response:
     return json_response(msgspec.json.encode(body))
 
 
-def _tokens(body: _TokenizeBody, gateway: Gateway) -> bytes:
+def _tokens(body: TokenizeBody, gateway: Gateway) -> bytes:
     tokenizer = gateway.texts.tokenizer
     if body.prompt is not None:
         ids = tokenizer.encode(body.prompt, special=True)
     else:
         ids = _chat_ids(body, gateway)
     strings = _strings(tokenizer, ids) if body.return_token_strs else None
-    return msgspec.json.encode(_Tokens(len(ids), gateway.max_model_len, ids, strings))
+    return msgspec.json.encode(Tokens(len(ids), gateway.max_model_len, ids, strings))
 
 
-def _chat_ids(body: _TokenizeBody, gateway: Gateway) -> list[int]:
+def _chat_ids(body: TokenizeBody, gateway: Gateway) -> list[int]:
     chat = ChatBody(
         model=gateway.model,
         messages=body.messages or [],
