@@ -15,6 +15,7 @@ from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.state_fields import STATE_NAMES
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
+from wkvm.gateway.written import ReadMark
 
 MAX_TOP_LOGPROBS = 20
 MIN_CONSTRAINED_TOKENS = 4096
@@ -114,6 +115,19 @@ class ChatBody(CommonFields, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Since:
+    """A state that may have read how a conversation begins, of a request that has all of it.
+
+    Attributes:
+        mark: of what it has read; None for nothing.
+        max_model_len: ids of a prompt that comes after it, with its output; None for no limit.
+    """
+
+    mark: ReadMark | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """A chat request, ready for the engine.
 
@@ -125,6 +139,9 @@ class Question:
         names: what the body calls the engine's fields; see ``http_error``.
         drops_space: whether the prompt ends in a colon, so that a space at the answer's very
             beginning belongs to the template and not to the answer.
+        read: what the model will have read at the end of the prompt, from the very beginning; see
+            ``Written.read_bytes``. Of a request with ``since`` alone.
+        continues: whether ``prompt`` comes after what ``since`` is of.
     """
 
     prompt: list[int]
@@ -133,6 +150,8 @@ class Question:
     use: ToolUse | None
     names: Mapping[str, str]
     drops_space: bool
+    read: bytes = b""
+    continues: bool = False
 
     def answer(self) -> Answer:
         """What reads one choice."""
@@ -148,6 +167,7 @@ def question(
     max_model_len: int | None,
     omit_media: bool,
     tail: Sequence[int] = (),
+    since: Since | None = None,
 ) -> Question:
     """Check a request and turn it into what the engine takes. Thread-safe.
 
@@ -155,13 +175,15 @@ def question(
         max_model_len: ids of a prompt and its output; None for no limit.
         omit_media: see ``template_messages``.
         tail: the last ids of the state that it goes on from; see ``ChatTemplate.encode``.
+        since: in place of ``tail``, if ``messages`` are the whole conversation: where its text
+            begins with what that has read, the prompt is the rest.
 
     Raises:
         HttpError: 400; it names the field.
         TemplateError: the template refused the messages.
     """
     try:
-        return _question(body, texts, max_model_len, omit_media, tail)
+        return _question(body, texts, max_model_len, omit_media, tail, since)
     except RecursionError as error:
         raise invalid(None, "the body is nested too deeply") from error
 
@@ -172,13 +194,16 @@ def _question(
     max_model_len: int | None,
     omit_media: bool,
     tail: Sequence[int],
+    since: Since | None,
 ) -> Question:
     refuse_unsupported(body, _NEUTRAL, _WHY)
     n_top = body.n_top_logprobs
     use = tool_use(body.tools, body.tool_choice)
     grammar, grammar_field = _grammar(body, use)
-    prompt, drops_space = _prompt(body, texts, use, omit_media=omit_media, tail=tail)
-    room = None if max_model_len is None else max_model_len - len(prompt)
+    prompt = _prompt(body, texts, use, omit_media=omit_media, tail=tail, since=since)
+    if prompt.continues and since is not None:
+        max_model_len = since.max_model_len
+    room = None if max_model_len is None else max_model_len - len(prompt.ids)
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
@@ -189,7 +214,7 @@ def _question(
         keywords["logprobs"] = n_top
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return Question(
-        prompt,
+        prompt.ids,
         keywords,
         body.text_options(
             logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
@@ -202,7 +227,9 @@ def _question(
             "max_tokens": limit,
             "grammar": grammar_field,
         },
-        drops_space,
+        prompt.drops_space,
+        prompt.read,
+        prompt.continues,
     )
 
 
@@ -226,6 +253,16 @@ def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
     return default if room is None else max(min(default, room), 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt; the fields are those of ``Question``, where ``ids`` is ``prompt``."""
+
+    ids: list[int]
+    drops_space: bool = False
+    read: bytes = b""
+    continues: bool = False
+
+
 def _prompt(
     body: ChatBody,
     texts: Texts,
@@ -233,10 +270,10 @@ def _prompt(
     *,
     omit_media: bool,
     tail: Sequence[int],
-) -> tuple[list[int], bool]:
-    """The ids of the prompt, and whether it leaves a space to the answer."""
+    since: Since | None,
+) -> _Prompt:
     if body.continues and not body.messages:
-        return [], False  # the answer that the state is in goes on
+        return _Prompt([])  # the answer that the state is in goes on
     template, tokenizer = texts.template, texts.tokenizer
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -252,7 +289,7 @@ def _prompt(
             messages[0] = {**first, "content": f"{first['content']}\n{text}"}
         else:
             messages.insert(0, {"role": "system", "content": text})
-    ids = template.encode(
+    written = template.write(
         messages,
         tokenizer,
         tools=use.definitions() if use is not None and template.knows_tools else (),
@@ -260,9 +297,16 @@ def _prompt(
         continue_final_message=continues,
         after=tail,
     )
+    ids, read, goes_on = None, b"", False
+    if since is not None:
+        read = written.read_bytes()
+        if since.mark is not None and since.mark.begins(read):
+            ids = written.ids_after(since.mark.n_bytes)
+            goes_on = bool(ids)
+    ids = ids or written.ids()
     if not ids:
         raise invalid("messages", "the chat template makes an empty prompt of them")
-    return ids, opens and leaves_space(ids, tokenizer)
+    return _Prompt(ids, opens and leaves_space(ids, tokenizer), read, goes_on)
 
 
 def _grammar(body: ChatBody, use: ToolUse | None) -> tuple[Grammar | None, str]:

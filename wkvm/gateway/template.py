@@ -22,6 +22,7 @@ import msgspec
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
 from wkvm.gateway.template_tags import Generation
 from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
+from wkvm.gateway.written import Written
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_JSON = "chat_template.json"
@@ -48,7 +49,6 @@ WORLD_TEMPLATE = """\
 WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 """Where an answer of such a model ends, if it goes on to write the next turn."""
 
-_MARK = re.compile("\ufdd0([0-9]{1,9})\ufdd1")
 _CUT = "\ufdd2"
 """Stands where a prompt is to end that the model continues, and where one begins that continues
 a state."""
@@ -144,7 +144,29 @@ class ChatTemplate:
         after: Sequence[int] = (),
         between: bool = False,
     ) -> list[int]:
-        """The ids of a prompt: of the text that ``render`` gives.
+        """The ids of a prompt: of the text that ``render`` gives. As ``write``."""
+        return self.write(
+            messages,
+            tokenizer,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            after=after,
+            between=between,
+        ).ids()
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Message] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        after: Sequence[int] = (),
+        between: bool = False,
+    ) -> Written:
+        """A prompt: the text that ``render`` gives.
 
         Names of special tokens that the template writes become these tokens. In the
         messages and tools they stay plain text: a user cannot forge the end of a turn.
@@ -181,11 +203,6 @@ class ChatTemplate:
         if continue_final_message:
             last = hidden[-1]
             hidden[-1] = {**last, "content": f"{last['content']}{_CUT}"}
-
-        def show(mark: re.Match[str]) -> str:
-            number = int(mark[1])
-            return plain[number] if number < len(plain) else mark.group()  # the template's own
-
         if after:
             hidden = [*_ANSWERED, *hidden]
         if between:
@@ -202,14 +219,7 @@ class ChatTemplate:
             if end < 0:
                 raise TemplateError("chat template: the last message cannot be continued")
             text = text[:end]
-        if not plain:
-            return tokenizer.encode(text, special=True)
-        return tokenizer.encode_runs(
-            [
-                run if isinstance(run, int) else _MARK.sub(show, run)
-                for run in tokenizer.split_specials(text)
-            ]
-        )
+        return Written(text, plain, tokenizer)
 
     def _closed(self, after: Sequence[int], tokenizer: Tokenizer) -> str:
         """How much of what closes an answer a state ends with already."""
