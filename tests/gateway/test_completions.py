@@ -276,7 +276,9 @@ async def test_another_model_is_not_found_and_no_model_is_an_error(running: Runn
     ("param", "body"),
     [
         ("suffix", {"suffix": "end"}),
-        ("best_of", {"best_of": 2}),
+        ("best_of", {"best_of": 2, "stream": True}),
+        ("best_of", {"best_of": 129}),
+        ("best_of", {"best_of": 1, "n": 2}),
         ("bad_words", {"bad_words": ["x"]}),
         ("use_beam_search", {"use_beam_search": True}),
         ("stream_options", {"stream_options": {"include_usage": True}}),

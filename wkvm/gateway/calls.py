@@ -31,6 +31,7 @@ from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.pieces import ChoiceText
+from wkvm.gateway.policy import Policy
 from wkvm.gateway.running import Running
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.submitted import Submitted
@@ -186,19 +187,26 @@ class Call:
             return HttpError(503, why, SERVER, code="draining", retry_after_s=DEFAULT_RETRY_AFTER_S)
         return known
 
-    async def body(self, kind: type[BodyT], *, is_optional: bool = False) -> BodyT:
+    async def body(
+        self, kind: type[BodyT], policy: Policy | None = None, *, is_optional: bool = False
+    ) -> BodyT:
         """The JSON body.
 
         Args:
             kind: among the bodies of the route's ``Doc``, where it has one.
+            policy: what becomes of fields that ``kind`` does not have; None if ``kind`` says it.
             is_optional: whether no body is taken for an empty object.
 
         Raises:
-            HttpError: 400 if it is not what ``kind`` says; as ``read_body``.
+            HttpError: 400 if it is not what ``kind`` says, or ``policy`` refuses a field; as
+                ``read_body``.
         """
         assert self.doc is None or kind in self.doc.bodies, "the document tells of another body"
         data = await self.read_body()
-        return decode_body(data or b"{}" if is_optional else data, kind)
+        body = decode_body(data or b"{}" if is_optional else data, kind)
+        if policy is not None and isinstance(body, msgspec.Struct):
+            policy.check(data, type(body), self.gateway.counts.ignored)
+        return body
 
     async def read_body(self) -> bytes:
         """The bytes of the body, once, within the limits on size and time.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
@@ -25,9 +25,11 @@ from wkvm.gateway.chat_replies import (
 from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.keeping import Keeper
+from wkvm.gateway.logprobs import prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Piece, Whole
+from wkvm.gateway.policy import CHATS
 from wkvm.gateway.pump import send_all
-from wkvm.gateway.replies import Frame, Usage
+from wkvm.gateway.replies import Frame, TokenInfo, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_fields import report
 
@@ -45,7 +47,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
                 return await _stream(call, job, texts, keeper)
             wholes = await collect(texts)
             ends = [await keeper.settle(whole.finish) for whole in wholes]
-    return json_response(msgspec.json.encode(_reply(job, wholes, ends)))
+    return json_response(msgspec.json.encode(_reply(job, lanes, wholes, ends)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ async def _job(call: Call) -> _Job:
         TemplateError: the template refused the messages.
     """
     gateway = call.gateway
-    body = await call.body(ChatBody)
+    body = await call.body(ChatBody, CHATS)
     job = await chat_job(call, body)
     return _Job(
         body=job.body,
@@ -86,11 +88,15 @@ async def _job(call: Call) -> _Job:
     )
 
 
-def _reply(job: _Job, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]) -> ChatCompletion:
+def _reply(
+    job: _Job, lanes: Lanes, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]
+) -> ChatCompletion:
     choices = list[ChatChoice]()
     for index, whole in enumerate(wholes):
         reader = job.reader()
         message = whole_message(reader, whole.text, whole.finish)
+        if echo := job.question.echo:
+            message.content = echo + (message.content or "")
         choice = ChatChoice(
             index,
             message,
@@ -109,9 +115,18 @@ def _reply(job: _Job, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]) 
         choices=choices,
         usage=job.usage([whole.finish for whole in wholes], ends),
         system_fingerprint=job.fingerprint,
+        prompt_logprobs=_prompt_logprobs(job, lanes),
         prompt_token_ids=job.question.prompt if job.body.return_token_ids else UNSET,
         state=report(ends[0]),
     )
+
+
+def _prompt_logprobs(job: _Job, lanes: Lanes) -> list[dict[str, TokenInfo] | None] | UnsetType:
+    """Those of the prompt, which all choices have in common, if they were asked for."""
+    n_top = job.body.prompt_logprobs
+    if n_top is None:
+        return UNSET
+    return prompt_infos(job.texts.tokenizer, lanes.streams[0].prompt_logprobs, n_top)
 
 
 async def _stream(
@@ -183,7 +198,8 @@ class _Chunks:
                 choices[0].token_ids = piece.ids
         if not self._begun[index] and (choices or piece.finish is not None):
             self._begun[index] = True
-            opening = MessageDelta(role="assistant", content="", refusal=None)
+            echo = job.question.echo
+            opening = MessageDelta(role="assistant", content=echo, refusal=None)
             choices.insert(0, ChunkChoice(index, opening))
         if piece.finish is not None:
             end = ChunkChoice(index, MessageDelta(), finish_reason=reader.finish_reason)

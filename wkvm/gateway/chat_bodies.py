@@ -9,9 +9,10 @@ from wkvm_client import Grammar
 
 from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
-from wkvm.gateway.fields import CommonFields, Integer, refuse_unsupported
-from wkvm.gateway.messages import Message, leaves_space, template_messages
+from wkvm.gateway.fields import CommonFields, Integer
+from wkvm.gateway.messages import Message, content_text, leaves_space, template_messages
 from wkvm.gateway.pieces import TextOptions
+from wkvm.gateway.prompts import n_kept
 from wkvm.gateway.state_fields import STATE_NAMES
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
@@ -21,31 +22,6 @@ MAX_TOP_LOGPROBS = 20
 MIN_CONSTRAINED_TOKENS = 4096
 """The least limit of an answer that a grammar constrains, where the request names none: cut
 off, it is of no use."""
-
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "web_search_options": (),
-}
-"""Fields that are known but not supported, and their values that ask for nothing."""
-
-_WHY = {
-    "chat_template": "templates come with the model, not with requests",
-    "chat_template_kwargs": "templates take nothing from requests: set it at the beginning of the "
-    "model's, as in {% set enable_thinking = false %}",
-    "functions": "not supported: use tools",
-    "function_call": "not supported: use tool_choice",
-    "modalities": 'only ["text"] is supported',
-}
 
 
 class NamedSchema(msgspec.Struct):
@@ -64,13 +40,18 @@ class ResponseFormat(msgspec.Struct):
 
 
 class ChatBody(CommonFields, kw_only=True):
-    """What ``/v1/chat/completions`` takes. Other fields are ignored.
+    """What ``/v1/chat/completions`` takes. What becomes of others, ``policy`` says.
 
     Attributes:
         max_tokens: the older name of ``max_completion_tokens``.
         add_generation_prompt: open an answer after the last message. It is the default, unless
             ``continue_final_message`` is set.
         continue_final_message: let the model go on with the last message.
+        echo: an answer begins with the content of the last message, if that is an assistant's.
+        prompt_logprobs: vLLM's: how many of the most likely ids are named at each position of
+            the prompt, in a field of the answer.
+        truncate_prompt_tokens: of the prompt only the last so many ids count; -1 takes as many
+            as the engine does.
     """
 
     messages: list[Message] | None = None
@@ -83,19 +64,9 @@ class ChatBody(CommonFields, kw_only=True):
     response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Not supported; see _NEUTRAL.
-    audio: object = None
-    chat_template: object = None
-    chat_template_kwargs: object = None
-    documents: object = None
-    echo: object = None
-    function_call: object = None
-    functions: object = None
-    modalities: object = None
-    prediction: object = None
-    prompt_logprobs: object = None
-    truncate_prompt_tokens: object = None
-    web_search_options: object = None
+    echo: bool | None = None
+    prompt_logprobs: Integer | None = None
+    truncate_prompt_tokens: Integer | None = None
 
     @property
     def n_top_logprobs(self) -> int | None:
@@ -142,6 +113,7 @@ class Question:
         read: what the model will have read at the end of the prompt, from the very beginning; see
             ``Written.read_bytes``. Of a request with ``since`` alone.
         continues: whether ``prompt`` comes after what ``since`` is of.
+        echo: what answers begin with.
     """
 
     prompt: list[int]
@@ -152,6 +124,7 @@ class Question:
     drops_space: bool
     read: bytes = b""
     continues: bool = False
+    echo: str = ""
 
     def answer(self) -> Answer:
         """What reads one choice."""
@@ -196,14 +169,18 @@ def _question(
     tail: Sequence[int],
     since: Since | None,
 ) -> Question:
-    refuse_unsupported(body, _NEUTRAL, _WHY)
     n_top = body.n_top_logprobs
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "not available in a stream")
     use = tool_use(body.tools, body.tool_choice)
     grammar, grammar_field = _grammar(body, use)
     prompt = _prompt(body, texts, use, omit_media=omit_media, tail=tail, since=since)
     if prompt.continues and since is not None:
         max_model_len = since.max_model_len
-    room = None if max_model_len is None else max_model_len - len(prompt.ids)
+    ids, max_ids = prompt.ids, n_kept(body.truncate_prompt_tokens, max_model_len)
+    if max_ids is not None:
+        ids = ids[-max_ids:]
+    room = None if max_model_len is None else max_model_len - len(ids)
     default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
@@ -212,9 +189,11 @@ def _question(
     keywords |= body.state_keywords(n=body.n_choices)
     if n_top is not None:
         keywords["logprobs"] = n_top
+    if body.prompt_logprobs is not None:
+        keywords["prompt_logprobs"] = body.prompt_logprobs
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return Question(
-        prompt.ids,
+        ids,
         keywords,
         body.text_options(
             logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
@@ -230,7 +209,15 @@ def _question(
         prompt.drops_space,
         prompt.read,
         prompt.continues,
+        _echo(body, omit_media=omit_media) if body.echo else "",
     )
+
+
+def _echo(body: ChatBody, *, omit_media: bool) -> str:
+    """What answers begin with: an assistant's last message."""
+    if not body.messages or body.messages[-1].role != "assistant":
+        return ""
+    return content_text(body.messages[-1], len(body.messages) - 1, omit_media=omit_media)
 
 
 def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:

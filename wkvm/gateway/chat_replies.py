@@ -12,7 +12,7 @@ from wkvm.gateway.answers import Answer, Delta
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.logprobs import finite, token_text
 from wkvm.gateway.pieces import Finish, Piece
-from wkvm.gateway.replies import Usage
+from wkvm.gateway.replies import TokenInfo, Usage
 from wkvm.gateway.state_fields import StateReport
 from wkvm.gateway.text import Tokenizer
 
@@ -110,6 +110,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: list[dict[str, TokenInfo] | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     state: StateReport | UnsetType = UNSET
 

@@ -1,5 +1,6 @@
 """POST /v1/completions: prompts as text or ids to text, streamed or not."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from wkvm_client.states import StateEnd
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.fields import CommonFields, Integer, StreamOptions
+from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions
 from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
-from wkvm.gateway.prompts import Prompt, PromptField, read_prompts
+from wkvm.gateway.policy import COMPLETIONS
+from wkvm.gateway.prompts import Prompt, PromptField, n_kept, read_prompts
 from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Frame, Usage
 from wkvm.gateway.sse import DONE, EventStream
@@ -31,12 +33,11 @@ class CompletionRequest(CommonFields, kw_only=True):
         echo: the text, and the log probabilities, begin with the prompt.
         logprobs: how many of the most likely ids are named at each position.
         prompt_logprobs: vLLM's; likewise for the prompt, in a field of its own.
-        best_of: only ``n`` is supported.
-        suffix: not supported.
+        best_of: so many choices are made of each prompt, of which the ``n`` likeliest, by the
+            mean of their log probabilities, are told.
         response_format: not supported, but for text.
         truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
             many as the engine does.
-        add_special_tokens: changes nothing: no tokenizer adds any.
     """
 
     prompt: PromptField | None = None
@@ -45,9 +46,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     logprobs: Integer | None = None
     prompt_logprobs: Integer | None = None
     best_of: Integer | None = None
-    suffix: str | None = None
     truncate_prompt_tokens: Integer | None = None
-    add_special_tokens: bool | None = None
     response_format: object = None
 
 
@@ -56,7 +55,7 @@ async def completions(call: Call) -> web.StreamResponse:
     job = await _job(call)
     async with Lanes(call.client) as lanes:
         for prompt in job.prompts:
-            await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n)
+            await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n_made)
         texts = job.choice_texts(lanes)
         keeper = call.keeper(job.body, lanes, texts)
         with call.cancellable(*lanes.streams):
@@ -69,9 +68,11 @@ async def completions(call: Call) -> web.StreamResponse:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n``.
+    """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n_made``.
 
     Attributes:
+        n: choices of each prompt that are told.
+        n_made: that are made.
         most_tokens: of each prompt and its output together, where the request names no limit.
     """
 
@@ -83,6 +84,7 @@ class _Job:
     prompts: list[Prompt]
     echoes: list[str]
     n: int
+    n_made: int
     keywords: dict[str, Any]
     most_tokens: int | None
 
@@ -95,7 +97,7 @@ class _Job:
 
     def choice_texts(self, lanes: Lanes) -> list[ChoiceText]:
         """Readers of all choices."""
-        options = self.body.text_options(logprobs=self.body.logprobs is not None)
+        options = self.body.text_options(logprobs=self.keywords["logprobs"] is not None)
         return [choice_text(one, self.texts, options, self.body) for one in lanes.streams]
 
     def n_cached(self, ends: Sequence[StateEnd | None]) -> int:
@@ -104,11 +106,28 @@ class _Job:
         Args:
             ends: one for each choice.
         """
-        return n_cached(ends[:: self.n])
+        return n_cached(ends[:: self.n_made])
 
-    def writer(self, lanes: Lanes, index: int) -> "_ChoiceWriter":
-        """What writes a choice in the format of the answer."""
-        return _ChoiceWriter(self, lanes, index)
+    def told(self, wholes: Sequence[Whole]) -> list[int]:
+        """Which choices are told, in order: of each prompt the likeliest ones, if some are not."""
+        places = range(len(wholes))
+        if self.n_made == self.n:
+            return list(places)
+        of_prompts = (places[first : first + self.n_made] for first in places[:: self.n_made])
+        return [
+            at
+            for of_prompt in of_prompts
+            for at in sorted(of_prompt, key=lambda at: -_mean_logprob(wholes[at]))[: self.n]
+        ]
+
+    def writer(self, lanes: Lanes, at: int, index: int | None = None) -> "_ChoiceWriter":
+        """What writes a choice in the format of the answer.
+
+        Args:
+            at: which of those that were made.
+            index: what it is called; None for ``at``.
+        """
+        return _ChoiceWriter(self, lanes, at, at if index is None else index)
 
     @property
     def prompt_lengths(self) -> list[int]:
@@ -123,20 +142,21 @@ async def _job(call: Call) -> _Job:
         HttpError: 400, 404, 408 or 413.
     """
     gateway = call.gateway
-    body = await call.body(CompletionRequest)
+    body = await call.body(CompletionRequest, COMPLETIONS)
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
     n = body.n_choices
-    _refuse(body, n)
+    n_made = _n_made(body, n)
+    _refuse(body)
     texts, max_model_len = gateway.texts, gateway.max_model_len
-    n_kept = _n_kept(body.truncate_prompt_tokens, max_model_len)
+    max_ids = n_kept(body.truncate_prompt_tokens, max_model_len)
     prompts = await gateway.offload.run(
         lambda: read_prompts(
             body.prompt,
             texts.tokenizer,
-            max_prompts=MAX_CHOICES // n,
-            max_ids=n_kept,
+            max_prompts=MAX_CHOICES // n_made,
+            max_ids=max_ids,
             may_be_empty=body.continues,
         ),
         size=call.n_held,
@@ -149,8 +169,9 @@ async def _job(call: Call) -> _Job:
     outputs = body.structured_outputs
     grammar = None if outputs is None else outputs.to_grammar()
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
-    keywords |= body.state_keywords(n=n * len(prompts))
-    keywords["logprobs"] = body.logprobs
+    keywords |= body.state_keywords(n=n_made * len(prompts))
+    ranked = body.logprobs is None and n_made > n
+    keywords["logprobs"] = 0 if ranked else body.logprobs
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
     return _Job(
         body=body,
@@ -161,30 +182,34 @@ async def _job(call: Call) -> _Job:
         prompts=prompts,
         echoes=[prompt.shown(texts.tokenizer) for prompt in prompts] if body.echo else [],
         n=n,
+        n_made=n_made,
         keywords=keywords,
         most_tokens=most_tokens,
     )
 
 
-def _refuse(body: CompletionRequest, n: int) -> None:
+def _n_made(body: CompletionRequest, n: int) -> int:
+    """How many choices of each prompt are made, to tell ``n`` of them."""
+    best_of = n if body.best_of is None else body.best_of
+    if not n <= best_of <= MAX_N:
+        raise invalid("best_of", f"{best_of} is not in [n, {MAX_N}], and n is {n}")
+    if best_of > n and body.stream:
+        raise invalid("best_of", "which choices are best is known at their ends: not in a stream")
+    return best_of
+
+
+def _refuse(body: CompletionRequest) -> None:
     """Refuse what is not supported, or contradicts itself."""
     if body.response_format not in (None, {"type": "text"}):
         raise invalid("response_format", "not supported: use structured_outputs")
-    if body.suffix:
-        raise invalid("suffix", "this model cannot fill in: there is no support for a suffix")
-    if body.best_of is not None and body.best_of != n:
-        raise invalid("best_of", f"{body.best_of} differs from n, {n}: nothing is left out here")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
 
 
-def _n_kept(n: int | None, max_model_len: int | None) -> int | None:
-    """How many ids of each prompt count; None for all."""
-    if n == -1:
-        return max_model_len
-    if n is not None and n < 1:
-        raise invalid("truncate_prompt_tokens", f"{n} is neither positive nor -1")
-    return n
+def _mean_logprob(whole: Whole) -> float:
+    """Over the ids of a choice; of one without ids, the least there is."""
+    logprobs = [one.logprob for one in whole.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 def _n_prompt_logprobs(body: CompletionRequest) -> int | None:
@@ -196,13 +221,13 @@ def _n_prompt_logprobs(body: CompletionRequest) -> int | None:
 class _ChoiceWriter:
     """Writes one choice, whole or in chunks: what was cut adds up to what was not."""
 
-    def __init__(self, job: _Job, lanes: Lanes, index: int) -> None:
+    def __init__(self, job: _Job, lanes: Lanes, at: int, index: int) -> None:
         self._job = job
         self._index = index
-        self._stream = lanes.streams[index]
-        self._prompt = job.prompts[index // job.n]
+        self._stream = lanes.streams[at]
+        self._prompt = job.prompts[at // job.n_made]
         body = job.body
-        self.echo = job.echoes[index // job.n] if body.echo else ""
+        self.echo = job.echoes[at // job.n_made] if body.echo else ""
         self._logprobs: LogprobsWriter | None = None
         if body.logprobs is not None:
             self._logprobs = LogprobsWriter(
@@ -263,7 +288,10 @@ def _reply(
         object="text_completion",
         created=job.created,
         model=job.model,
-        choices=[job.writer(lanes, index).whole(whole) for index, whole in enumerate(wholes)],
+        choices=[
+            job.writer(lanes, at, index).whole(wholes[at])
+            for index, at in enumerate(job.told(wholes))
+        ],
         usage=Usage.of(job.prompt_lengths, lengths, job.n_cached(ends)),
         state=report(ends[0]),
     )

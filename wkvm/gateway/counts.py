@@ -45,12 +45,14 @@ class HttpCounts:
     Attributes:
         routes: in the order in which they were made.
         n_streams: responses that are sent bit by bit, and WebSockets, which are open.
+        ignored: fields of bodies that were unknown, by route and name; see ``policy``.
         n_refused_keys: requests with a key that is nobody's, or without one where one is needed.
     """
 
     def __init__(self) -> None:
         self.routes = list[RouteCounts]()
         self.n_streams = 0
+        self.ignored = Counter[tuple[str, str]]()
         self.n_refused_keys = 0
 
     def route(self, method: str, path: str) -> RouteCounts:

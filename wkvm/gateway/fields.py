@@ -27,31 +27,6 @@ MAX_REQUEST_ID_LENGTH = 128
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What fits the engine's messages; whether it makes sense is checked where it is used."""
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "bad_words": ([],),
-    "early_stopping": (False,),
-    "guided_choice": ([],),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "spaces_between_special_tokens": (True, False),
-    "thinking_token_budget": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-}
-"""Fields that are known but not supported, and their values that ask for nothing."""
-
-_WHY = {
-    "guided_choice": "not supported: use structured_outputs",
-    "guided_grammar": "not supported: use structured_outputs",
-    "guided_json": "not supported: use structured_outputs",
-    "guided_regex": "not supported: use structured_outputs",
-}
-
 
 class StreamOptions(msgspec.Struct):
     """What a stream reports beside its text.
@@ -66,7 +41,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class CommonFields(StateFields, kw_only=True):
-    """Fields of completions and chats alike. Others are ignored.
+    """Fields of completions and chats alike. What becomes of others, ``policy`` says.
 
     None stands for a field that is absent: what the model's maker suggests counts, and then the
     default. Their meaning is that of ``wkvm_client.aio.Client.generate``, where not noted here.
@@ -117,21 +92,6 @@ class CommonFields(StateFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
     user: str | None = None
-    # Not supported; see _NEUTRAL.
-    bad_words: object = None
-    early_stopping: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    kv_transfer_params: object = None
-    length_penalty: object = None
-    logits_processors: object = None
-    logprob_token_ids: object = None
-    spaces_between_special_tokens: object = None
-    thinking_token_budget: object = None
-    use_beam_search: object = None
-    vllm_xargs: object = None
 
     @property
     def n_choices(self) -> int:
@@ -178,7 +138,6 @@ class CommonFields(StateFields, kw_only=True):
         Raises:
             HttpError: 400; a field has a value that cannot be, or is not supported.
         """
-        refuse_unsupported(self, _NEUTRAL, _WHY)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "needs stream to be true")
         given: dict[str, Any] = {
@@ -270,21 +229,3 @@ def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int
     the ids that these cut off may be the only ones that lead to an end.
     """
     return {name: x for name, x in suggested.items() if name not in ("top_k", "top_p", "min_p")}
-
-
-def refuse_unsupported(
-    body: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]], why: Mapping[str, str]
-) -> None:
-    """Refuse fields that are known but not supported.
-
-    Args:
-        neutral: their values that ask for nothing, by their names. So does null.
-        why: what there is to say, by the name, beyond that.
-
-    Raises:
-        HttpError: 400; it names the field.
-    """
-    for name, values in neutral.items():
-        value: object = getattr(body, name)
-        if value is not None and value not in values:
-            raise invalid(name, why.get(name, "not supported"))

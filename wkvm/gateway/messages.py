@@ -86,7 +86,7 @@ def template_messages(
     result = list[dict[str, object]]()
     was_tool = False
     for index, message in enumerate(messages):
-        content = _text(message, f"messages[{index}].content", omit_media=omit_media)
+        content = content_text(message, index, omit_media=omit_media)
         names.update({call.id: call.function.name for call in message.calls if call.id})
         name = message.name or names.get(message.tool_call_id or "")
         is_tool = message.role in ("tool", "function")
@@ -149,7 +149,17 @@ def _result(name: str | None, content: str) -> str:
     return f"Result of {name}: {content}" if name else f"Result: {content}"
 
 
-def _text(message: Message, field: str, *, omit_media: bool) -> str:
+def content_text(message: Message, index: int, *, omit_media: bool) -> str:
+    """The content of a message as one text.
+
+    Args:
+        index: which message it is.
+        omit_media: see ``template_messages``.
+
+    Raises:
+        HttpError: 400; it lacks its content, or has parts that are no text.
+    """
+    field = f"messages[{index}].content"
     match message.content:
         case str() as text:
             return text

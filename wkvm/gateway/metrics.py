@@ -143,6 +143,14 @@ def _of_http(gateway: Gateway) -> Iterable[Metric]:
     yield _gauge(
         "wkvm_http_requests_left", "Requests that go on without a client.", len(gateway.unwatched)
     )
+    ignored = CounterMetricFamily(
+        "wkvm_http_ignored_fields",
+        "Fields of bodies that no route knows; other: such as have no well-known name.",
+        labels=["route", "field"],
+    )
+    for labels, n in sorted(counts.ignored.items()):
+        ignored.add_metric(labels, n)
+    yield ignored
     yield CounterMetricFamily(
         "wkvm_http_refused_keys", "Requests whose key was refused.", value=counts.n_refused_keys
     )

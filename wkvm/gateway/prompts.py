@@ -32,6 +32,22 @@ class Prompt:
             raise invalid("prompt", str(error)) from error
 
 
+def n_kept(n: int | None, max_model_len: int | None) -> int | None:
+    """How many ids of each prompt count, by ``truncate_prompt_tokens``; None for all.
+
+    Args:
+        n: of the body; -1 takes as many as the engine does.
+
+    Raises:
+        HttpError: 400; it is neither positive nor -1.
+    """
+    if n == -1:
+        return max_model_len
+    if n is not None and n < 1:
+        raise invalid("truncate_prompt_tokens", f"{n} is neither positive nor -1")
+    return n
+
+
 def read_prompts(
     given: PromptField | None,
     tokenizer: Tokenizer,

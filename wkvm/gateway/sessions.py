@@ -21,6 +21,7 @@ from wkvm.gateway.failures import CANCELLED, OPENAI_NAMES, HttpError, error_body
 from wkvm.gateway.keeping import choice_text, room_after
 from wkvm.gateway.messages import leaves_space
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
+from wkvm.gateway.policy import TURNS
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, STREAM_HEADERS, EventStream
 from wkvm.gateway.state_bodies import INPUT, ForkBody, given, known_query, one_json
@@ -187,7 +188,7 @@ async def events(call: Call) -> web.StreamResponse:
 
 async def generate(call: Call) -> web.StreamResponse:
     """``POST /v1/sessions/{id}/generate``: a turn, as events or as a whole."""
-    body, name, gateway = await call.body(bodies.TurnBody), _name(call), call.gateway
+    body, name, gateway = await call.body(bodies.TurnBody, TURNS), _name(call), call.gateway
     call.names = {**OPENAI_NAMES, **STATE_NAMES, "prompt": "ids"}
     body.check()
     if body.model is not None:

@@ -15,6 +15,7 @@ from wkvm.gateway.chat_bodies import ChatBody, question
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.messages import Message
+from wkvm.gateway.policy import TOKENS
 from wkvm.gateway.tokenizer import Tokenizer
 from wkvm.gateway.tools import Tool
 
@@ -25,24 +26,20 @@ MAX_IDS = 2**18
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """What ``/tokenize`` takes: a prompt, or messages. Other fields are ignored.
+    """What ``/tokenize`` takes: a prompt, or messages.
 
     Attributes:
-        add_special_tokens: taken and not used: no tokens are added anywhere.
         return_token_strs: whether the text of each id is wanted too.
     """
 
     model: str | None = None
     prompt: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     messages: list[Message] | None = None
     # As of a chat.
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: object = None
-    chat_template_kwargs: object = None
 
 
 class Tokens(msgspec.Struct):
@@ -88,7 +85,7 @@ class TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call) -> web.Response:
     """POST /tokenize: exactly the ids that a completion or a chat would begin with."""
     gateway = call.gateway
-    body = await call.body(TokenizeBody)
+    body = await call.body(TokenizeBody, TOKENS)
     if body.model is not None:
         gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -160,8 +157,6 @@ def _chat_ids(body: TokenizeBody, gateway: Gateway) -> list[int]:
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
     )
     return question(
         chat, gateway.texts, max_model_len=None, omit_media=gateway.config.omit_media
