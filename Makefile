@@ -1,13 +1,15 @@
 # make run    a server on the bundled model, and one completion from it
 # make test   the tests that need no GPU
 # make check  format, lint, types and layers
+# make evaluation  an environment of its own for the slow tests with lm-eval and other clients
 #
-# All three make .venv when it is missing, and bring it up to date when pyproject.toml or
+# The first three make .venv when it is missing, and bring it up to date when pyproject.toml or
 # constraints.txt has changed.
 
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
+EVALUATION ?= .venv-evaluation
 PORT ?= 8000
 BINARY_PORT ?= 8001
 MODEL ?=
@@ -27,7 +29,7 @@ LIMITS := $(STAMPS)/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(LIMITS)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: run test check wheel clean
+.PHONY: run test check evaluation wheel clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -49,8 +51,14 @@ check: $(STAMPS)/lint
 wheel: $(STAMPS)/test
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
+# What these clients ask for does not go with the versions in constraints.txt.
+evaluation: pyproject.toml
+	@$(PYTHON) -m venv $(EVALUATION)
+	@$(EVALUATION)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
+	@$(EVALUATION)/bin/python -m pip --disable-pip-version-check install --quiet --group evaluation
+
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(EVALUATION) dist build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

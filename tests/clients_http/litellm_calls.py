@@ -8,26 +8,15 @@ Prints one JSON object: by the adapter's prefix, what came of each call.
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-asked = list[str]()
+from only_here import asked
 
-
-def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-    """Look up this machine alone."""
-    if host not in ("127.0.0.1", b"127.0.0.1", "localhost"):
-        asked.append(str(host))
-        raise socket.gaierror(socket.EAI_NONAME, "no network in this test")
-    return look_up(host, *args, **kwargs)
-
-
-look_up, socket.getaddrinfo = socket.getaddrinfo, getaddrinfo
-
-import litellm  # noqa: E402  reads the environment
+# isort: split
+import litellm  # reads the environment
 
 
 def usage_of(reply: Any) -> list[int]:

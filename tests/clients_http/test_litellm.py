@@ -1,27 +1,16 @@
 """LiteLLM's adapters for OpenAI's and vLLM's interfaces against a real server."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import environment
 from tests.clients_http.conftest import ANSWER, MODEL, QUESTION, Door
-
-CALLS = Path(__file__).with_name("litellm_calls.py")
+from tests.clients_http.outside import results_of
 
 
 @pytest.fixture(scope="module")
 def results(door: Door, key: str) -> Any:
-    command = [sys.executable, str(CALLS), door.base_url, key, MODEL, QUESTION]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return results_of("litellm_calls.py", door.base_url, key, MODEL, QUESTION)
 
 
 @pytest.fixture(params=["openai", "hosted_vllm"])
