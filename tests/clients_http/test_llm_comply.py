@@ -1,4 +1,4 @@
-"""The tests of the package ``llm-comply`` for OpenAI's chats, each run by its own runner."""
+"""The tests of the package ``llm-comply``, each run by its own runner."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -11,37 +11,58 @@ from llm_comply.http import close_client
 from llm_comply.result import TestStatus as Status
 from llm_comply.runner import TestRunner as Runner
 from llm_comply.schema import SpecLoader
+from llm_comply.test_case import TestCase as Case
 from llm_comply.tests import get_tests
 
 from tests.clients_http.conftest import MODEL, Door
 
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")
 
-CASES = {case.id: case for case in get_tests("openai-chat")}
-SPECIFICATION = Path(llm_comply.__file__).parent / "specs" / "openai_chat.json"
+SPECIFICATIONS = Path(llm_comply.__file__).parent / "specs"
+SUITES = {"openai-chat": "openai_chat.json", "anthropic": "anthropic.json"}
+"""The file of the specification, by the name of the tests."""
+CASES: dict[tuple[str, str], Case] = {
+    (suite, case.id): case for suite in SUITES for case in get_tests(suite)
+}
+SKIPPED = {"chat-reasoning-summary", "anth-thinking-display"}
+"""What only reasoning models of one maker are asked, by their names."""
 
 
 @pytest.fixture(scope="module")
-def runner(door: Door, key: str) -> Iterator[Runner]:
+def runners(door: Door, key: str) -> Iterator[dict[str, Runner]]:
     # Without this package, answers would not be held against the specification at all.
     assert importlib.util.find_spec("jsonschema") is not None
     config = ComplianceConfig(door.base_url, key, model=MODEL)
-    yield Runner(config, list(CASES.values()), SpecLoader(str(SPECIFICATION)))
+    yield {
+        suite: Runner(config, get_tests(suite), SpecLoader(str(SPECIFICATIONS / name)))
+        for suite, name in SUITES.items()
+    }
     close_client()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_answer_complies(runner: Runner, name: str) -> None:
-    result = runner.run_one(CASES[name])
+@pytest.mark.parametrize(("suite", "name"), CASES)
+def test_an_answer_complies(runners: dict[str, Runner], suite: str, name: str) -> None:
+    result = runners[suite].run_one(CASES[suite, name])
     if result.status is Status.SKIPPED:
-        # What only OpenAI's reasoning models are asked, by their names.
-        assert name == "chat-reasoning-summary"
+        assert name in SKIPPED
         pytest.skip(result.errors[0])
     assert (result.errors, result.warnings) == ([], [])
     assert result.status is Status.PASSED
 
 
-def test_there_are_cases_of_every_kind() -> None:
-    assert {case.category.value for case in CASES.values()} == {
+@pytest.mark.parametrize("suite", SUITES)
+def test_there_are_cases_of_every_kind(suite: str) -> None:
+    assert {case.category.value for kind, case in CASES.items() if kind[0] == suite} == {
         *("basic", "tools", "streaming", "multimodal", "error")
     }
+
+
+def test_keys_come_in_the_header_of_anthropic_too(door: Door, key: str) -> None:
+    config = ComplianceConfig(
+        door.base_url, key, model=MODEL, auth_header="x-api-key", use_bearer_prefix=False
+    )
+    runner = Runner(
+        config, get_tests("anthropic"), SpecLoader(str(SPECIFICATIONS / "anthropic.json"))
+    )
+    result = runner.run_one(CASES["anthropic", "anth-basic-response"])
+    assert (result.status, result.errors) == (Status.PASSED, [])

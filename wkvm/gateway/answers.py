@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,64})"\s*,\s*"arguments"\s*:\s*')
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([a-zA-Z0-9_-]{1,128})"\s*,\s*"arguments"\s*:\s*')
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 

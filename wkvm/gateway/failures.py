@@ -63,11 +63,14 @@ MAX_MESSAGE = 1000
 
 def error_body(error: HttpError) -> bytes:
     """The JSON of an error, in a response and in an event of a stream alike."""
-    message = error.message
-    if len(message) > MAX_MESSAGE:
-        message = f"{message[:MAX_MESSAGE]} ..."
-    body = ErrorObject(message, error.type, error.param, error.code)
+    body = ErrorObject(short_message(error), error.type, error.param, error.code)
     return msgspec.json.encode(ErrorBody(body))
+
+
+def short_message(error: HttpError) -> str:
+    """The message of an error, cut off where it is too long."""
+    message = error.message
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
 
 
 def invalid(param: str | None, why: str, *, code: str | None = None) -> HttpError:

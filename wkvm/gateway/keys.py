@@ -1,4 +1,4 @@
-"""The key that a request brings, wherever it may bring it."""
+"""The key that a request brings, in one of two headers or by a subprotocol."""
 
 import base64
 import binascii
@@ -7,6 +7,8 @@ from aiohttp import web
 
 from wkvm.gateway.failures import HttpError
 
+KEY_HEADER = "X-Api-Key"
+"""Where Anthropic's clients put the key."""
 KEY_PROTOCOL = "wkvm.key."
 """A WebSocket subprotocol of this name and a key, in base64url without padding. Browsers let pages
 name subprotocols, but set no header."""
@@ -18,13 +20,18 @@ def request_key(request: web.Request) -> str:
     Raises:
         HttpError: 401; one is there and cannot be read, or there are several.
     """
+    # Where there are two, a proxy in front may have looked at the other one.
     given = request.headers.getall("Authorization", ())
     if len(given) > 1:
-        # A proxy in front may have looked at the other one.
         raise _refused("Authorization is there more than once")
+    named = {key.strip() for key in request.headers.getall(KEY_HEADER, ())}
     scheme, _, key = "".join(given).partition(" ")
     if scheme.lower() == "bearer":
-        return key.strip()
+        named.add(key.strip())
+    if len(named) > 1:
+        raise _refused(f"Authorization and {KEY_HEADER} bring different keys")
+    if named:
+        return named.pop()
     for protocol in offered_protocols(request):
         if protocol.startswith(KEY_PROTOCOL):
             return _decoded(protocol.removeprefix(KEY_PROTOCOL))

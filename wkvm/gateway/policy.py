@@ -172,8 +172,23 @@ TURNS = Policy(
     | {"best_of": Unsupported((1,), "a session goes one way: fork it for several")},
 )
 TOKENS = Policy("/tokenize", frozenset({"add_special_tokens"}), _OF_TEMPLATES)
+MESSAGES = Policy(
+    "/v1/messages",
+    frozenset({"cache_control", "context_management", "inference_geo", "service_tier", "speed"}),
+    {
+        "container": Unsupported(),
+        "mcp_servers": Unsupported(([],), "not supported: this server calls no other"),
+        "output_format": Unsupported((), "not supported: use output_config.format"),
+    },
+)
+COUNTED_MESSAGES = Policy(
+    "/v1/messages/count_tokens",
+    MESSAGES.unused
+    | {"max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_k", "top_p"},
+    MESSAGES.unsupported,
+)
 
-POLICIES = (CHATS, COMPLETIONS, TOKENS, TURNS)
+POLICIES = (CHATS, COMPLETIONS, COUNTED_MESSAGES, MESSAGES, TOKENS, TURNS)
 
 NAMED = frozenset(
     {

@@ -18,6 +18,10 @@ from wkvm.gateway import (
     tokens,
     websocket,
 )
+from wkvm.gateway.anthropic import messages
+from wkvm.gateway.anthropic.bodies import MessagesBody, PromptBody
+from wkvm.gateway.anthropic.dialect import ANTHROPIC, ErrorReply
+from wkvm.gateway.anthropic.replies import CountedTokens, Reply
 from wkvm.gateway.calls import Route
 from wkvm.gateway.chat_bodies import ChatBody
 from wkvm.gateway.chat_replies import ChatCompletion
@@ -124,6 +128,20 @@ ROUTES: tuple[Route, ...] = (
         doc=Doc(body=CompletionRequest, answer=Completion, event=dict),
     ),
     Route("POST", "/v1/generate", native.generate, doc=Doc(body=GenerateBody, answer=Answer)),
+    Route(
+        "POST",
+        "/v1/messages",
+        messages.messages,
+        dialect=ANTHROPIC,
+        doc=Doc(body=MessagesBody, answer=Reply, event=dict, error=ErrorReply),
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        dialect=ANTHROPIC,
+        doc=Doc(body=PromptBody, answer=CountedTokens, error=ErrorReply),
+    ),
     Route("GET", "/v1/models", models.models, doc=Doc(answer=models.Models)),
     Route("GET", "/v1/models/{id:.+}", models.model, doc=Doc(answer=models.Model)),
     Route("POST", "/v1/score", native.score, doc=Doc(body=ScoreBody, answer=Scored)),
