@@ -21,7 +21,8 @@ import msgspec
 
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
 from wkvm.gateway.template_tags import Generation
-from wkvm.gateway.tokenizer import TOKENIZER_CONFIG, Tokenizer
+from wkvm.gateway.tokenizer import Tokenizer
+from wkvm.gateway.tokenizer_files import TOKENIZER_CONFIG
 from wkvm.gateway.written import Written
 
 TEMPLATE_FILE = "chat_template.jinja"

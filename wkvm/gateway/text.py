@@ -16,14 +16,8 @@ from wkvm.gateway.errors import (
     UnsupportedTokenizerError,
 )
 from wkvm.gateway.template import ChatTemplate, load_chat_template
-from wkvm.gateway.tokenizer import (
-    ByteTokenizer,
-    Tokenizer,
-    find_tokenizer,
-    load_tokenizer,
-    new_utf8_decoder,
-    tokenizer_digest,
-)
+from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer, new_utf8_decoder
+from wkvm.gateway.tokenizer_files import find_tokenizer, load_tokenizer, tokenizer_digest
 
 __all__ = [
     "ByteTokenizer",
