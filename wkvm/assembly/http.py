@@ -5,10 +5,12 @@ Either way the gateway speaks the binary protocol to it. Needs no torch.
 """
 
 import asyncio
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import uvloop
 from wkvm_client import aio
@@ -19,18 +21,47 @@ from wkvm.assembly.texts import check_tokenizer
 from wkvm.core.config import is_loopback
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.app import build_app
+from wkvm.gateway.asked import ASKED
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.door import Door, check_parser, tls_context
+from wkvm.gateway.door import Door as Listener
+from wkvm.gateway.door import check_parser, tls_context
 from wkvm.gateway.engines import Engines, Streams
+from wkvm.gateway.peers import Peers
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
+from wkvm.gateway.totals import numbers_of
+from wkvm.server.interface import Door
 from wkvm.server.listen import Listening, bind
 from wkvm.server.process import Signals, first, raise_file_limit
 from wkvm.server.serve import Server
 
-Ready: TypeAlias = Callable[["HttpDoor"], None]
+Ready: TypeAlias = Callable[[], None]
 """Called once clients can connect."""
+
+
+class ApartDoor(Door, Protocol):
+    """A way in whose process has no engine, and so waits itself for the end of what is open."""
+
+    async def drained(self, timeout_s: float) -> None:
+        """Return when no request is open any more, or after a time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one process has of a port that several serve.
+
+    Attributes:
+        sockets: bound; clients come by them.
+        for_peers: the unix socket, bound, by which the others come.
+        inherited: what was counted by those in whose place the process was started.
+    """
+
+    sockets: tuple[socket.socket, ...]
+    for_peers: socket.socket
+    peers: Peers
+    inherited: Mapping[str, float]
 
 
 class HttpDoor:
@@ -39,15 +70,27 @@ class HttpDoor:
     Args:
         engines: the ways to the engine; the door's to open and close.
         hint: what to do if the engine serves a model with another tokenizer.
+        share: what this process has of a port that several serve; None for all of it.
     """
 
-    def __init__(self, config: GatewayConfig, texts: Texts, engines: Engines, *, hint: str) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        texts: Texts,
+        engines: Engines,
+        *,
+        hint: str,
+        share: Share | None = None,
+    ) -> None:
         self._config = config
         self._texts = texts
         self._engines = engines
         self._hint = hint
+        self._share = share
+        self._gateway: Gateway | None = None
+        self._for_peers: Listener | None = None
         self._bound: Listening | None = None
-        self._door: Door | None = None
+        self._door: Listener | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -69,10 +112,24 @@ class HttpDoor:
         """
         await self._engines.open()
         check_tokenizer(self._texts.tokenizer, self._engines.info, hint=self._hint)
-        self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
         gateway = Gateway(self._config, self._engines, self._texts, started_at=int(time.time()))
-        self._door = Door(gateway, build_app(gateway, ROUTES), self._bound.sockets)
+        share = self._share
+        if share is None:
+            self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
+        else:
+            self._bound = Listening(share.sockets, None)
+            gateway.peers, gateway.inherited = share.peers, share.inherited
+            app = build_app(gateway, (*ROUTES, ASKED), for_peers=True)
+            self._for_peers = Listener(gateway, app, [share.for_peers], is_plain=True)
+            await self._for_peers.start()
+        self._gateway = gateway
+        self._door = Listener(gateway, build_app(gateway, ROUTES), self._bound.sockets)
         await self._door.start()
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What was counted; see ``wkvm.gateway.totals``. After ``start``."""
+        return {} if self._gateway is None else numbers_of(self._gateway)
 
     def begin_drain(self) -> None:
         """Refuse new requests; those that are open go on."""
@@ -81,8 +138,8 @@ class HttpDoor:
 
     async def drained(self, timeout_s: float) -> None:
         """Return when no request is open any more, or after a time."""
-        if self._door is not None:
-            await self._door.drained(timeout_s)
+        doors = [one for one in (self._door, self._for_peers) if one is not None]
+        await asyncio.gather(*(one.drained(timeout_s) for one in doors))
 
     async def close(self) -> None:
         """End every connection, in bounded time; also what a failed start has left."""
@@ -92,6 +149,10 @@ class HttpDoor:
             await self._door.close()
         elif self._bound is not None:
             self._bound.close()
+        if self._for_peers is not None:
+            await self._for_peers.close()
+        if self._share is not None:
+            await self._share.peers.aclose()
         await self._engines.aclose()
 
 
@@ -156,15 +217,31 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
             await _check_asks_for_keys(client)
         return await client(key)
 
-    async def dial() -> Streams:
-        match parse_address(address):
-            case TcpAddress(host, port):
-                return await asyncio.open_connection(host, port)
-            case UnixAddress(path):
-                return await asyncio.open_unix_connection(path)
-
     hint = "give the right one with --model or --tokenizer"
-    return HttpDoor(config, texts, Engines(connect, dial), hint=hint)
+    return HttpDoor(config, texts, Engines(connect, partial(_dial, address)), hint=hint)
+
+
+def engines_at(own: str, clients: str) -> Engines:
+    """The ways to an engine whose process this one belongs to.
+
+    Args:
+        own: the address where whoever connects is trusted: for the gateway itself.
+        clients: the address where clients are who their keys say.
+    """
+
+    async def connect(key: str | None) -> aio.Client:
+        address = own if key is None else clients
+        return await aio.connect(address, api_key=key, reconnect=False, follow=False)
+
+    return Engines(connect, partial(_dial, clients))
+
+
+async def _dial(address: str) -> Streams:
+    match parse_address(address):
+        case TcpAddress(host, port):
+            return await asyncio.open_connection(host, port)
+        case UnixAddress(path):
+            return await asyncio.open_unix_connection(path)
 
 
 async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Client]]) -> None:
@@ -181,7 +258,7 @@ async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Clie
     raise BadPeerError("the engine asks for no key, and so is not served beyond loopback")
 
 
-def run_apart(door: HttpDoor, *, drain_timeout_s: float, ready: Ready) -> None:
+def run_apart(door: ApartDoor, *, drain_timeout_s: float, ready: Ready) -> None:
     """Serve until SIGTERM or SIGINT, then let open requests end for some time, and return.
 
     A second signal ends the wait.
@@ -193,13 +270,13 @@ def run_apart(door: HttpDoor, *, drain_timeout_s: float, ready: Ready) -> None:
         runner.run(_serve_apart(door, drain_timeout_s, ready))
 
 
-async def _serve_apart(door: HttpDoor, drain_timeout_s: float, ready: Ready) -> None:
+async def _serve_apart(door: ApartDoor, drain_timeout_s: float, ready: Ready) -> None:
     raise_file_limit(door.max_connections)
     signals = Signals()
     try:
         await door.start()
         signals.catch()
-        ready(door)
+        ready()
         await signals.wait(1)
         door.begin_drain()
         await first(signals.wait(2), door.drained(drain_timeout_s))

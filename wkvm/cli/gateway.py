@@ -32,7 +32,5 @@ def run(args: argparse.Namespace) -> int:
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     with key_explained(args.engine, api_key):
         door = apart(config, texts, args.engine, api_key)
-        run_apart(
-            door, drain_timeout_s=drain_timeout_s, ready=lambda door: announce(door.addresses)
-        )
+        run_apart(door, drain_timeout_s=drain_timeout_s, ready=lambda: announce(door.addresses))
     return 0

@@ -97,6 +97,14 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "addresses", ADDRESS_FLAGS, ServerConfig)
     add_flags(parser, "HTTP", HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS, GatewayConfig)
     _default_max_tokens(parser)
+    parser.add_argument(
+        "--gateway-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that serve HTTP, beside the engine's; 0 serves it in the engine's "
+        "(default: %(default)s)",
+    )
     keys = parser.add_argument_group("who may connect")
     keys.add_argument(
         "--api-key",

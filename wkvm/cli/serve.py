@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import build_engine, check_slots
     from wkvm.assembly.states import OpenStates, check_states
+    from wkvm.assembly.workers import Workers, check_workers
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
@@ -60,17 +61,32 @@ def run(args: argparse.Namespace) -> int:
         check_slots(path, engine_config)
     check_addresses(server_config)
     check_states(state_config)
+    check_workers(args.gateway_workers)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
     engine = build_engine(
         path, engine_config, served_name=name, takes_grammars=True, fits_slots=is_auto
     )
     states = OpenStates(engine, state_config)
-    opened = list[assembly.HttpDoor]()
+    opened = list[assembly.HttpDoor | Workers]()
 
-    def doors(server: Server) -> list[assembly.HttpDoor]:
-        if http is not None and texts is not None:
+    def doors(server: Server) -> list[assembly.HttpDoor | Workers]:
+        if http is None or texts is None:
+            return opened
+        if not args.gateway_workers:
             opened.append(assembly.beside(server, http, texts))
+            return opened
+        workers = Workers(
+            server,
+            http,
+            args.gateway_workers,
+            model=path,
+            default_max_tokens=args.default_max_tokens,
+            has_keys=bool(server_config.api_keys),
+            drain_timeout_s=server_config.drain_timeout_s,
+            log_level=args.log_level,
+        )
+        opened.append(workers)
         return opened
 
     def ready(server: Server) -> None:

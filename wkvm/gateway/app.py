@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
 from wkvm.gateway.calls import Call, Gateway, Route, check_expectation
+from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.dialects import OPENAI, REQUEST_ID_HEADER, Dialect
 from wkvm.gateway.failures import SERVER, HttpError
 from wkvm.gateway.keys import request_key
@@ -24,13 +25,23 @@ _IS_STREAM = web.RequestKey("is_stream", bool)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
-    """An application with these routes; whatever else is asked for is not found."""
-    gateway.routes = routes = tuple(routes)
+def build_app(
+    gateway: Gateway, routes: Iterable[Route], *, for_peers: bool = False
+) -> web.Application:
+    """An application with these routes; whatever else is asked for is not found.
+
+    Args:
+        for_peers: whether it is for the other processes of the port: they hand on what clients
+            have sent, and that was counted there.
+    """
+    routes = tuple(routes)
+    counts = HttpCounts() if for_peers else gateway.counts
+    if not for_peers:
+        gateway.routes = routes
     dialects = {one.path: one.dialect for one in routes if one.dialect is not OPENAI}
     app = web.Application(middlewares=[_answer_http_errors(dialects)])
     for route in (*routes, _ELSE):
-        endpoint = _endpoint(gateway, route, dialects)
+        endpoint = _endpoint(gateway, route, dialects, counts, for_peers=for_peers)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
             app.router.add_route(method, route.path, endpoint, expect_handler=_not_yet)
 
@@ -38,17 +49,24 @@ def build_app(gateway: Gateway, routes: Iterable[Route]) -> web.Application:
         response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
         if not isinstance(response, web.Response):
             request[_IS_STREAM] = True
-            gateway.counts.n_streams += 1
+            counts.n_streams += 1
 
     app.on_response_prepare.append(on_prepare)
-    if gateway.config.allowed_origins:
+    if gateway.config.allowed_origins and not for_peers:
         let_pages_read(app, gateway.config)
     return app
 
 
-def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -> Handler:
+def _endpoint(
+    gateway: Gateway,
+    route: Route,
+    dialects: Mapping[str, Dialect],
+    of_all: HttpCounts,
+    *,
+    for_peers: bool,
+) -> Handler:
     """A route as aiohttp calls it."""
-    counts = gateway.counts.route(route.method, route.path)
+    counts = of_all.route(route.method, route.path)
 
     async def count(request: web.Request) -> web.StreamResponse:
         status = None
@@ -65,7 +83,7 @@ def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -
         finally:
             counts.end(status)
             if _IS_STREAM in request:
-                gateway.counts.n_streams -= 1
+                of_all.n_streams -= 1
 
     async def answer(request: web.Request) -> web.StreamResponse | None:
         """The answer; None if the client is gone."""
@@ -76,7 +94,11 @@ def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -
             if not route.is_open:
                 await _let_in(call, route)
             check_expectation(request)
-            response = await route.handler(call)
+            owner = None if for_peers else _owner(call, route)
+            if owner is None:
+                response = await route.handler(call)
+            else:
+                response = await _hand_on(call, owner)
         except web.HTTPException:
             raise
         except Exception as error:  # noqa: BLE001  (what was not meant is logged)
@@ -90,6 +112,26 @@ def _endpoint(gateway: Gateway, route: Route, dialects: Mapping[str, Dialect]) -
         return response
 
     return count
+
+
+def _owner(call: Call, route: Route) -> int | None:
+    """Which other process has what a call is about; None if none has."""
+    peers = call.gateway.peers
+    if peers is None or route.owner is None:
+        return None
+    owner = peers.owner(call.tenant, call.request.match_info[route.owner])
+    return None if owner == peers.index else owner
+
+
+async def _hand_on(call: Call, owner: int) -> web.StreamResponse:
+    """Let another process answer.
+
+    Raises:
+        HttpError: as ``Call.read_body``; 503, it is not there now.
+    """
+    peers = call.gateway.peers
+    assert peers is not None, "there is an owner"
+    return await peers.forward(call.request, await call.read_body(), owner, call.request_id)
 
 
 async def _let_in(call: Call, route: Route) -> None:

@@ -30,6 +30,7 @@ from wkvm.gateway.failures import (
 from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
 from wkvm.gateway.offload import Offload
+from wkvm.gateway.peers import Peers
 from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import Policy
 from wkvm.gateway.running import Running
@@ -65,6 +66,8 @@ class Gateway:
         on_drain: called when the drain begins.
         routes: that are served; set where the application is made.
         document: what ``/openapi.json`` answers, once it was asked for.
+        peers: the processes that serve the same port; None if there is only this one.
+        inherited: what was counted by those in whose place this process was started.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
@@ -81,13 +84,15 @@ class Gateway:
     is_draining: bool = False
     routes: "tuple[Route, ...]" = ()
     document: bytes = b""
+    peers: Peers | None = None
+    inherited: Mapping[str, float] = field(default_factory=dict[str, float])
     submitted: Submitted = field(init=False)
     turns: Turns = field(init=False)
     held: Held = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)
-        self.submitted = Submitted(self.config, self.running)
+        self.submitted = Submitted(self.config, self.running, self.owns)
         self.turns = Turns(self.config)
         self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
@@ -100,6 +105,10 @@ class Gateway:
     def max_model_len(self) -> int | None:
         """The limit on prompt and output together, in ids; None for none."""
         return self.engines.info.max_model_len or None
+
+    def owns(self, tenant: bytes, name: str) -> bool:
+        """Whether it is this process that has what a tenant calls by a name."""
+        return self.peers is None or self.peers.owns(tenant, name)
 
     def begin_drain(self) -> None:
         """Refuse new requests, and tell whoever is connected for longer."""
@@ -306,6 +315,8 @@ class Route:
             is answered without it too, to keys that it has let in before; then the call has
             no client.
         dialect: how its answers are written, and those to what has no route below its path.
+        owner: the variable of the path that names what one process alone has, where several
+            serve the port; see ``peers``.
         doc: what the served document says of it; without one, that it takes and gives something.
     """
 
@@ -316,6 +327,7 @@ class Route:
     serves_draining: bool = field(default=False, kw_only=True)
     needs_engine: bool = field(default=True, kw_only=True)
     dialect: Dialect = field(default=OPENAI, kw_only=True)
+    owner: str | None = field(default=None, kw_only=True)
     doc: Doc | None = field(default=None, kw_only=True)
 
 

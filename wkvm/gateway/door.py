@@ -33,16 +33,22 @@ class Door:
             door's to close.
         app: made by ``build_app``.
         sockets: bound, TCP or unix; the door's from now on.
+        is_plain: whether HTTP is spoken without TLS whatever the settings say.
 
     Raises:
         SettingError: aiohttp's parser is not here, or the certificate cannot be loaded.
     """
 
     def __init__(
-        self, gateway: Gateway, app: web.Application, sockets: Sequence[socket.socket]
+        self,
+        gateway: Gateway,
+        app: web.Application,
+        sockets: Sequence[socket.socket],
+        *,
+        is_plain: bool = False,
     ) -> None:
         check_parser()
-        self._tls = tls_context(gateway.config)
+        self._tls = None if is_plain else tls_context(gateway.config)
         self._gateway = gateway
         self._shared = Shared(gateway)
         self._sockets = tuple(sockets)

@@ -19,7 +19,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from wkvm import __version__
+from wkvm.gateway import totals
 from wkvm.gateway.calls import Call, Gateway
+from wkvm.gateway.peers import Counted, Tell
+from wkvm.gateway.totals import added_up, left_behind, numbers_of
 from wkvm.gateway.watch import Reading
 
 _GAUGES = {
@@ -76,8 +79,9 @@ _BOUND = re.compile(r"(?P<name>\w+)_le_(?P<bound>\d+)")
 async def metrics(call: Call) -> web.Response:
     """GET /metrics, in Prometheus's text format, or OpenMetrics to who accepts that."""
     reading = await call.gateway.watch.read()
+    numbers = await _numbers(call.gateway)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(call.gateway, reading))
+    registry.register(_Snapshot(call.gateway, reading, numbers))
     ProcessCollector(registry=registry)
     # Not the client's header itself: what the library reads in it can make it raise.
     wants_open_metrics = _OPEN_METRICS in call.request.headers.get("Accept", "")
@@ -85,17 +89,34 @@ async def metrics(call: Call) -> web.Response:
     return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
 
+async def _numbers(gateway: Gateway) -> dict[str, float]:
+    """What all processes of the port have counted.
+
+    One that does not answer counts with what it last said: sums do not fall.
+    """
+    ours, peers = numbers_of(gateway), gateway.peers
+    if peers is None:
+        return ours
+    for index, answer in await peers.ask_all(Tell()):
+        if isinstance(answer, Counted):
+            peers.numbers[index] = answer.numbers
+        else:
+            peers.numbers[index] = left_behind(peers.numbers.get(index, {}))
+    return added_up(ours, *peers.numbers.values())
+
+
 class _Snapshot(Collector):
     """Everything as it is now."""
 
-    def __init__(self, gateway: Gateway, reading: Reading) -> None:
+    def __init__(self, gateway: Gateway, reading: Reading, numbers: Mapping[str, float]) -> None:
         self._gateway = gateway
         self._reading = reading
+        self._numbers = numbers
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
         yield from _about(self._gateway)
-        yield from _of_http(self._gateway)
+        yield from _of_http(self._numbers)
         reading = self._reading
         is_draining = reading.is_draining or self._gateway.is_draining
         yield _gauge("wkvm_engine_up", "Whether the engine answers.", int(reading.is_up))
@@ -122,8 +143,7 @@ def _about(gateway: Gateway) -> Iterable[Metric]:
         yield family
 
 
-def _of_http(gateway: Gateway) -> Iterable[Metric]:
-    counts = gateway.counts
+def _of_http(numbers: Mapping[str, float]) -> Iterable[Metric]:
     answered = CounterMetricFamily(
         "wkvm_http_requests",
         "Requests answered, by route and class of the status; gone: the client left before.",
@@ -132,27 +152,34 @@ def _of_http(gateway: Gateway) -> Iterable[Metric]:
     n_open = GaugeMetricFamily(
         "wkvm_http_requests_open", "Requests that are being answered.", labels=["method", "route"]
     )
-    for route in counts.routes:
-        n_open.add_metric([route.method, route.template], route.n_open)
-        for outcome, n in sorted(route.by_outcome.items()):
-            answered.add_metric([route.method, route.template, outcome], n)
-    yield answered
-    yield n_open
-    yield _gauge("wkvm_http_streams_open", "Answers that are being streamed.", counts.n_streams)
-    yield _gauge("wkvm_session_turns", "Turns of sessions that run.", len(gateway.turns))
-    yield _gauge(
-        "wkvm_http_requests_left", "Requests that go on without a client.", len(gateway.unwatched)
-    )
     ignored = CounterMetricFamily(
         "wkvm_http_ignored_fields",
         "Fields of bodies that no route knows; other: such as have no well-known name.",
         labels=["route", "field"],
     )
-    for labels, n in sorted(counts.ignored.items()):
-        ignored.add_metric(labels, n)
+    for name in sorted(numbers):
+        kind, _, labels = name.partition(" ")
+        if kind == totals.ANSWERED:
+            answered.add_metric(labels.split(" "), numbers[name])
+        elif kind == totals.OPEN:
+            n_open.add_metric(labels.split(" "), numbers[name])
+        elif kind == totals.IGNORED:
+            # A client may have called the field anything.
+            ignored.add_metric(labels.split(" ", 1), numbers[name])
+    yield answered
+    yield n_open
     yield ignored
+    for name, family, what in (
+        (totals.STREAMS, "wkvm_http_streams_open", "Answers that are being streamed."),
+        (totals.TURNS, "wkvm_session_turns", "Turns of sessions that run."),
+        (totals.LEFT, "wkvm_http_requests_left", "Requests that go on without a client."),
+        (totals.WORKERS, "wkvm_http_workers", "Processes that serve HTTP and answer."),
+    ):
+        yield _gauge(family, what, numbers.get(name, 0))
     yield CounterMetricFamily(
-        "wkvm_http_refused_keys", "Requests whose key was refused.", value=counts.n_refused_keys
+        "wkvm_http_refused_keys",
+        "Requests whose key was refused.",
+        value=numbers.get(totals.REFUSED_KEYS, 0),
     )
 
 

@@ -12,11 +12,12 @@ from wkvm_client.errors import ClientError
 from wkvm_client.results import Path as ScorePath
 
 from wkvm.gateway import native_bodies as bodies
+from wkvm.gateway.asked import cancel_everywhere
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import Lanes, Ready
 from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.submitted import Outcome
+from wkvm.gateway.submitted import Outcome, no_such_request
 
 
 async def generate(call: Call) -> web.StreamResponse:
@@ -109,10 +110,10 @@ async def status(call: Call) -> web.StreamResponse:
 async def cancel(call: Call) -> web.StreamResponse:
     """``POST /v1/cancel``: end a request that runs, whichever route it came by."""
     body = await call.body(bodies.CancelBody)
-    was_running = call.gateway.running.cancel(call.tenant, body.id)
-    if not was_running:
-        call.gateway.submitted.get(call.tenant, body.id)
-    return json_response(msgspec.json.encode(bodies.Cancelled(body.id, was_running)))
+    found = await cancel_everywhere(call, body.id)
+    if not found.was_running and not found.is_known:
+        raise no_such_request(body.id)
+    return json_response(msgspec.json.encode(bodies.Cancelled(body.id, found.was_running)))
 
 
 async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.GenerateBody) -> None:

@@ -149,6 +149,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/status/{id}",
         native.status,
+        owner="id",
         serves_draining=True,
         needs_engine=False,
         doc=Doc(
@@ -157,30 +158,45 @@ ROUTES: tuple[Route, ...] = (
         ),
     ),
     Route("POST", "/v1/sessions", sessions.create, doc=Doc(body=OpenBody, status=201)),
-    Route("GET", "/v1/sessions/{id}", sessions.get),
-    Route("DELETE", "/v1/sessions/{id}", sessions.delete),
-    Route("POST", "/v1/sessions/{id}/append", sessions.append, doc=Doc(body=AppendBody)),
+    Route("GET", "/v1/sessions/{id}", sessions.get, owner="id"),
+    Route("DELETE", "/v1/sessions/{id}", sessions.delete, owner="id"),
     Route(
-        "GET", "/v1/sessions/{id}/events", sessions.events, doc=Doc(media=EVENTS, event=TurnEvent)
+        "POST", "/v1/sessions/{id}/append", sessions.append, owner="id", doc=Doc(body=AppendBody)
     ),
-    Route("POST", "/v1/sessions/{id}/fork", sessions.fork, doc=Doc(body=ForkBody, status=201)),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/events",
+        sessions.events,
+        owner="id",
+        doc=Doc(media=EVENTS, event=TurnEvent),
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/fork",
+        sessions.fork,
+        owner="id",
+        doc=Doc(body=ForkBody, status=201),
+    ),
     Route(
         "POST",
         "/v1/sessions/{id}/generate",
         sessions.generate,
+        owner="id",
         doc=Doc(body=TurnBody, answer=WholeTurn, event=TurnEvent),
     ),
-    Route("POST", "/v1/sessions/{id}/interrupt", sessions.interrupt),
+    Route("POST", "/v1/sessions/{id}/interrupt", sessions.interrupt, owner="id"),
     Route(
         "POST",
         "/v1/sessions/{id}/rollback",
         sessions.rollback,
+        owner="id",
         doc=Doc(body=BackBody, body_optional=True),
     ),
     Route(
         "POST",
         "/v1/sessions/{id}/save",
         sessions.save,
+        owner="id",
         doc=Doc(body=SaveBody, status=201, answer=StateInfo),
     ),
     Route(

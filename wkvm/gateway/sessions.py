@@ -15,6 +15,7 @@ from wkvm_client.errors import ClientError
 from wkvm_client.states import StateInfo
 
 from wkvm.gateway import session_bodies as bodies
+from wkvm.gateway.asked import forget_turn
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import CANCELLED, OPENAI_NAMES, HttpError, error_body, invalid
@@ -48,7 +49,7 @@ async def create(call: Call) -> web.StreamResponse:
         (info,) = await states.fork(body.state, [name], keep_randomness=keep, **keywords)
     else:
         raise invalid("ids", "a session begins with ids, text, messages or a state")
-    _begun(call, info)
+    await _begun(call, info)
     return _session(call, info, status=201)
 
 
@@ -88,7 +89,7 @@ async def fork(call: Call) -> web.StreamResponse:
     body = await call.body(ForkBody)
     infos = await call.client.states.fork(_name(call), body.names, **given(body, "names"))
     for info in infos:
-        _begun(call, info)
+        await _begun(call, info)
     data = [_told(call, info) for info in infos]
     answer = {"object": "list", "data": data, "next": None}
     return json_response(msgspec.json.encode(answer), status=201)
@@ -316,10 +317,10 @@ def _check_idle(call: Call) -> None:
     call.gateway.turns.check_idle(call.tenant, _name(call))
 
 
-def _begun(call: Call, info: StateInfo) -> None:
+async def _begun(call: Call, info: StateInfo) -> None:
     """Forget the turn of what had the name of a session before it was made just now."""
     if info.n_versions == 1:
-        call.gateway.turns.forget(call.tenant, info.name)
+        await forget_turn(call, info.name)
 
 
 def _told(call: Call, info: StateInfo) -> dict[str, Any]:

@@ -63,11 +63,17 @@ class Submitted:
     """The submitted requests of all tenants. A tenant sees its own alone.
 
     Those that run are cancelled by their names in ``running``. Belongs to one event loop.
+
+    Args:
+        owns: whether a tenant's calls about a name come to this process.
     """
 
-    def __init__(self, config: GatewayConfig, running: Running) -> None:
+    def __init__(
+        self, config: GatewayConfig, running: Running, owns: Callable[[bytes, str], bool]
+    ) -> None:
         self._config = config
         self._running = running
+        self._owns = owns
         self._shelves: dict[bytes, _Shelf] = {}
         self._tasks = set[asyncio.Task[None]]()
 
@@ -98,7 +104,7 @@ class Submitted:
             HttpError: as ``make_room``.
         """
         self.make_room(tenant)
-        submission = Submission(f"gen-{uuid.uuid4().hex}", stream)
+        submission = Submission(self._name(tenant), stream)
         shelf = self._shelves.setdefault(tenant, _Shelf())
         shelf.running[submission.request_id] = submission
         task = asyncio.create_task(self._follow(tenant, shelf, submission, stream, seal))
@@ -117,6 +123,17 @@ class Submitted:
         if found is None:
             raise no_such_request(request_id)
         return found
+
+    def has(self, tenant: bytes, request_id: str) -> bool:
+        """Whether there is one of this name."""
+        shelf = self._shelves.get(tenant)
+        return shelf is not None and (request_id in shelf.running or request_id in shelf.finished)
+
+    def _name(self, tenant: bytes) -> str:
+        """A fresh name that is this process's."""
+        while not self._owns(tenant, name := f"gen-{uuid.uuid4().hex}"):
+            pass
+        return name
 
     async def _follow(
         self, tenant: bytes, shelf: _Shelf, submission: Submission, stream: aio.Stream, seal: Seal

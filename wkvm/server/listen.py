@@ -21,7 +21,12 @@ LOCK_PATIENCE_S = 2.0
 
 
 def bind_tcp(
-    host: str, port: int, *, loopback_only: bool, setting: str = "binary-port"
+    host: str,
+    port: int,
+    *,
+    loopback_only: bool,
+    setting: str = "binary-port",
+    is_shared: bool = False,
 ) -> list[socket.socket]:
     """Bind every address that a host name stands for, all to the same port.
 
@@ -29,6 +34,8 @@ def bind_tcp(
         port: 0 takes a free one.
         loopback_only: refuse a name that stands for an address of another kind.
         setting: that names the port.
+        is_shared: whether other sockets of this user may be bound to the same port in the same
+            way; the kernel then spreads connections over them.
 
     Raises:
         ConfigError: the host is unknown or not allowed, or the port cannot be had.
@@ -46,7 +53,7 @@ def bind_tcp(
                 raise ConfigError("host", f"{host!r} is not loopback: give a key")
             if sockets and not port:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(_bind_one(family, address, setting))
+            sockets.append(_bind_one(family, address, setting, is_shared=is_shared))
     except BaseException:
         for one in sockets:
             one.close()
@@ -54,10 +61,14 @@ def bind_tcp(
     return sockets
 
 
-def _bind_one(family: int, address: tuple[object, ...], setting: str) -> socket.socket:
+def _bind_one(
+    family: int, address: tuple[object, ...], setting: str, *, is_shared: bool
+) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

@@ -101,6 +101,23 @@ class Server:
             addresses.append(str(UnixAddress(self._unix.path)))
         self._addresses = tuple(addresses)
 
+    async def listen_beside(self, path: str, *, is_trusted: bool) -> None:
+        """Listen on a further unix socket, for processes that belong to this one.
+
+        Args:
+            path: where only this user can reach it. The file is the caller's to remove.
+            is_trusted: as for ``connect_local``.
+
+        Raises:
+            ConfigError: the socket cannot be made.
+        """
+        sock = UnixSocket(path, setting="gateway-workers").socket
+        self._listeners.append(
+            await asyncio.get_running_loop().create_unix_server(
+                lambda: Connection(self._shared, is_trusted=is_trusted), sock=sock, backlog=BACKLOG
+            )
+        )
+
     def attach(self, protocol: asyncio.BaseProtocol, *, is_trusted: bool = True) -> None:
         """Connect a protocol of this event loop, in memory.
 

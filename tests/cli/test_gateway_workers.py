@@ -1,0 +1,249 @@
+"""``wkvm serve --gateway-workers``: several processes that serve one port, as if they were one."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.cli.conftest import KEY, RunningServer, environment, started, wkvm_command
+
+TIMEOUT_S = 60.0
+"""Nothing that is waited for here takes this long unless it is broken."""
+AUTH = {"Authorization": f"Bearer {KEY}"}
+N_CALLS = 24
+"""Over connections of their own: that all come to one of two workers happens once in 2**23."""
+SERVE = ("serve", "--binary-port", "none", "--port", "0", "--gateway-workers", "2")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("workers")
+    places = ("--binary-uds", str(folder / "b"), "--uds", str(folder / "h"))
+    states = ("--state-dir", str(folder / "states"))
+    with started(wkvm_command(*SERVE, *places, *states)) as process:
+        yield process
+        assert process.end() == 0
+        assert not (folder / "h").exists()
+
+
+@asynccontextmanager
+async def client(base: str, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client that makes a connection for each call."""
+    options.setdefault("connector", aiohttp.TCPConnector(force_close=True))
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(base, headers=AUTH, timeout=timeout, **options) as http:
+        yield http
+
+
+async def call(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> Any:
+    """The JSON of an answer that is no error."""
+    async with http.request(method, path, json=body) as response:
+        text = await response.text()
+        assert response.status < 300, text
+        return json.loads(text)
+
+
+async def figure(http: aiohttp.ClientSession, pattern: str) -> float:
+    """A number of /metrics."""
+    async with http.get("/metrics") as response:
+        found = re.search(rf"^{pattern} ([0-9.e+]+)$", await response.text(), re.MULTILINE)
+    return 0.0 if found is None else float(found[1])
+
+
+def workers_of(server: RunningServer) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [one for one in children if "wkvm.assembly.worker" in one.cmdline()]
+
+
+async def test_all_workers_serve_the_one_address(server: RunningServer) -> None:
+    async with client(server.url()) as http:
+        assert await figure(http, "wkvm_http_workers") == 2
+    assert len(workers_of(server)) == 2
+    assert server.ready_line.count("http://") == 1
+
+
+async def test_metrics_are_those_of_all_workers_whoever_answers(server: RunningServer) -> None:
+    name = r'wkvm_http_requests_total\{method="GET",route="/version",status="2xx"\}'
+    async with client(server.url()) as http:
+        before = await figure(http, name)
+        for _ in range(N_CALLS):
+            await call(http, "GET", "/version")
+        found = {await figure(http, name) for _ in range(N_CALLS)}
+    assert found == {before + N_CALLS}
+
+
+async def test_a_submitted_request_is_found_by_whichever_worker_is_asked(
+    server: RunningServer,
+) -> None:
+    async with client(server.url()) as http:
+        for _ in range(4):
+            body = {"ids": [5, 6], "max_tokens": 3, "ignore_eos": True}
+            accepted = await call(http, "POST", "/v1/submit", body)
+            for _ in range(N_CALLS // 2):
+                found = await call(http, "GET", f"/v1/status/{accepted['id']}?from=0")
+                assert found["id"] == accepted["id"]
+
+
+async def test_a_request_is_cancelled_by_its_name_through_whichever_worker(
+    server: RunningServer,
+) -> None:
+    body = {"ids": [5, 6], "max_tokens": 100_000, "ignore_eos": True}
+    async with client(server.url()) as http:
+        for n in range(8):
+            named = {"X-Request-Id": f"long-{n}"}
+            async with http.post("/v1/stream", json=body, headers=named) as response:
+                await response.content.readline()
+                answer = await call(http, "POST", "/v1/cancel", {"id": f"long-{n}"})
+                assert answer["cancelled"]
+                assert b'"reason":"cancelled"' in await response.read()
+
+
+async def test_what_no_worker_knows_cannot_be_cancelled(server: RunningServer) -> None:
+    async with (
+        client(server.url()) as http,
+        http.post("/v1/cancel", json={"id": "nothing"}) as response,
+    ):
+        assert response.status == 404
+
+
+async def test_a_session_goes_on_through_whichever_worker(server: RunningServer) -> None:
+    turn = {"text": " there", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    async with client(server.url()) as http:
+        opened = await call(http, "POST", "/v1/sessions", {"name": "s", "text": "Once"})
+        assert opened["id"] == "s"
+        for n in range(6):
+            async with http.post("/v1/sessions/s/generate", json={**turn, "stream": True}) as one:
+                assert one.headers["Content-Type"].startswith("text/event-stream")
+                streamed = await one.read()
+            assert streamed.endswith(b"data: [DONE]\n\n")
+            async with http.get("/v1/sessions/s/events") as again:
+                assert await again.read() == streamed
+            found = await call(http, "GET", "/v1/sessions/s")
+            assert found["turn"]["status"] == "done"
+            assert found["state"]["version"] == n + 2
+        await call(http, "DELETE", "/v1/sessions/s")
+
+
+async def test_a_new_session_of_an_old_name_has_no_turn(server: RunningServer) -> None:
+    async with client(server.url()) as http:
+        for n in range(4):
+            await call(http, "POST", "/v1/sessions", {"name": f"t{n}", "text": "Once"})
+            body = {"text": "a", "max_tokens": 1, "ignore_eos": True}
+            await call(http, "POST", f"/v1/sessions/t{n}/generate", body)
+            await call(http, "DELETE", f"/v1/states/t{n}")
+            again = await call(http, "POST", "/v1/sessions", {"name": f"t{n}", "text": "Once"})
+            assert again["turn"] is None
+            assert (await call(http, "GET", f"/v1/sessions/t{n}"))["turn"] is None
+
+
+async def test_questions_of_workers_are_not_answered_to_clients(server: RunningServer) -> None:
+    async with (
+        client(server.url()) as http,
+        http.post("/-/ask", json={"type": "Tell"}) as response,
+    ):
+        assert response.status == 404
+
+
+async def test_the_request_id_comes_back_from_the_worker_that_answers(
+    server: RunningServer,
+) -> None:
+    async with client(server.url()) as http:
+        for _ in range(N_CALLS // 2):
+            named = {"X-Request-Id": "mine"}
+            async with http.get("/v1/status/gen-none", headers=named) as response:
+                assert response.status == 404
+                assert response.headers.getall("X-Request-Id") == ["mine"]
+
+
+async def test_a_unix_socket_is_served_too(server: RunningServer) -> None:
+    path = server.ready_line.split("http+unix://")[1].strip()
+    connector = aiohttp.UnixConnector(path, force_close=True)
+    async with client("http://wkvm", connector=connector) as http:
+        for _ in range(4):
+            assert (await call(http, "GET", "/v1/models"))["data"]
+
+
+def test_workers_are_not_told_the_key(server: RunningServer) -> None:
+    for worker in workers_of(server):
+        assert "WKVM_API_KEY" not in worker.environ()
+
+
+async def test_a_worker_that_is_killed_is_started_anew_and_nobody_is_refused(
+    server: RunningServer,
+) -> None:
+    killed, other = workers_of(server)
+    async with client(server.url()) as http:
+        killed.kill()
+        for _ in range(N_CALLS):
+            await call(http, "GET", "/version")
+        assert await figure(http, "wkvm_http_workers") == 2
+    running = workers_of(server)
+    assert len(running) == 2
+    assert other in running
+    assert killed not in running
+
+
+def refused(*arguments: str) -> str:
+    """What a server says that does not come to serve."""
+    command = wkvm_command("serve", "--binary-port", "none", *arguments)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment() | {"WKVM_API_KEY": KEY},
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_the_port_is_not_shared_with_another_server(server: RunningServer, tmp_path: Path) -> None:
+    port, uds = server.url().rpartition(":")[2], str(tmp_path / "b")
+    said = refused("--port", port, "--gateway-workers", "2", "--binary-uds", uds)
+    assert f"port: {port}" in said
+
+
+@pytest.mark.parametrize("n", ["-1", "65"])
+def test_a_number_of_workers_that_cannot_be_is_refused(n: str, tmp_path: Path) -> None:
+    said = refused("--gateway-workers", n, "--binary-uds", str(tmp_path / "b"))
+    assert "gateway-workers" in said
+
+
+async def test_a_stream_is_sent_to_its_end_when_the_server_is_told_to_end(tmp_path: Path) -> None:
+    with started(wkvm_command(*SERVE, "--binary-uds", str(tmp_path / "b"))) as server:
+        workers = workers_of(server)
+        body = {"ids": [5, 6], "max_tokens": 400, "ignore_eos": True}
+        async with client(server.url()) as http, http.post("/v1/stream", json=body) as response:
+            await response.content.readline()
+            server.process.send_signal(signal.SIGTERM)
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.to_thread(server.process.wait, TIMEOUT_S) == 0
+        assert not any(one.is_running() for one in workers)
+
+
+async def test_workers_end_when_the_engines_process_is_killed(tmp_path: Path) -> None:
+    with started(wkvm_command(*SERVE, "--binary-uds", str(tmp_path / "b"))) as server:
+        workers = workers_of(server)
+        assert len(workers) == 2
+        server.process.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TIMEOUT_S)
+        assert alive == []
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, uds = str(taken.getsockname()[1]), str(tmp_path / "b")
+        said = refused("--port", port, "--gateway-workers", "2", "--binary-uds", uds)
+    assert f"port: {port}" in said
+    assert os.listdir(tmp_path) == []
