@@ -265,11 +265,11 @@ def decode_ways(
             state = states[:, layer]
             delta_decode.gated_delta_decode(q, k, v, g, beta, state, slots, launch=launch)
 
-    def mixed(pdl: bool) -> None:
+    def mixed() -> None:
         for layer in range(N_LAYERS):
             window, state = windows[:, layer], states[:, layer]
             gates = A, dt_bias, state, rows, shape.Hk
-            delta_mix(projected, g, beta, weight, window, *gates, pdl=pdl)
+            delta_mix(projected, g, beta, weight, window, *gates)
 
     def fused(launch: delta_decode.Launch) -> None:
         gates = delta_decode.RawGates(g, beta, A, dt_bias, 1.0)
@@ -300,8 +300,7 @@ def decode_ways(
     return {
         "default": partial(ours, None),
         **named,
-        "with gates and convolution": partial(mixed, False),
-        "with gates and convolution, dependent launches": partial(mixed, True),
+        "with gates and convolution": mixed,
         "with gates and convolution, one launch": partial(fused, delta_decode.Launch(8, 1)),
         "with gates and convolution, one launch of 16": partial(fused, delta_decode.Launch(16, 1)),
         "fla by index": fla,

@@ -2,7 +2,7 @@
 
     python tools/gpu_sampling.py --rows 1 32 256 1024 [--profile] --output FILE
 
-Rows are of 65,536 logits: flat ones, as random weights give them, and peaked ones. Of two sets of
+Rows are of ``--vocab`` logits: flat ones, as random weights give them, and peaked ones. Of two sets of
 logits each is read in turn. The model bytes are one pass over the logits: 4 V B.
 """
 
@@ -44,8 +44,8 @@ SHAPES = {"flat": 0.5, "peaked": 4.0}
 class Case:
     """A slot for each row, all of one mix of parameters, and a captured ``end()``."""
 
-    def __init__(self, n_rows: int, params: SamplingParams, spread: float) -> None:
-        self.table = SlotTable(n_rows, VOCAB, "cuda", max_rows=n_rows)
+    def __init__(self, n_rows: int, params: SamplingParams, spread: float, vocab_size: int) -> None:
+        self.table = SlotTable(n_rows, vocab_size, "cuda", max_rows=n_rows)
         rows = [
             RowPlan(i, i, (1, 2, 3), 0, 3, True, True, 0, params, i, 0, stops=(0, 261))
             for i in range(n_rows)
@@ -54,12 +54,12 @@ class Case:
         self.table.feed(rows)
         generator = torch.Generator("cuda").manual_seed(n_rows)
         self.sets = [
-            torch.randn(n_rows, VOCAB, device="cuda", generator=generator) * spread
+            torch.randn(n_rows, vocab_size, device="cuda", generator=generator) * spread
             for _ in range(2)
         ]
         device: dict[str, Any] = {"device": "cuda"}
         self.slots = torch.arange(n_rows, dtype=torch.int32, **device)
-        self.masks = torch.full((n_rows, VOCAB // 32), -1, dtype=torch.int32, **device)
+        self.masks = torch.full((n_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, **device)
         self.has_mask = torch.zeros(n_rows, dtype=torch.bool, **device)
         self.ids = torch.empty(n_rows, dtype=torch.int64, **device)
         self.flags = torch.empty(n_rows, dtype=torch.uint8, **device)
@@ -117,17 +117,18 @@ def measure(arguments: argparse.Namespace, findings: Findings) -> None:
         for mix in arguments.mixes:
             for shape in arguments.shapes:
                 try:
-                    case = Case(n_rows, MIXES[mix], SHAPES[shape])
+                    case = Case(n_rows, MIXES[mix], SHAPES[shape], arguments.vocab)
                     times = case.times()
                     median = statistics.median(times)
                     finding: Finding = {
                         "what": "sampling",
+                        "vocab": arguments.vocab,
                         "rows": n_rows,
                         "mix": mix,
                         "shape": shape,
                         "us": round(median, 1),
                         "us_min": round(min(times), 1),
-                        "gb_s": round(4 * VOCAB * n_rows / median / 1e3),
+                        "gb_s": round(4 * arguments.vocab * n_rows / median / 1e3),
                         "listed": case.listed(),
                     }
                     if arguments.profile:
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[256, 1, 32, 1024])
     parser.add_argument("--mixes", nargs="+", default=list(MIXES))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     with recorded(arguments) as findings:

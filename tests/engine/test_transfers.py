@@ -64,17 +64,16 @@ class FakeEvent:
         """It is there."""
 
 
-def test_who_spins_and_who_sleeps_have_events_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_of_a_mark_sleeps_and_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     transfers = Transfers("cuda")
-    events = dict[bool, Any]()
-    for spins in (False, True, True, False):
-        mark = transfers.mark(spins=spins)
-        event: Any = mark._event
-        assert event.blocking is not spins
-        assert events.setdefault(spins, event) is event, "it is used again"
-        mark.wait()
-    assert [events[spins].n_records for spins in (False, True)] == [2, 2]
+    first: Any = transfers.mark()
+    event = first._event
+    assert event.blocking
+    first.wait()
+    second: Any = transfers.mark()
+    assert second._event is event
+    assert event.n_records == 2
 
 
 def test_on_a_cpu_what_is_queued_beside_is_done_at_once() -> None:

@@ -95,7 +95,6 @@ class GpuRunner:
         self._mover = StateMover(
             model.layout.record_bytes,
             model.info.device,
-            self._transfers,
             page_bytes=0 if guest is None else guest.page_bytes,
         )
         self._images = Images(arena, self._mover)

@@ -20,7 +20,9 @@ NUMPY_DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.bool: np.boo
 class Mark:
     """A point in the work of a device."""
 
-    def __init__(self, event: torch.cuda.Event | None, spent: list[torch.cuda.Event]) -> None:
+    def __init__(
+        self, event: torch.cuda.Event | None, spent: list[torch.cuda.Event] | None = None
+    ) -> None:
         """``spent`` takes the event once it was waited for, to be used again."""
         self._event = event
         self._spent = spent
@@ -32,7 +34,8 @@ class Mark:
         """
         if self._event is not None:
             self._event.synchronize()
-            self._spent.append(self._event)
+            if self._spent is not None:
+                self._spent.append(self._event)
             self._event = None
 
 
@@ -43,7 +46,6 @@ class Transfers:
         self._device = device
         self._is_gpu = device != "cpu"
         self._events = list[torch.cuda.Event]()
-        self._spinning_events = list[torch.cuda.Event]()
         self._copies = list[Tensor]()
 
     def up(self, numbers: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -78,18 +80,16 @@ class Transfers:
         """Have a copy that ``down_again`` made, and that was read, overwritten by the next one."""
         self._copies.append(copy)
 
-    def mark(self, *, spins: bool = False) -> Mark:
+    def mark(self) -> Mark:
         """The end of what was launched so far, in the queue that is current.
 
-        Args:
-            spins: whoever waits asks again and again, on a core that it keeps, and goes on some
-                tens of microseconds sooner. Otherwise it sleeps: a thread that waits for a step
-                must not take a core from the one that plans.
+        Who waits for it sleeps: a thread that waits for a step must not take a core from the one
+        that plans.
         """
-        events = self._spinning_events if spins else self._events
         if not self._is_gpu:
-            return Mark(None, events)
-        event = events.pop() if events else torch.cuda.Event(blocking=not spins)  # type: ignore[no-untyped-call]
+            return Mark(None)
+        events = self._events
+        event = events.pop() if events else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return Mark(event, events)
 

@@ -38,24 +38,31 @@ LIST = 4096
 SAMPLES = 8192
 """Logits from which the cut of a row is guessed, at most, and at most one in 8."""
 
+NARROW = 65_536
+"""Ids of a vocabulary for which these are enough: of a flat row with top-p, what may lie around the
+cut that so many samples show fits in the list. From here to 262,144 it takes twice of both."""
+
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
-BRACKET = {"num_warps": 4}
+BRACKET_WARPS = 4
 WEIGH = {"num_warps": 4, "maxnreg": 96}
-RESOLVE = {"num_warps": 4}
+RESOLVE_WARPS = 4
 SELECT = {"num_warps": 8}
 
 
 class Scratch:
-    """What the kernels of a step tell one another: 32 KiB a row, and 104 bytes a chunk."""
+    """What the kernels of a step tell one another: 32 or 64 KiB a row, and 104 bytes a chunk."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         self.max_rows = max_rows
         self.vocab_size = vocab_size
         self.chunk = CHUNK
         self.n_chunks = triton.cdiv(vocab_size, CHUNK)
-        self.list = LIST
-        self.stride = max(8, triton.next_power_of_2(self.n_chunks) * CHUNK // SAMPLES)
+        # Programs keep all of a row's list, or of its samples, in registers.
+        self.times = 1 if vocab_size <= NARROW else 2
+        self.list = LIST * self.times
+        n_samples = SAMPLES * self.times
+        self.stride = max(8, triton.next_power_of_2(self.n_chunks) * CHUNK // n_samples)
 
         def empty(n: int, dtype: torch.dtype) -> Tensor:
             return torch.empty((max_rows, n), dtype=dtype, device=device)
@@ -73,7 +80,7 @@ class Scratch:
         self.n_listed = empty(CURSOR.value, torch.int32)
         self.found = empty(FOUND.value, torch.int64)
         # The samples are read before the list is written.
-        self.listed = empty(2 * LIST, torch.int32)
+        self.listed = empty(2 * self.list, torch.int32)
         self.samples = self.listed.view(torch.float32)
 
 
@@ -176,7 +183,7 @@ def sample(
         LIST=s.list,
         STRIDE=s.stride,
         **options,
-        **BRACKET,
+        num_warps=BRACKET_WARPS * s.times,
     )
     weighed = (s.totals, s.above, s.heavy, s.n_above, s.listed, s.n_listed)
     weigh_kernel[n_parts, n_rows](
@@ -200,7 +207,7 @@ def sample(
         BLOCK=2 * s.chunk,
         **blocks,
         **reads,
-        **RESOLVE,
+        num_warps=RESOLVE_WARPS * s.times,
     )
     select_kernel[n_rows,](
         *rows,

@@ -23,19 +23,17 @@ def delta_mix(
     n_key_heads: int,
     *,
     max_strength: float = 1.0,
-    pdl: bool = False,
 ) -> Tensor:
     """See ``reference.delta_mix``. Two launches for rows of one token, else four or five.
 
-    Args:
-        pdl: of rows of one token: launched dependently. See ``gated_delta_decode``; the
-            convolution may itself begin before the launch before it has ended, so between that one
-            and whoever wrote the states there must be a launch that is not dependent.
+    Rows of one token are launched dependently, see ``gated_delta_decode``: what made ``projected``
+    must not have been, since states are read before it is known to have ended.
     """
     if not rows.is_decode:
         g, beta = delta_gates(decay, strength, A, dt_bias, max_strength)
         convolved = causal_conv(projected, conv_weight, None, conv_state, rows)
         return gated_delta(*heads_of(convolved, state, n_key_heads), g, beta, state, rows)
+    pdl = projected.is_cuda
     gates = RawGates(decay, strength, A, dt_bias, max_strength)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows, pdl=pdl)
     heads = heads_of(convolved, state, n_key_heads)

@@ -12,11 +12,30 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from wkvm.kernels.reference.norms import GateActivation
+from wkvm.kernels.rwkv7_decode.common import launch_options
 
 N_TOGETHER = 1024
 """Elements of a program that takes several short vectors, at least."""
+
+DEPENDENT_TOKENS = 512
+"""Up to here launches may begin before the one before them has ended: they wait for it within. What
+that gains is microseconds, and programs that wait are in the way of those of a long prompt."""
+
+
+def is_dependent(x: Tensor) -> bool:
+    """Whether a launch over the tokens of ``x`` is a dependent one."""
+    return x.is_cuda and x.shape[0] <= DEPENDENT_TOKENS
+
+
+@triton.jit
+def follow(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Let the next launch begin, and wait for what the ones before have written."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit(do_not_specialize=["n_vectors"])  # type: ignore[untyped-decorator]
@@ -37,8 +56,10 @@ def norm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ADDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program per ``BLOCK_R`` vectors; see ``rms_norm`` and ``add_rms_norm``."""
+    follow(PDL)
     vectors = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_C)
     inside = (vectors < n_vectors)[:, None] & (columns < C)[None, :]
@@ -77,8 +98,10 @@ def gated_norm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_C: tl.constexpr,
     SIGMOID: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program per ``BLOCK_R`` groups of C elements; see ``gated_rms_norm``."""
+    follow(PDL)
     vectors = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_C)
     inside = (vectors < n_vectors)[:, None] & (columns < C)[None, :]
@@ -148,7 +171,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
         BLOCK_R=block_r,
         BLOCK_C=block_c,
         ADDS=False,
+        PDL=(pdl := is_dependent(x)),
         num_warps=n_warps,
+        **launch_options(pdl),
     )
     return out
 
@@ -187,7 +212,9 @@ def add_rms_norm(
         BLOCK_R=1,
         BLOCK_C=block_c,
         ADDS=True,
+        PDL=(pdl := is_dependent(x)),
         num_warps=n_warps,
+        **launch_options(pdl),
     )
     return total, out
 
@@ -232,6 +259,8 @@ def gated_rms_norm(
         BLOCK_C=block_c,
         SIGMOID=gate == "sigmoid",
         GATE_FIRST=gate_first,
+        PDL=(pdl := is_dependent(y)),
         num_warps=n_warps,
+        **launch_options(pdl),
     )
     return out

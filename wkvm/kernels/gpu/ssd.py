@@ -29,14 +29,13 @@ def ssd_mix(
     D: Tensor,
     state: Tensor,
     rows: Rows,
-    *,
-    pdl: bool = False,
 ) -> Tensor:
     """See ``reference.ssd_mix``. Two launches for rows of one token, else three or four.
 
-    Args:
-        pdl: of rows of one token: launched dependently. See ``ssd_decode``.
+    Rows of one token are launched dependently, see ``ssd_decode``: what made ``projected`` must not
+    have been.
     """
+    pdl = rows.is_decode and projected.is_cuda
     raw = RawSteps(dt_bias, *dt_limits)
     convolved = causal_conv(projected, conv_weight, conv_bias, conv_state, rows, pdl=pdl)
     x, B, C = heads_of(convolved, state)
