@@ -14,7 +14,7 @@ from tests.cli.conftest import KEY, RunningServer, running_server
 
 MODEL = "rwkv7-tinystories"
 N_SLOTS = 8
-MAX_QUEUE = 64
+MAX_QUEUE = 112
 
 QUESTION = "What is the sun?"
 ANSWER = "The sun is a very big and hot star. It gives us light and warmth."

@@ -1,6 +1,6 @@
 """Calls of LiteLLM, in a process of their own: it leaves connections and event loops open.
 
-    python litellm_calls.py BASE_URL KEY MODEL QUESTION
+    python litellm_calls.py BASE_URL KEY MODEL QUESTION [N]
 
 Prints one JSON object: by the adapter's prefix, what came of each call.
 """
@@ -39,7 +39,7 @@ def error_of(call: Callable[[], object]) -> str:
     return "none"
 
 
-async def at_once(chat: dict[str, Any]) -> list[str]:
+async def at_once(chat: dict[str, Any], n: int) -> list[str]:
     """Chats side by side, streamed and not."""
 
     async def streamed() -> str:
@@ -49,16 +49,40 @@ async def at_once(chat: dict[str, Any]) -> list[str]:
     async def whole() -> str:
         return str((await litellm.acompletion(**chat)).choices[0].message.content)
 
-    return list(await asyncio.gather(streamed(), whole(), streamed(), whole()))
+    return list(await asyncio.gather(*(one() for _ in range(n // 2) for one in (streamed, whole))))
 
 
-def chat_calls(chat: dict[str, Any], model: str) -> dict[str, Any]:
+def tool_calls(chat: dict[str, Any]) -> dict[str, Any]:
+    """A tool that is called, and its result."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    message = litellm.completion(**chat, tools=[tool], tool_choice="required").choices[0].message
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}
+    history = [*chat["messages"], message.model_dump(), result]
+    told = litellm.completion(**chat | {"messages": history}, tools=[tool])
+    form = {"name": "weather", "schema": parameters, "strict": True}
+    held = litellm.completion(**chat, response_format={"type": "json_schema", "json_schema": form})
+    return {
+        "called": [call.function.name, json.loads(call.function.arguments)],
+        "told": told.choices[0].message.content,
+        "held": json.loads(held.choices[0].message.content),
+    }
+
+
+def chat_calls(chat: dict[str, Any], prefix: str, model: str, n: int) -> dict[str, Any]:
     """Every kind of chat through one adapter."""
+    chat = chat | {"model": prefix + model}
     whole = litellm.completion(**chat)
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(litellm.completion(**chat, **usage))
     stopped = litellm.completion(**chat, stop=["hot star"])
-    other = chat["model"].replace(model, "other")
+    other = f"{prefix}other"
     return {
         "text": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,
@@ -67,7 +91,8 @@ def chat_calls(chat: dict[str, Any], model: str) -> dict[str, Any]:
         "n_chunks": len(chunks),
         "streamed_usage": usage_of(chunks[-1]),
         "stopped_text": stopped.choices[0].message.content,
-        "at_once": asyncio.run(at_once(chat)),
+        "at_once": asyncio.run(at_once(chat, n)),
+        "tools": tool_calls(chat),
         "errors": [
             error_of(lambda: litellm.completion(**chat | {"temperature": -1})),
             error_of(lambda: litellm.completion(**chat | {"api_key": "wrong"})),
@@ -87,16 +112,20 @@ def text_calls(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(base_url: str, key: str, model: str, question: str) -> None:
-    """Make all calls and print what came of them."""
+def main(base_url: str, key: str, model: str, question: str, n: str = "4") -> None:
+    """Make all calls and print what came of them; ``n`` chats of each kind at once."""
     given = {"api_base": base_url, "api_key": key, "temperature": 0, "num_retries": 0}
     chat = given | {"messages": [{"role": "user", "content": question}]}
     text = given | {"prompt": "Once upon a time", "max_tokens": 8}
     litellm.suppress_debug_info = True
     results: dict[str, Any] = {
         "chat": {
-            prefix: chat_calls(chat | {"model": f"{prefix}/{model}"}, model)
-            for prefix in ("openai", "hosted_vllm")
+            prefix: chat_calls(chat | {"api_base": base}, f"{prefix}/", model, int(n))
+            for prefix, base in {
+                "openai": base_url,
+                "hosted_vllm": base_url,
+                "anthropic": base_url.removesuffix("/v1"),
+            }.items()
         },
         "text": {
             prefix: text_calls(text | {"model": f"{prefix}/{model}"})

@@ -1,4 +1,4 @@
-"""LiteLLM's adapters for OpenAI's and vLLM's interfaces against a real server."""
+"""LiteLLM's adapters for OpenAI's, vLLM's and Anthropic's interfaces against a real server."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def results(door: Door, key: str) -> Any:
     return results_of("litellm_calls.py", door.base_url, key, MODEL, QUESTION)
 
 
-@pytest.fixture(params=["openai", "hosted_vllm"])
+@pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])
 def chat(request: pytest.FixtureRequest, results: Any) -> Any:
     return results["chat"][request.param]
 
@@ -41,6 +41,25 @@ def test_async_chats_are_answered_whole_and_streamed(chat: Any) -> None:
 
 def test_a_stop_string_ends_an_answer_before_it(chat: Any) -> None:
     assert chat["stopped_text"] == "The sun is a very big and "
+
+
+def test_a_tool_is_called_and_its_result_is_answered(chat: Any) -> None:
+    name, arguments = chat["tools"]["called"]
+    assert name == "weather"
+    assert arguments in ({"city": "Oslo"}, {"city": "Rome"})
+    assert chat["tools"]["told"]
+
+
+def test_a_schema_is_followed(chat: Any) -> None:
+    assert chat["tools"]["held"] in ({"city": "Oslo"}, {"city": "Rome"})
+
+
+@pytest.mark.slow
+def test_a_hundred_chats_at_once_are_answered_as_one_alone(door: Door, key: str) -> None:
+    many = results_of("litellm_calls.py", door.base_url, key, MODEL, QUESTION, "100")
+    assert {prefix: one["at_once"] for prefix, one in many["chat"].items()} == {
+        prefix: [ANSWER] * 100 for prefix in ("openai", "hosted_vllm", "anthropic")
+    }
 
 
 def test_errors_are_of_the_classes_for_them(chat: Any) -> None:
