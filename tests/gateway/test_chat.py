@@ -318,7 +318,7 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
         ({"stop": [""]}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
-        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"prediction": {"type": "content", "content": "a"}}, "prediction"),

@@ -1,6 +1,7 @@
 """A choice as text, piece by piece; and choices side by side."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,7 +23,7 @@ MOUSE = "🐭".encode()
 STOPS = st.lists(st.text("ab한\n", min_size=1, max_size=9), max_size=3)
 
 
-def text_of(filled: FilledChoice, *stops: str, texts: Texts = TEXTS, **more: bool) -> ChoiceText:
+def text_of(filled: FilledChoice, *stops: str, texts: Texts = TEXTS, **more: Any) -> ChoiceText:
     options = TextOptions(stops=stops, **more)
     return ChoiceText(filled.choice, texts, options)
 

@@ -150,7 +150,7 @@ async def test_the_first_id_beyond_the_vocabulary_is_refused(
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages"),
         ({"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"messages": MESSAGES, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
     ],
 )
 async def test_what_cannot_be_tokenized_is_refused_by_name(

@@ -1,20 +1,23 @@
 """Tools that a client offers: what is taken, what the model is told, and the grammar of a call."""
 
 import json
+from dataclasses import replace
 
 import llguidance
 import msgspec
 import pytest
 
+from tests.gateway.harness import byte_texts
+from wkvm.gateway.chat_reading import constraint, reading_of
 from wkvm.gateway.failures import HttpError
+from wkvm.gateway.schemas import Schema
+from wkvm.gateway.structured import NamedSchema, ResponseFormat
 from wkvm.gateway.tools import (
     MAX_TOOLS,
-    Schema,
     Tool,
     ToolChoice,
     ToolUse,
     arguments_schema,
-    compact,
     tool_use,
 )
 
@@ -53,6 +56,19 @@ def accepts(grammar: str, text: str) -> bool:
     return n_taken == len(text.encode()) and matcher.is_accepting()
 
 
+def grammar_of(use: ToolUse, schema: Schema | None = None) -> str:
+    """What constrains an answer that is a call, or JSON of a schema if there is one."""
+    texts = byte_texts()
+    wanted = None
+    if schema is not None:
+        wanted = ResponseFormat("json_schema", NamedSchema("x", schema)).to_wanted()
+        use = replace(use, is_required=False)
+    reading = reading_of(texts, use, is_single=False, begun=None, in_text=False)
+    grammar, _ = constraint(texts, reading, use, wanted)
+    assert grammar is not None
+    return grammar.source
+
+
 def called(name: str, arguments: object) -> str:
     return json.dumps({"name": name, "arguments": arguments}, separators=(",", ":"))
 
@@ -78,8 +94,8 @@ def test_a_named_function_is_the_only_one_that_may_be_called() -> None:
     assert found.is_required
     assert found.names == {"b"}
     assert len(found.functions) == 2
-    assert accepts(found.grammar(), called("b", {"place": "x"}))
-    assert not accepts(found.grammar(), called("a", {"place": "x"}))
+    assert accepts(grammar_of(found), called("b", {"place": "x"}))
+    assert not accepts(grammar_of(found), called("a", {"place": "x"}))
 
 
 def test_what_is_wrong_with_tools_is_named() -> None:
@@ -126,7 +142,7 @@ def test_the_model_is_told_of_every_function() -> None:
 
 
 def test_a_grammar_takes_calls_of_the_tools_and_nothing_else() -> None:
-    grammar = required(tool(), tool("time", None)).grammar()
+    grammar = grammar_of(required(tool(), tool("time", None)))
     assert accepts(grammar, called("weather", {"place": 'a "b" {c}'}))
     assert accepts(grammar, called("time", {}))
     assert not accepts(grammar, called("weather", {}))
@@ -146,14 +162,14 @@ def test_each_schema_of_a_grammar_has_its_own_definitions() -> None:
             "$defs": {"X": {"type": kind}},
         }
 
-    grammar = required(tool("a", referring("integer")), tool("b", referring("boolean"))).grammar()
+    grammar = grammar_of(required(tool("a", referring("integer")), tool("b", referring("boolean"))))
     assert accepts(grammar, called("a", {"x": 1}))
     assert accepts(grammar, called("b", {"x": True}))
     assert not accepts(grammar, called("a", {"x": True}))
 
 
 def test_an_answer_may_be_allowed_besides_calls() -> None:
-    grammar = required(tool()).grammar(compact({"type": "array", "items": {"type": "integer"}}))
+    grammar = grammar_of(required(tool()), {"type": "array", "items": {"type": "integer"}})
     assert accepts(grammar, "[1,2]")
     assert accepts(grammar, called("weather", {"place": ""}))
 
@@ -165,7 +181,7 @@ def test_functions_get_no_arguments_that_they_do_not_name() -> None:
         "properties": {"a": inner, "list": {"type": "array", "items": inner}},
     }
     found = required(tool(parameters=parameters))
-    grammar = found.grammar()
+    grammar = grammar_of(found)
     assert accepts(grammar, called("weather", {"a": {"b": 1}, "list": [{"b": 1}]}))
     assert not accepts(grammar, called("weather", {"c": 1}))
     assert not accepts(grammar, called("weather", {"a": {"c": 1}}))
@@ -193,12 +209,12 @@ def test_functions_get_no_arguments_that_they_do_not_name() -> None:
 def test_properties_that_a_schema_needs_are_not_left_out(
     parameters: Schema, arguments: Schema
 ) -> None:
-    assert accepts(required(tool(parameters=parameters)).grammar(), called("weather", arguments))
+    assert accepts(grammar_of(required(tool(parameters=parameters))), called("weather", arguments))
 
 
 def test_functions_that_take_anything_get_it() -> None:
     for parameters in ({}, {"type": "object"}, {**PLACE, "additionalProperties": True}):
-        grammar = required(tool(parameters=parameters)).grammar()
+        grammar = grammar_of(required(tool(parameters=parameters)))
         assert accepts(grammar, called("weather", {"place": "x", "more": 1})), parameters
 
 
@@ -206,7 +222,7 @@ def test_only_a_strict_function_is_held_to_what_no_grammar_can_express() -> None
     parameters = {**PLACE, "not": {"required": ["x"]}}
     matcher_of = {}
     for strict in (False, True):
-        grammar = required(tool(parameters=parameters, strict=strict)).grammar()
+        grammar = grammar_of(required(tool(parameters=parameters, strict=strict)))
         matcher_of[strict] = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     assert not matcher_of[False].is_error()
     assert matcher_of[True].is_error()

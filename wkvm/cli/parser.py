@@ -25,6 +25,7 @@ from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig
+from wkvm.gateway.parsing.registry import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MODEL_HELP = (
     "folder with safetensors files, or a .pth file (default: the model that comes with wkvm)"
@@ -167,6 +168,19 @@ def _default_max_tokens(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length of an answer over HTTP, if the request names none (default: the "
         f"max_new_tokens of the model's generation settings, or {DEFAULT_MAX_TOKENS})",
+    )
+    parser.add_argument(
+        "--tool-call-parser",
+        choices=TOOL_PARSERS,
+        default=AUTO,
+        help="how the model writes tool calls (default: %(default)s, which asks the chat template)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default=AUTO,
+        help="how it writes what it thinks before it answers (default: %(default)s, which asks "
+        "the chat template)",
     )
 
 

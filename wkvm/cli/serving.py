@@ -3,6 +3,7 @@
 import argparse
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from wkvm.assembly.texts import load_texts
@@ -35,7 +36,8 @@ def http_texts(args: argparse.Namespace, model: Path, tokenizer: Tokenizer) -> T
     limit: int | None = args.default_max_tokens
     if limit is not None and limit < 1:
         raise ConfigError("default-max-tokens", f"{limit} is below 1")
-    return load_texts(model, tokenizer, default_max_tokens=limit)
+    texts = load_texts(model, tokenizer, default_max_tokens=limit)
+    return replace(texts, tool_parser=args.tool_call_parser, reasoning_parser=args.reasoning_parser)
 
 
 def start_log(args: argparse.Namespace) -> None:

@@ -158,7 +158,8 @@ class _Chunks:
             "system_fingerprint": job.fingerprint,
         }
         self._frame = frame = Frame(common, options)
-        self._is_plain = job.question.use is None and not self._has_extras and not frame.tells_costs
+        is_plain = job.question.reading.is_plain
+        self._is_plain = is_plain and not self._has_extras and not frame.tells_costs
         self._encode = msgspec.json.Encoder().encode
         self._plain_starts = [
             b'%b{"index":%d,"delta":{"content":' % (frame.start, index) for index in range(n)

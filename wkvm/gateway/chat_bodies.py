@@ -2,41 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-from wkvm_client import Grammar
-
-from wkvm.gateway.answers import Answer, PlainAnswer, PossibleCall, RequiredCall
+from wkvm.gateway.chat_reading import Reading, begun_by, constraint, reading_of
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.messages import Message, content_text, leaves_space, template_messages
+from wkvm.gateway.parsing.reader import AnswerReader
 from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.prompts import n_kept
 from wkvm.gateway.state_fields import STATE_NAMES
+from wkvm.gateway.structured import NamedSchema as NamedSchema
+from wkvm.gateway.structured import ResponseFormat as ResponseFormat
+from wkvm.gateway.structured import Wanted
+from wkvm.gateway.template import RESERVED
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tools import Schema, Tool, ToolChoice, ToolUse, closed, compact, tool_use
+from wkvm.gateway.tools import Tool, ToolChoice, ToolUse, tool_use
 from wkvm.gateway.written import ReadMark
 
 MAX_TOP_LOGPROBS = 20
 MIN_CONSTRAINED_TOKENS = 4096
 """The least limit of an answer that a grammar constrains, where the request names none: cut
 off, it is of no use."""
-
-
-class NamedSchema(msgspec.Struct):
-    """A JSON schema for an answer."""
-
-    name: str
-    schema: Schema | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct):
-    """What an answer is to be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
 
 
 class ChatBody(CommonFields, kw_only=True):
@@ -52,6 +39,11 @@ class ChatBody(CommonFields, kw_only=True):
             the prompt, in a field of the answer.
         truncate_prompt_tokens: of the prompt only the last so many ids count; -1 takes as many
             as the engine does.
+        parallel_tool_calls: whether an answer may have several calls. It is the default.
+        chat_template_kwargs: what the template is given besides, such as ``enable_thinking``.
+        reasoning_effort: likewise; ``none`` sets ``enable_thinking`` to false as well.
+        include_reasoning: vLLM's: whether reasoning is told. It is the default.
+        thinking_token_budget: vLLM's: the most tokens of the reasoning.
     """
 
     messages: list[Message] | None = None
@@ -67,6 +59,11 @@ class ChatBody(CommonFields, kw_only=True):
     echo: bool | None = None
     prompt_logprobs: Integer | None = None
     truncate_prompt_tokens: Integer | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Integer | None = None
 
     @property
     def n_top_logprobs(self) -> int | None:
@@ -83,6 +80,9 @@ class ChatBody(CommonFields, kw_only=True):
                 raise invalid("top_logprobs", "needs logprobs to be true")
             return None
         return n_top
+
+
+_PLAIN = Reading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ class Question:
             ``Written.read_bytes``. Of a request with ``since`` alone.
         continues: whether ``prompt`` comes after what ``since`` is of.
         echo: what answers begin with.
+        reading: how answers are read.
     """
 
     prompt: list[int]
@@ -125,12 +126,11 @@ class Question:
     read: bytes = b""
     continues: bool = False
     echo: str = ""
+    reading: Reading = _PLAIN
 
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerReader:
         """What reads one choice."""
-        if self.use is None:
-            return PlainAnswer()
-        return RequiredCall() if self.use.is_required else PossibleCall(self.use.names)
+        return self.reading.reader()
 
 
 def question(
@@ -173,13 +173,23 @@ def _question(
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream")
     use = tool_use(body.tools, body.tool_choice)
-    grammar, grammar_field = _grammar(body, use)
+    wanted = _wanted(body, use)
     prompt = _prompt(body, texts, use, omit_media=omit_media, tail=tail, since=since)
     if prompt.continues and since is not None:
         max_model_len = since.max_model_len
     ids, max_ids = prompt.ids, n_kept(body.truncate_prompt_tokens, max_model_len)
     if max_ids is not None:
         ids = ids[-max_ids:]
+    reading = reading_of(
+        texts,
+        use,
+        is_single=body.parallel_tool_calls is False,
+        begun=_begun(body, texts, prompt.ids),
+        in_text=wanted is not None and wanted.rules is None,
+    )
+    grammar, grammar_field = constraint(
+        texts, reading, use, wanted, budget=body.thinking_token_budget
+    )
     room = None if max_model_len is None else max_model_len - len(ids)
     default = texts.default_max_tokens
     if grammar is not None:
@@ -196,7 +206,9 @@ def _question(
         ids,
         keywords,
         body.text_options(
-            logprobs=n_top is not None, stops=() if body.ignore_eos else texts.template.stops
+            logprobs=n_top is not None,
+            stops=() if body.ignore_eos else texts.template.stops,
+            shown=reading.shown(texts.tokenizer),
         ),
         use,
         {
@@ -210,6 +222,7 @@ def _question(
         prompt.read,
         prompt.continues,
         _echo(body, omit_media=omit_media) if body.echo else "",
+        reading,
     )
 
 
@@ -283,6 +296,7 @@ def _prompt(
         add_generation_prompt=opens,
         continue_final_message=continues,
         after=tail,
+        options=_options(body),
     )
     ids, read, goes_on = None, b"", False
     if since is not None:
@@ -296,30 +310,37 @@ def _prompt(
     return _Prompt(ids, opens and leaves_space(ids, tokenizer), read, goes_on)
 
 
-def _grammar(body: ChatBody, use: ToolUse | None) -> tuple[Grammar | None, str]:
-    """What constrains the answer, if anything does, and the field that says so."""
-    schema = None if body.response_format is None else _answer_schema(body.response_format)
-    if body.structured_outputs is not None:
-        if use is not None or schema is not None:
-            raise invalid("structured_outputs", "excludes tools and response_format")
-        return body.structured_outputs.to_grammar(), "structured_outputs"
-    if use is not None and use.is_required:
-        # There is no other answer for a format to be of.
-        return Grammar("lark", use.grammar()), "tools"
-    if schema is None:
-        return None, ""
-    if use is not None:
-        return Grammar("lark", use.grammar(schema)), "response_format"
-    return Grammar("json_schema", msgspec.json.encode(schema).decode()), "response_format"
+def _wanted(body: ChatBody, use: ToolUse | None) -> Wanted | None:
+    """What an answer that is no call must be."""
+    wanted = None if body.response_format is None else body.response_format.to_wanted()
+    if body.structured_outputs is None:
+        return wanted
+    if use is not None or wanted is not None:
+        raise invalid("structured_outputs", "excludes tools and response_format")
+    return body.structured_outputs.to_wanted()
 
 
-def _answer_schema(form: ResponseFormat) -> Schema | None:
-    match form:
-        case ResponseFormat(type="text"):
-            return None
-        case ResponseFormat(type="json_object"):
-            return compact({"type": "object"})
-        case ResponseFormat(json_schema=NamedSchema(schema=schema, strict=strict)):
-            return compact(closed(schema or {"type": "object"}), lenient=not strict)
-        case _:
-            raise invalid("response_format", 'type "json_schema" needs a "json_schema"')
+def _begun(body: ChatBody, texts: Texts, ids: list[int]) -> str | None:
+    """What of its reasoning the prompt ends with; see ``ReasoningForm.begun``."""
+    form = texts.reasoning_form
+    if form is None:
+        return None
+    if not body.messages:
+        return ""
+    if body.continue_final_message:
+        last = content_text(body.messages[-1], len(body.messages) - 1, omit_media=True)
+        return form.opening if form.is_inside(last) else None
+    return begun_by(ids, form, texts)
+
+
+def _options(body: ChatBody) -> dict[str, object]:
+    """What the template is given besides messages and tools."""
+    given = body.chat_template_kwargs or {}
+    if reserved := RESERVED & given.keys():
+        raise invalid("chat_template_kwargs", f"{min(reserved)} has a field of its own")
+    options = dict[str, object]()
+    if body.reasoning_effort is not None:
+        options["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            options["enable_thinking"] = False
+    return {**options, **given}

@@ -39,8 +39,12 @@ class ChatJob:
         return [choice_text(one, self.texts, options, self.body) for one in lanes.streams]
 
     def reader(self) -> ChoiceReader:
-        """What tells the text of a choice from its call."""
-        return ChoiceReader(self.question.answer(), drops_space=self.question.drops_space)
+        """What tells reasoning, text and calls of a choice apart."""
+        return ChoiceReader(
+            self.question.answer(),
+            drops_space=self.question.drops_space,
+            hides_reasoning=self.body.include_reasoning is False,
+        )
 
     def stop_reason(self, finish: Finish) -> str | int | None:
         """What of the request ended a choice; None for an end of the model or its template."""

@@ -1,6 +1,5 @@
 """The JSON of chat answers, whole and in chunks."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -8,9 +7,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from wkvm_client import TokenLogprobs
 
-from wkvm.gateway.answers import Answer, Delta
+from wkvm.gateway.answers import Delta, deltas_of
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.logprobs import finite, token_text
+from wkvm.gateway.parsing.events import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    Event,
+    Reasoning,
+    Text,
+)
+from wkvm.gateway.parsing.reader import AnswerReader
 from wkvm.gateway.pieces import Finish, Piece
 from wkvm.gateway.replies import TokenInfo, Usage
 from wkvm.gateway.state_fields import StateReport
@@ -60,13 +68,19 @@ class ToolCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """An answer. ``content`` is null where it is a call."""
+    """An answer. ``content`` is null where it is calls and nothing else.
+
+    Attributes:
+        reasoning_content, reasoning: the same, by the names that clients look for.
+    """
 
     role: str = "assistant"
     content: str | None
     refusal: None = None
     annotations: list[object] = msgspec.field(default_factory=list[object])
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct):
@@ -76,6 +90,8 @@ class MessageDelta(msgspec.Struct):
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -151,35 +167,47 @@ def chat_logprobs(
 
 
 class ChoiceReader:
-    """Reads the pieces of one choice, and tells its text from its call.
+    """Reads the pieces of one choice: its reasoning, its text, its calls.
+
+    Args:
+        answer: reads it.
+        drops_space: whether a space at its very beginning is the template's.
+        hides_reasoning: do not tell of reasoning.
 
     Attributes:
         finish: how it ended, once it has.
-        name, arguments: of its call; the name is None as long as there is none.
-        call_id: of its call.
+        name, call_id: of its last call; the name is None as long as there is none.
     """
 
-    def __init__(self, answer: Answer, *, drops_space: bool) -> None:
+    def __init__(
+        self, answer: AnswerReader, *, drops_space: bool, hides_reasoning: bool = False
+    ) -> None:
         self._answer = answer
         self._drops_space = drops_space
+        self._hides_reasoning = hides_reasoning
         self.finish: Finish | None = None
         self.name: str | None = None
         self.call_id = ""
 
-    def read(self, text: str, finish: Finish | None) -> list[Delta]:
-        """Take text; return what is to be shown of it, and at the end the rest."""
+    def events(self, text: str, finish: Finish | None) -> list[Event]:
+        """Take text; return what is to be told of it, and at the end the rest."""
         if self._drops_space and text:
             self._drops_space = False
             text = text.removeprefix(" ")
-        deltas = [self._answer.feed(text)]
+        events = self._answer.feed(text)
         if finish is not None:
             self.finish = finish
-            deltas.append(self._answer.end())
-        for delta in deltas:
-            if delta.name is not None:
-                self.name = delta.name
-                self.call_id = f"call_{uuid.uuid4().hex[:24]}"
-        return deltas
+            events += self._answer.end()
+        for event in events:
+            if isinstance(event, CallBegins):
+                self.name, self.call_id = event.name, event.call_id
+        if not self._hides_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
+
+    def read(self, text: str, finish: Finish | None) -> list[Delta]:
+        """As ``events``, as deltas."""
+        return deltas_of(self.events(text, finish))
 
     @property
     def finish_reason(self) -> ChatFinishReason:
@@ -190,26 +218,47 @@ class ChoiceReader:
 
 def whole_message(reader: ChoiceReader, text: str, finish: Finish) -> AnswerMessage:
     """The message of a choice that is read all at once."""
-    deltas = reader.read(text, finish)
-    content = "".join([delta.text for delta in deltas])
-    if reader.name is None:
-        return AnswerMessage(content=content)
-    arguments = "".join([delta.arguments for delta in deltas])
-    call = ToolCall(CalledFunction(reader.name, arguments), reader.call_id, "function")
-    return AnswerMessage(content=content or None, tool_calls=[call])
+    content, thought = list[str](), list[str]()
+    calls, arguments = list[ToolCall](), list[list[str]]()
+    for event in reader.events(text, finish):
+        match event:
+            case Text(piece):
+                content.append(piece)
+            case Reasoning(piece):
+                thought.append(piece)
+            case CallBegins(_, name, call_id):
+                arguments.append([])
+                calls.append(ToolCall(CalledFunction(name, ""), call_id, "function"))
+            case CallArguments(index, piece):
+                arguments[index].append(piece)
+            case CallEnds():
+                pass
+    for call, pieces in zip(calls, arguments, strict=True):
+        call.function.arguments = "".join(pieces)
+    told = "".join(content)
+    message = AnswerMessage(content=(told or None) if calls else told)
+    if calls:
+        message.tool_calls = calls
+    if thought:
+        message.reasoning_content = message.reasoning = "".join(thought)
+    return message
 
 
 def chunk_deltas(reader: ChoiceReader, piece: Piece) -> list[MessageDelta]:
-    """What chunks say of a piece of a choice: text, the name of a call, its arguments."""
+    """What chunks say of a piece of a choice: reasoning, text, a call's name, its arguments."""
     deltas = list[MessageDelta]()
-    for delta in reader.read(piece.text, piece.finish):
-        if delta.text:
-            deltas.append(MessageDelta(content=delta.text))
-        if delta.name is not None:
-            function = CalledFunction(delta.name, "")
-            call = ToolCall(function, reader.call_id, "function", index=0)
-            deltas.append(MessageDelta(tool_calls=[call]))
-        if delta.arguments:
-            function = CalledFunction(arguments=delta.arguments)
-            deltas.append(MessageDelta(tool_calls=[ToolCall(function, index=0)]))
+    for event in reader.events(piece.text, piece.finish):
+        match event:
+            case Text(text):
+                deltas.append(MessageDelta(content=text))
+            case Reasoning(text):
+                deltas.append(MessageDelta(reasoning_content=text, reasoning=text))
+            case CallBegins(index, name, call_id):
+                call = ToolCall(CalledFunction(name, ""), call_id, "function", index)
+                deltas.append(MessageDelta(tool_calls=[call]))
+            case CallArguments(index, text):
+                call = ToolCall(CalledFunction(arguments=text), index=index)
+                deltas.append(MessageDelta(tool_calls=[call]))
+            case CallEnds():
+                pass
     return deltas

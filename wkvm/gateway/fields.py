@@ -164,12 +164,19 @@ class CommonFields(StateFields, kw_only=True):
         suggested = _without_cuts(texts.suggested)
         return {**suggested, **given, "max_tokens": max_tokens, "grammar": grammar}
 
-    def text_options(self, *, logprobs: bool = False, stops: tuple[str, ...] = ()) -> TextOptions:
+    def text_options(
+        self,
+        *,
+        logprobs: bool = False,
+        stops: tuple[str, ...] = (),
+        shown: frozenset[int] = frozenset(),
+    ) -> TextOptions:
         """How the ids of this request become text.
 
         Args:
             logprobs: whether log probabilities were asked for.
             stops: stop strings besides those of the request, such as a chat template's.
+            shown: special tokens that have text whatever ``skip_special_tokens`` says.
 
         Raises:
             HttpError: 400; as ``stops``.
@@ -178,6 +185,7 @@ class CommonFields(StateFields, kw_only=True):
             stops=(*self.stops, *stops),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special=self.skip_special_tokens is not False,
+            shown=shown,
             min_tokens=self.min_tokens or 0,
             logprobs=logprobs,
         )

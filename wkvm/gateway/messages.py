@@ -59,6 +59,8 @@ class Message(msgspec.Struct):
     tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @property
     def calls(self) -> list[PastCall]:
@@ -93,6 +95,10 @@ def template_messages(
         entry: dict[str, object] = {"role": message.role, "content": content}
         if name is not None:
             entry["name"] = name
+        thought = message.reasoning_content or message.reasoning
+        if thought is not None and message.role == "assistant":
+            # Templates leave it out of the prompt, or not, as the model was trained.
+            entry["reasoning_content"] = thought
         if message.role == "developer" and not template.knows_developer:
             entry["role"] = "system"
         elif template.knows_tools:

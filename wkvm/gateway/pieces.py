@@ -77,6 +77,7 @@ class TextOptions:
         include_stop: whether the text has the stop string, or the text of the stop id, at
             its end.
         skip_special: whether special tokens have no text.
+        shown: special tokens that have theirs all the same.
         min_tokens: stop strings are not looked for in the text of this many first ids.
         logprobs: whether pieces have log probabilities. The engine must have been asked too.
     """
@@ -84,6 +85,7 @@ class TextOptions:
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special: bool = True
+    shown: frozenset[int] = frozenset()
     min_tokens: int = 0
     logprobs: bool = False
 
@@ -116,7 +118,9 @@ class ChoiceText:
         self._borders = None if cut is None else Borders()
         self._tokenizer = texts.tokenizer
         self._options = options
-        self._decoder = IncrementalDecoder(texts.tokenizer, skip_special=options.skip_special)
+        self._decoder = IncrementalDecoder(
+            texts.tokenizer, skip_special=options.skip_special, shown=options.shown
+        )
         self._matcher = StopStrings(options.stops) if options.stops else None
         self._n_output = 0
 

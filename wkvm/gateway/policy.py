@@ -121,7 +121,6 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     "lora_path": Unsupported((), _USE_MODEL),
     "lora_request": Unsupported((), _USE_MODEL),
     "prompt_embeds": Unsupported((), "not supported: a prompt is text or ids"),
-    "thinking_token_budget": Unsupported(),
     "use_beam_search": Unsupported((False,)),
     "vllm_xargs": Unsupported(({},)),
 }
@@ -131,29 +130,18 @@ COMPLETIONS = Policy(
     _UNUSED | {"add_special_tokens"},
     {
         **_UNSUPPORTED,
+        "thinking_token_budget": Unsupported((), "not supported: a completion is all text"),
         "suffix": Unsupported(("",), "this model cannot fill in: there is no token for a gap"),
     },
 )
 CHATS = Policy(
     "/v1/chat/completions",
-    _UNUSED
-    | {
-        "add_special_tokens",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "reasoning_effort",
-        "verbosity",
-    },
+    _UNUSED | {"add_special_tokens", "prompt_cache_key", "verbosity"},
     {
         **_UNSUPPORTED,
         "audio": Unsupported(),
         "best_of": Unsupported((1,), "not supported in chats: ask for n"),
         "chat_template": Unsupported((), "templates come with the model, not with requests"),
-        "chat_template_kwargs": Unsupported(
-            ({},),
-            "templates take nothing from requests: set it at the beginning of the model's, as in "
-            "{% set enable_thinking = false %}",
-        ),
         "documents": Unsupported(([],)),
         "function_call": Unsupported(("none",), "not supported: use tool_choice"),
         "functions": Unsupported(([],), "not supported: use tools"),
@@ -162,16 +150,21 @@ CHATS = Policy(
         "web_search_options": Unsupported(),
     },
 )
-_OF_TEMPLATES = {
-    name: CHATS.unsupported[name] for name in ("chat_template", "chat_template_kwargs")
-}
 TURNS = Policy(
     "/v1/sessions/{id}/generate",
-    CHATS.unused,
+    CHATS.unused | {"parallel_tool_calls", "reasoning_effort"},
     {name: field for name, field in CHATS.unsupported.items() if name != "best_of"}
-    | {"best_of": Unsupported((1,), "a session goes one way: fork it for several")},
+    | {
+        "best_of": Unsupported((1,), "a session goes one way: fork it for several"),
+        "chat_template_kwargs": Unsupported(({},)),
+        "thinking_token_budget": Unsupported(),
+    },
 )
-TOKENS = Policy("/tokenize", frozenset({"add_special_tokens"}), _OF_TEMPLATES)
+TOKENS = Policy(
+    "/tokenize",
+    frozenset({"add_special_tokens"}),
+    {"chat_template": CHATS.unsupported["chat_template"]},
+)
 MESSAGES = Policy(
     "/v1/messages",
     frozenset({"cache_control", "context_management", "inference_geo", "service_tier", "speed"}),
@@ -205,7 +198,6 @@ NAMED = frozenset(
         "grammar",
         "id_slot",
         "images",
-        "include_reasoning",
         "json_schema",
         "keep_alive",
         "max_new_tokens",

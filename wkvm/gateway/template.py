@@ -32,6 +32,10 @@ TEMPLATE_JSON = "chat_template.json"
 Message: TypeAlias = Mapping[str, object]
 """A chat message as the OpenAI API has it: ``role``, ``content``, perhaps more."""
 
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
+"""What a template is given that no option may be called."""
+NO_OPTIONS: Mapping[str, object] = {}
+
 WORLD_TEMPLATE = """\
 {%- for message in messages -%}
 {%- set text = message['content'].replace('\\r\\n', '\\n').strip() -%}
@@ -110,6 +114,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
+        options: Mapping[str, object] = NO_OPTIONS,
     ) -> str:
         """The text of a prompt. Cost: some hundred microseconds.
 
@@ -117,6 +122,8 @@ class ChatTemplate:
             messages: the conversation so far.
             tools: as the OpenAI API has them, for a template that knows what they are.
             add_generation_prompt: end with the opening of the assistant's answer.
+            options: what else the template may name, such as ``enable_thinking``. None of
+                ``RESERVED`` is among them.
 
         Raises:
             TemplateError: the template refused the messages or failed on them.
@@ -126,7 +133,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
-                **self.variables,
+                **{**options, **self.variables},
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"chat template: {error}") from error
@@ -166,6 +173,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         after: Sequence[int] = (),
         between: bool = False,
+        options: Mapping[str, object] = NO_OPTIONS,
     ) -> Written:
         """A prompt: the text that ``render`` gives.
 
@@ -173,7 +181,7 @@ class ChatTemplate:
         messages and tools they stay plain text: a user cannot forge the end of a turn.
 
         Args:
-            messages, tools, add_generation_prompt: as of ``render``.
+            messages, tools, add_generation_prompt, options: as of ``render``.
             continue_final_message: end right after the content of the last message, which
                 the model then continues.
             after: the last ids of the state that the prompt continues, those that wait to be fed
@@ -201,6 +209,7 @@ class ChatTemplate:
 
         hidden = cast("list[Message]", _map_strings(messages, hide_all))
         hidden_tools = cast("list[Message]", _map_strings(tools, hide_all))
+        hidden_options = cast("Message", _map_strings(options, hide_all))
         if continue_final_message:
             last = hidden[-1]
             hidden[-1] = {**last, "content": f"{last['content']}{_CUT}"}
@@ -210,7 +219,10 @@ class ChatTemplate:
             text = self._common_start(hidden, pattern)
         else:
             text = self.render(
-                hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt
+                hidden,
+                tools=hidden_tools,
+                add_generation_prompt=add_generation_prompt,
+                options=hidden_options,
             )
         if after:
             text = _after_cut(text)

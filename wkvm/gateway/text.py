@@ -45,11 +45,20 @@ class IncrementalDecoder:
     """Turn a stream of ids into text, holding back what may still become a character.
 
     All returned texts in order equal ``tokenizer.decode`` of all ids, however they are cut.
+
+    Args:
+        skip_special: whether special tokens have no text, but those in ``shown``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset[int]()
         self._utf8 = new_utf8_decoder()
         self._is_between = True
         self._whole_texts = tokenizer.whole_texts

@@ -40,6 +40,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class Tokens(msgspec.Struct):
@@ -157,6 +158,7 @@ def _chat_ids(body: TokenizeBody, gateway: Gateway) -> list[int]:
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
     return question(
         chat, gateway.texts, max_model_len=None, omit_media=gateway.config.omit_media

@@ -1,21 +1,23 @@
-"""Tools of a chat: what clients may offer, how the model is told, and the grammar of a call.
+"""Tools of a chat: what clients may offer, and how the model is told.
 
-A model calls a tool by answering with one JSON object, ``{"name": ..., "arguments": {...}}``,
-and nothing else. Where a call is required, a grammar leaves it no other choice.
+How a model writes calls depends on its family: see ``parsing``. One whose template knows no tools
+is told to answer with one JSON object, ``{"name": ..., "arguments": {...}}``, and nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.parsing.forms import Called
+from wkvm.gateway.schemas import Schema as Schema
+from wkvm.gateway.schemas import closed, compact
 
 MAX_TOOLS = 128
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
-Schema: TypeAlias = dict[str, object]
 
 
 class Function(msgspec.Struct, omit_defaults=True):
@@ -84,25 +86,17 @@ class ToolUse:
         call = 'answer only {"name":NAME,"arguments":OBJECT}'
         return "\n".join(["Functions you can call:", *offered, f"To call one, {call}"])
 
-    def grammar(self, answer: Schema | None = None) -> str:
-        """A call of one of the functions, in the Lark notation of llguidance.
+    def called(self) -> list[Called]:
+        """What may be called, for a grammar."""
+        return [
+            Called(function.name, arguments_schema(function))
+            for function in self.functions
+            if function.name in self.names
+        ]
 
-        Args:
-            answer: JSON that may come instead of a call.
-        """
-        called = [function for function in self.functions if function.name in self.names]
-        starts = [f"call_{index}" for index in range(len(called))]
-        lines = list[str]()
-        for index, function in enumerate(called):
-            head = f'{{"name":"{function.name}","arguments":'.replace('"', '\\"')
-            lines += [
-                f'call_{index}: "{head}" arguments_{index} "}}"',
-                f"arguments_{index}: %json {_json(arguments_schema(function))}",
-            ]
-        if answer is not None:
-            starts.append("answer")
-            lines.append(f"answer: %json {_json(answer)}")
-        return "\n".join([f"start: {' | '.join(starts)}", *lines, ""])
+    def offered(self) -> dict[str, Schema]:
+        """What may be called, for who reads it: the schema of the arguments, by the name."""
+        return {one.name: _parameters(one) for one in self.functions if one.name in self.names}
 
 
 def _parameters(function: Function) -> Schema:
@@ -150,26 +144,6 @@ def arguments_schema(function: Function) -> Schema:
     return compact({**closed(_parameters(function)), "type": "object"}, lenient=not function.strict)
 
 
-def closed(schema: Schema) -> Schema:
-    """A schema whose objects have the properties that are listed and no others.
-
-    By itself JSON Schema allows any others, which nobody means who lists some, and with which a
-    model may go on for ever. What says itself what else there may be, or needs more than it
-    lists, is left as it is, as is a schema that joins lists of properties.
-    """
-    return schema if _is_joined(schema) else cast("Schema", _closed(schema))
-
-
-def compact(schema: Schema, *, lenient: bool = False) -> Schema:
-    """A schema whose JSON has no white space outside of strings: a model might never end it.
-
-    Args:
-        lenient: ignore what no grammar can express, instead of refusing it.
-    """
-    layout = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    return {**schema, "x-guidance": {**layout, "lenient": lenient}}
-
-
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -181,48 +155,3 @@ def _function(tool: Tool, field: str) -> Function:
     if (function.parameters or {}).get("type", "object") != "object":
         raise invalid(f"{field}.function.parameters", "the schema is not one of an object")
     return function
-
-
-_SUBSCHEMA_MAPS = ("properties", "$defs", "definitions")
-_SUBSCHEMA_LISTS = ("anyOf", "oneOf", "prefixItems")
-_OPENING = frozenset(("additionalProperties", "patternProperties", "unevaluatedProperties"))
-"""With one of these, what else an object may have is said there."""
-_JOINING = frozenset(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
-"""With one of these, an object has more properties than are listed beside it."""
-
-
-def _is_joined(schema: object) -> bool:
-    """Whether an object's properties are listed in several places: none of them has all."""
-    if isinstance(schema, Mapping):
-        entries = cast("Mapping[str, object]", schema)
-        parts = entries.get("allOf")
-        if isinstance(parts, list) and len(cast("list[object]", parts)) > 1:
-            return True
-        if "properties" in entries and _JOINING & entries.keys():
-            return True
-        return any(_is_joined(entry) for entry in entries.values())
-    if isinstance(schema, list):
-        return any(_is_joined(entry) for entry in cast("list[object]", schema))
-    return False
-
-
-def _closed(schema: object) -> object:
-    if not isinstance(schema, Mapping):
-        return schema
-    result = dict(cast("Mapping[str, object]", schema))
-    for key in _SUBSCHEMA_MAPS:
-        if isinstance(entries := result.get(key), Mapping):
-            named = cast("Mapping[str, object]", entries)
-            result[key] = {name: _closed(entry) for name, entry in named.items()}
-    for key in _SUBSCHEMA_LISTS:
-        if isinstance(entries := result.get(key), list):
-            result[key] = [_closed(entry) for entry in cast("list[object]", entries)]
-    if "items" in result:
-        result["items"] = _closed(result["items"])
-    if isinstance(listed := result.get("properties"), Mapping) and not _OPENING & result.keys():
-        needed = result.get("required")
-        if not isinstance(needed, list) or all(
-            name in listed for name in cast("list[object]", needed)
-        ):
-            result["additionalProperties"] = False
-    return result

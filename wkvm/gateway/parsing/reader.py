@@ -48,13 +48,20 @@ class CallReader(AnswerReader):
         calls: what may be called.
         openings: how calls begin. No marker is the beginning of another one.
         is_single: tell of the first call alone.
+        is_required: tell of calls alone: what looks like text is a call that was cut off.
     """
 
     def __init__(
-        self, calls: Calls, openings: Sequence[Opening], *, is_single: bool = False
+        self,
+        calls: Calls,
+        openings: Sequence[Opening],
+        *,
+        is_single: bool = False,
+        is_required: bool = False,
     ) -> None:
         self._calls = calls
         self._is_single = is_single
+        self._is_required = is_required
         marked = [opening for opening in openings if opening.marker]
         self._openings = sorted(marked, key=lambda one: len(one.marker), reverse=True)
         self._firsts = frozenset(one.marker[0] for one in marked)
@@ -97,6 +104,8 @@ class CallReader(AnswerReader):
 
     def _told(self, out: list[Event]) -> list[Event]:
         """What is told of what was found."""
+        if self._is_required:
+            out = [event for event in out if not isinstance(event, Text)]
         if not self._is_single or self._calls.n_begun < 2:
             return out
         return [event for event in out if _index(event) == 0]
