@@ -16,6 +16,7 @@ from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 
 BENCHES = {
     "aborts": "100,000 streams of the HTTP gateway given up in every state: what is left of them",
+    "clients": "100 clients at once over HTTP and the binary protocol, and usage of all interfaces",
     "decode": "the bundled model against the rwkv package, batch 1 and 16",
     "engine": "the engine against the bare forward pass, 256 rows, alone and beside a long prompt",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",

@@ -27,6 +27,10 @@ LEFT_OVER = [
 ]
 CASES = {
     "aborts": [*LEFT_OVER, "RSS, second half"],
+    "clients": [
+        "bundled on cpu, 6 clients",
+        "tokens of usage apart from those that the engine counted",
+    ],
     "decode": ["batch 1", "batch 16"],
     "engine": [
         "tiny on cpu, 4 rows",
@@ -108,8 +112,9 @@ def test_a_benchmark_runs_and_writes_a_line_a_case(name: str, tmp_path: Path) ->
     assert all(record["settings"]["smoke"] for record in records)
     assert all(record["a"]["n"] == 1 for record in records if "a" in record)
     assert all(record["rung"]["errors"] == {} for record in records if "rung" in record)
-    left_over = [record for record in records if record.get("unit") == "left over"]
-    assert [record["case"] for record in left_over if not record["met"]] == []
+    # What is so however fast the machine is.
+    facts = [record for record in records if record.get("unit") in ("left over", "tokens")]
+    assert [record["case"] for record in facts if not record["met"]] == []
 
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones() -> None:
