@@ -111,6 +111,8 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
                 block, delta = message["content"][-1], event["delta"]
                 if delta["type"] == "text_delta":
                     block["text"] += delta["text"]
+                elif delta["type"] == "thinking_delta":
+                    block["thinking"] += delta["thinking"]
                 else:
                     assert delta["type"] == "input_json_delta"
                     written += delta["partial_json"]
@@ -267,11 +269,11 @@ WRITES = (
 """A template that shows what it is given, for whose ids are bytes."""
 
 
-async def written(*, omit_media: bool = False, **fields: Any) -> str:
+async def written(*, omit_media: bool = False, template: str = WRITES, **fields: Any) -> str:
     """The prompt that a request makes, with ``WRITES``."""
     seen = list[bytes]()
     model = FakeModel(vocab_size=256)
-    texts = Texts(ByteTokenizer(), ChatTemplate(WRITES))
+    texts = Texts(ByteTokenizer(), ChatTemplate(template))
     model.before_forward = lambda batch: seen.append(bytes(batch.token_ids.tolist()))
     config = GatewayConfig(omit_media=omit_media)
     engine = Engine(model, EngineConfig(n_slots=8))
@@ -338,13 +340,20 @@ async def test_a_result_that_is_an_error_says_so() -> None:
     assert "[tool:Error:\ntoo far=toolu_1]" in await written(messages=messages, tools=TOOLS)
 
 
-async def test_thoughts_of_before_are_left_out() -> None:
+async def test_a_template_that_shows_no_thoughts_leaves_those_of_before_out() -> None:
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "x"},
         {"type": "redacted_thinking", "data": "x"},
     ]
     messages = [USER, {"role": "assistant", "content": [*thoughts, *text("So:")]}, USER]
     assert await written(messages=messages) == "[user:Hello][assistant:So:][user:Hello]!"
+
+
+async def test_a_template_may_show_thoughts_of_before() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    messages = [USER, {"role": "assistant", "content": [thought, *text("So:")]}, USER]
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}|{% endfor %}"
+    assert await written(messages=messages, template=template) == "|hm||"
 
 
 async def test_a_turn_of_the_system_may_be_a_block() -> None:
@@ -439,6 +448,76 @@ async def test_an_answer_is_json_of_a_schema() -> None:
         assert json.loads(answer["content"][0]["text"])["n"] in (1, 2)
         form["format"]["schema"] = {"type": "object", "not": {}}
         assert (await refusal(running, output_config=form)).startswith("output_config.format: ")
+
+
+# --- thoughts, and several calls --------------------------------------------------------------
+
+QWEN = Texts(
+    ByteTokenizer(),
+    ChatTemplate(
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ enable_thinking }}"
+        "{% if tools %}{% endif %}"
+    ),
+    tool_parser="hermes",
+    reasoning_parser="think",
+)
+"""Of a model that thinks, and calls several tools at once."""
+THOUGHT = "<think>\nWell.\n</think>\n\nLet us go."
+SAID = [{"type": "text", "text": "Let us go.", "citations": None}]
+WELL = {"type": "thinking", "thinking": "Well.", "signature": ""}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "word", "content"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, "True", [WELL, *SAID]),
+        ({"type": "adaptive", "display": "summarized"}, "True", [WELL, *SAID]),
+        ({"type": "enabled", "display": "omitted"}, "True", SAID),
+        ({"type": "disabled"}, "False", SAID),
+        (None, "", SAID),
+    ],
+)
+async def test_thoughts_are_told_if_they_are_asked_for(
+    thinking: dict[str, Any] | None, word: str, content: list[dict[str, Any]]
+) -> None:
+    if thinking is not None:
+        thinking.pop("budget_tokens", None)  # to ids that are bytes, the closing word is many
+    engine = saying(THOUGHT, n_prompt=len(f"Hello{word}"))
+    async with gateway_running(engine, texts=QWEN) as running:
+        answer = await ask(running, thinking=thinking)
+        events = await stream(running, thinking=thinking)
+    assert answer["content"] == content
+    assert joined(events) | {"id": ""} == answer | {"id": ""}
+
+
+async def test_a_budget_that_cannot_be_kept_is_refused_by_its_name() -> None:
+    async with gateway_running(constrained(), texts=QWEN) as running:
+        why = await refusal(running, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert why.startswith("thinking.budget_tokens: ")
+
+
+async def test_an_answer_may_have_text_and_several_calls() -> None:
+    calls = "".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in TWO_CALLS)
+    engine = saying(f"{THOUGHT}\n{calls}", n_prompt=len("Hello"))
+    async with gateway_running(engine, texts=QWEN) as running:
+        answer = await ask(running, tools=TOOLS, max_tokens=300)
+        events = await stream(running, tools=TOOLS, max_tokens=300)
+        single = {"type": "auto", "disable_parallel_tool_use": True}
+        one = await ask(running, tools=TOOLS, max_tokens=300, tool_choice=single)
+    assert nameless(joined(events)) == nameless(answer)
+    assert [block["type"] for block in answer["content"]] == ["text", "tool_use", "tool_use"]
+    assert [block["input"] for block in answer["content"][1:]] == [
+        call["arguments"] for call in TWO_CALLS
+    ]
+    assert len({block["id"] for block in answer["content"][1:]}) == 2
+    assert answer["stop_reason"] == "tool_use"
+    assert [block["type"] for block in one["content"]] == ["text", "tool_use"]
+
+
+TWO_CALLS: list[dict[str, Any]] = [
+    {"name": "go", "arguments": {"direction": "north", "steps": 2}},
+    {"name": "wait", "arguments": {}},
+]
 
 
 # --- refusals ---------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from wkvm.gateway.tools import ToolChoice as ChatToolChoice
 
 _MEDIA = {"image": "image_url", "document": "file"}
 """Blocks that are no text, and the parts of a chat that have the same note."""
-_HIDDEN = ("thinking", "redacted_thinking")
-"""Blocks of answers of before that the model is not told of."""
+_HIDDEN = ("redacted_thinking",)
+"""Blocks of answers of before that nobody here can read."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}\Z")]
 Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]+\Z", max_length=256)]
@@ -32,6 +32,7 @@ class Block(msgspec.Struct):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     id: Id | None = None
     name: str | None = None
     input: msgspec.Raw | UnsetType = UNSET
@@ -66,7 +67,12 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the answer is thought over first."""
+    """Whether the answer is thought over first.
+
+    Attributes:
+        budget_tokens: the most that is thought.
+        display: whether it is told.
+    """
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Integer | None = None
@@ -144,6 +150,9 @@ def to_chat(body: PromptBody, *, omit_media: bool) -> ChatBody:
         chat.tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
     if body.tool_choice is not None:
         chat.tool_choice = _tool_choice(body.tool_choice)
+        if body.tool_choice.disable_parallel_tool_use is not None:
+            chat.parallel_tool_calls = not body.tool_choice.disable_parallel_tool_use
+    _think(body.thinking, chat)
     if body.output_config is not None and body.output_config.format is not None:
         schema = NamedSchema("answer", body.output_config.format.schema, strict=True)
         chat.response_format = ResponseFormat("json_schema", schema)
@@ -228,13 +237,18 @@ class _Reader:
         raise invalid(where, f"a block of type {block.type!r} is not supported here")
 
     def _answer(self, blocks: Sequence[tuple[str, Block]]) -> Message:
-        parts, calls = list[Part](), list[PastCall]()
+        parts, calls, thoughts = list[Part](), list[PastCall](), list[str]()
         for where, block in blocks:
             if block.type == "tool_use":
                 calls.append(self._call(block, where))
+            elif block.type == "thinking":
+                thoughts.append(block.thinking or "")
             elif block.type not in _HIDDEN:
                 parts.append(self._part(block, where))
-        return Message("assistant", parts, tool_calls=calls or None)
+        message = Message("assistant", parts, tool_calls=calls or None)
+        if thoughts:
+            message.reasoning_content = "\n".join(thoughts)
+        return message
 
     def _call(self, block: Block, where: str) -> PastCall:
         if block.id is None or not block.name or block.input is UNSET:
@@ -258,6 +272,15 @@ class _Reader:
             parts = [Part("text", content)] if isinstance(content, str) else content
             content = [Part("text", "Error:"), *parts]
         return Message("tool", content, tool_call_id=block.tool_use_id)
+
+
+def _think(thinking: Thinking | None, chat: ChatBody) -> None:
+    """Let the model think, and tell of it, as far as that is asked for."""
+    asked = thinking is not None and thinking.type != "disabled"
+    chat.include_reasoning = asked and thinking is not None and thinking.display != "omitted"
+    if thinking is not None:
+        chat.chat_template_kwargs = {"enable_thinking": asked}
+        chat.thinking_token_budget = thinking.budget_tokens if asked else None
 
 
 def _tool(tool: OfferedTool, where: str) -> Tool:

@@ -22,7 +22,11 @@ _TYPES = {
 }
 """By the status; others are ``invalid_request_error`` below 499 and ``api_error`` from there on."""
 
-NAMES = {"response_format": "output_config.format", "stop": "stop_sequences"}
+NAMES = {
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 """What bodies call fields of the chat that they are turned into, where it is another name."""
 
 

@@ -1,12 +1,14 @@
 """The JSON of Anthropic's answers, whole and in events."""
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec.json import encode
 
 from wkvm.gateway.chat_jobs import ChatJob
-from wkvm.gateway.chat_replies import ChatFinishReason, ChoiceReader
+from wkvm.gateway.chat_replies import ChatFinishReason
+from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.pieces import Finish, Piece, Whole
 from wkvm.gateway.replies import Usage as ChatUsage
 
@@ -45,6 +47,13 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     citations: None = None
 
 
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What was thought before. The signature, which other servers check, is empty."""
+
+    thinking: str
+    signature: str = ""
+
+
 class Caller(msgspec.Struct):
     """Who calls a tool: the model."""
 
@@ -60,6 +69,9 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     caller: Caller = msgspec.field(default_factory=Caller)
 
 
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
 class Reply(msgspec.Struct, kw_only=True):
     """A message of the model; as it begins, in the first event of a stream."""
 
@@ -67,7 +79,7 @@ class Reply(msgspec.Struct, kw_only=True):
     type: str = "message"
     role: str = "assistant"
     model: str
-    content: list[TextBlock | ToolUseBlock]
+    content: list[Block]
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     stop_details: None = None
@@ -98,6 +110,14 @@ _STOP = _event("message_stop")
 _EMPTY = msgspec.Raw(b"{}")
 
 
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""Of the deltas of a block, by its type: their own type, and where their text is."""
+
+
 class Replier:
     """Writes the answer to one request: whole, or in events.
 
@@ -113,23 +133,46 @@ class Replier:
         self._reader = job.reader()
         self._has_begun = False
         self._n_blocks = 0
-        self._open: Literal["text", "tool_use"] | None = None
+        self._open = ""
         self._delta = b""
 
     def whole(self, whole: Whole) -> bytes:
         """The answer that is not streamed."""
-        deltas = self._reader.read(whole.text, whole.finish)
-        content = list[TextBlock | ToolUseBlock]()
-        if text := "".join([delta.text for delta in deltas]):
-            content.append(TextBlock(text))
-        if self._reader.name is not None:
-            arguments = "".join([delta.arguments for delta in deltas])
-            made = ToolUseBlock(_call_id(self._reader), self._reader.name, _object(arguments))
-            content.append(made)
+        found = list[tuple[Block, list[str]]]()
+        for block, text in self._parts(whole.text, whole.finish):
+            if block is not None:
+                found.append((block, []))
+            found[-1][1].append(text)
+        content = [_filled(block, "".join(texts)) for block, texts in found]
         reply = self._reply(content, self._usage(whole.finish))
         end = self._end(whole.finish)
         reply.stop_reason, reply.stop_sequence = end.stop_reason, end.stop_sequence
         return encode(reply)
+
+    def _parts(self, text: str, finish: Finish | None) -> Iterator[tuple[Block | None, str]]:
+        """What came, as text of blocks; each with the block if it begins one."""
+        for event in self._reader.events(text, finish):
+            match event:
+                case Text(told):
+                    yield self._begun(TextBlock("")), told
+                case Reasoning(told):
+                    yield self._begun(ThinkingBlock("")), told
+                case CallBegins(_, name, call_id):
+                    self._open = ""
+                    name_of_call = f"toolu_{call_id.removeprefix('call_')}"
+                    yield self._begun(ToolUseBlock(name_of_call, name, _EMPTY)), ""
+                case CallArguments(_, told):
+                    yield None, told
+                case CallEnds():
+                    pass
+
+    def _begun(self, block: Block) -> Block | None:
+        """A block, unless one of its type is open."""
+        kind = _type(block)
+        if self._open == kind:
+            return None
+        self._open = kind
+        return block
 
     # --- events ------------------------------------------------------------------------------
 
@@ -145,28 +188,22 @@ class Replier:
     def piece(self, piece: Piece) -> bytes:
         """The events, if any, that a piece of the answer becomes; the last one's are the end."""
         events = list[bytes]()
-        for delta in self._reader.read(piece.text, piece.finish):
-            if delta.text:
-                if self._open != "text":
-                    events.append(self._block("text", TextBlock("")))
-                events.append(self._of_block(delta.text))
-            if delta.name is not None:
-                call = ToolUseBlock(_call_id(self._reader), delta.name, _EMPTY)
-                events.append(self._block("tool_use", call))
-            if delta.arguments:
-                events.append(self._of_block(delta.arguments))
+        for block, text in self._parts(piece.text, piece.finish):
+            if block is not None:
+                events.append(self._start(block))
+            if text:
+                events.append(b"%b%b}}\n\n" % (self._delta, encode(text)))
         if events or piece.finish is not None:
             events.insert(0, self.begin())
         if piece.finish is not None:
-            events += [self._close(), self._last(piece.finish), _STOP]
+            events += [self._stop(), self._last(piece.finish), _STOP]
         return b"".join(events)
 
-    def _block(self, kind: Literal["text", "tool_use"], block: TextBlock | ToolUseBlock) -> bytes:
+    def _start(self, block: Block) -> bytes:
         """The beginning of a block, and the end of the one before."""
-        end, index = self._close(), self._n_blocks
-        self._open = kind
+        end, index = self._stop(), self._n_blocks
         self._n_blocks += 1
-        form, name = ("text_delta", "text") if kind == "text" else _JSON_DELTA
+        form, name = _DELTAS[_type(block)]
         # Encoded once: there are as many of these as tokens.
         self._delta = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
@@ -174,13 +211,10 @@ class Replier:
         )
         return end + _event("content_block_start", index=index, content_block=block)
 
-    def _of_block(self, text: str) -> bytes:
-        return b"%b%b}}\n\n" % (self._delta, encode(text))
-
-    def _close(self) -> bytes:
-        if self._open is None:
+    def _stop(self) -> bytes:
+        """The end of the last block."""
+        if not self._n_blocks:
             return b""
-        self._open = None
         return _event("content_block_stop", index=self._n_blocks - 1)
 
     def _last(self, finish: Finish) -> bytes:
@@ -188,7 +222,7 @@ class Replier:
 
     # --- what both have ----------------------------------------------------------------------
 
-    def _reply(self, content: list[TextBlock | ToolUseBlock], usage: Usage) -> Reply:
+    def _reply(self, content: list[Block], usage: Usage) -> Reply:
         return Reply(id=self._name, model=self._model, content=content, usage=usage)
 
     def _end(self, finish: Finish) -> _MessageDelta:
@@ -202,9 +236,6 @@ class Replier:
         return _usage(self._job.usage([finish], [finish.state]))
 
 
-_JSON_DELTA = ("input_json_delta", "partial_json")
-
-
 def _usage(cost: ChatUsage) -> Usage:
     n_cached = cost.prompt_tokens_details.cached_tokens
     return Usage(
@@ -214,8 +245,20 @@ def _usage(cost: ChatUsage) -> Usage:
     )
 
 
-def _call_id(reader: ChoiceReader) -> str:
-    return f"toolu_{reader.call_id.removeprefix('call_')}"
+def _type(block: Block) -> str:
+    kind = block.__struct_config__.tag
+    assert isinstance(kind, str)
+    return kind
+
+
+def _filled(block: Block, text: str) -> Block:
+    match block:
+        case TextBlock():
+            return TextBlock(text)
+        case ThinkingBlock():
+            return ThinkingBlock(text)
+        case ToolUseBlock(id=name, name=function):
+            return ToolUseBlock(name, function, _object(text))
 
 
 def _object(arguments: str) -> msgspec.Raw:
