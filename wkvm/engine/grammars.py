@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wkvm.core.errors import InvalidParameterError, MissingExtraError
 from wkvm.core.grammar import Constraint, Grammar, Unbound
+from wkvm.engine.json_numbers import NumberIds, Numbers
 
 if TYPE_CHECKING:
     import llguidance
@@ -73,6 +74,7 @@ class GrammarCompiler:
         self._token_bytes = token_bytes
         self._vocab_size = vocab_size
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._number_ids: NumberIds | None = None
         self._kept = OrderedDict[Grammar, _Compiled]()
         self._waiting = dict[Grammar, list[Unbound]]()
         self._finished = deque[tuple[Grammar, _Compiled]]()
@@ -143,6 +145,7 @@ class GrammarCompiler:
             vocab_size=self._vocab_size,
             stops=request.stops,
             allowed_ids=request.allowed_ids,
+            numbers=self._numbers() if request.grammar.kind == "json_schema" else None,
         )
         try:
             for token_id in request.told:
@@ -150,6 +153,11 @@ class GrammarCompiler:
         except InvalidParameterError as error:
             return error
         return follower
+
+    def _numbers(self) -> Numbers:
+        if self._number_ids is None:
+            self._number_ids = NumberIds(self._token_bytes[: self._vocab_size])
+        return Numbers(self._number_ids)
 
     def _start(self, grammar: Grammar) -> None:
         self._is_busy = True
@@ -189,8 +197,10 @@ class Follower:
         vocab_size: int,
         stops: Collection[int],
         allowed_ids: Sequence[int] | None,
+        numbers: Numbers | None,
     ) -> None:
         self._matcher = matcher
+        self._numbers = numbers
         self._vocab_size = vocab_size
         self._stops = frozenset(stops)
         self._allowed_ids = allowed_ids
@@ -215,14 +225,25 @@ class Follower:
                 bits[stop >> 3] |= 1 << (stop & 7)
             else:
                 _clear(bits, stop)
+        mask = bytes(bits)
+        if self._numbers is not None:
+            mask = self._numbers.limit(mask, may_end=self.may_end, after=self._after)
         if self._allowed_ids is None:
-            return bytes(bits)
+            return mask
         if self._allowed is None:
             allowed = bytearray(n_bytes)
             for token_id in self._allowed_ids:
                 allowed[token_id >> 3] |= 1 << (token_id & 7)
             self._allowed = int.from_bytes(allowed)
-        return (int.from_bytes(bits) & self._allowed).to_bytes(n_bytes)
+        return (int.from_bytes(mask) & self._allowed).to_bytes(n_bytes)
+
+    def _after(self, token_id: int) -> tuple[bytes, bool]:
+        """What may come after an id that may come next, and whether the output may end there."""
+        matcher = self._matcher.deep_copy()
+        matcher.consume_token(token_id)
+        bits = bytearray(matcher.compute_bitmask())
+        _clear(bits, self._vocab_size)
+        return bytes(bits[: -(-self._vocab_size // 8)]), matcher.is_accepting()
 
     def advance(self, token_id: int) -> bool:
         """Take note of an id that was chosen; whether nothing may follow."""
@@ -230,6 +251,8 @@ class Follower:
             return False
         self._matcher.consume_token(token_id)
         _check(self._matcher)
+        if self._numbers is not None:
+            self._numbers.advance(token_id)
         return self._matcher.is_stopped()
 
 

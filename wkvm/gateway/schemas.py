@@ -94,6 +94,9 @@ class _Checker:
                     continue
                 self._refuse(f'the keyword "{key}", at {inner}, is not supported')
             result[key] = self._value(key, value, inner, depth + 1)
+        if _counts_twice(result):
+            why = "more properties than are listed, of names that may come twice"
+            self._refuse(f'"minProperties", at {path}/minProperties, asks for {why}')
         form = result.get("format")
         if isinstance(form, str) and form not in FORMATS and _may_be_string(result):
             known = ", ".join(sorted(FORMATS))
@@ -117,6 +120,19 @@ class _Checker:
 
     def _refuse(self, why: str) -> NoReturn:
         raise invalid(self._field, f"{self._at}: {why}")
+
+
+def _counts_twice(schema: Schema) -> bool:
+    """Whether an object may seem to have as many properties as it needs since one came twice.
+
+    A grammar does not know which names it has had that are not listed.
+    """
+    least, required = schema.get("minProperties"), schema.get("required")
+    n_required = len(cast("list[object]", required)) if isinstance(required, list) else 0
+    if not isinstance(least, int | float) or least <= max(1, n_required):
+        return False
+    is_closed = schema.get("additionalProperties") is False
+    return not (is_closed and "patternProperties" not in schema)
 
 
 def _may_be_string(schema: Schema) -> bool:

@@ -108,8 +108,8 @@ class ResponseFormat(msgspec.Struct):
                 return _of_compact({"type": "object"})
             case ResponseFormat(json_schema=NamedSchema(schema=schema)):
                 schema = {"type": "object"} if schema is None else schema
-                checked = check_schema(schema, FORMAT, at="json_schema.schema")
-                return _of_compact(closed(cast("Schema", checked)))
+                checked = check_schema(closed(schema), FORMAT, at="json_schema.schema")
+                return _of_compact(cast("Schema", checked))
             case _:
                 raise invalid(FORMAT, 'type "json_schema" needs a "json_schema"')
 
