@@ -137,6 +137,10 @@ class Workers:
             ConfigError: an address cannot be had, or a worker cannot serve.
         """
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wkvm-"))
+        if self._config.responses_dir is None:
+            # All of them have to find what one of them keeps.
+            kept = str(folder / "responses")
+            self._config = dataclasses.replace(self._config, responses_dir=kept)
         await self._server.listen_beside(str(folder / "own"), is_trusted=True)
         await self._server.listen_beside(str(folder / "clients"), is_trusted=False)
         self._bind(folder)

@@ -114,6 +114,36 @@ HTTP_LIMIT_FLAGS = (
         text="how much may be remembered of one tenant's finished ones (default: %(default)s)",
     ),
     Flag(
+        names=("--responses-dir",),
+        field="responses_dir",
+        kind=str,
+        metavar="FOLDER",
+        text="where responses and conversations are kept; several gateways may share it (default: "
+        "beside the states of --state-dir, else in memory, until the process ends)",
+    ),
+    Flag(
+        names=("--max-responses",),
+        field="max_responses",
+        kind=int,
+        metavar="N",
+        text="responses of one tenant that are kept, each with a state (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-responses-bytes",),
+        field="max_responses_bytes",
+        kind=int,
+        metavar="N",
+        text="how much may be kept of one tenant's responses and conversations, states aside "
+        "(default: %(default)s)",
+    ),
+    Flag(
+        names=("--response-ttl-s",),
+        field="response_ttl_s",
+        kind=float,
+        metavar="S",
+        text="how long a response and its state are kept (default: %(default)s)",
+    ),
+    Flag(
         names=("--allowed-origins",),
         field="allowed_origins",
         kind=origins,

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from wkvm_protocol.messages import MAX_SHORT_TEXT
@@ -23,6 +24,9 @@ from wkvm.core.errors import ConfigError
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
 
+RESPONSES_FOLDER = "responses"
+"""In the folder of the states; the store knows that it is not its own."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
@@ -42,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         engine_values["n_slots"] = MAX_SLOTS
     engine_config = EngineConfig(**engine_values)
     state_config = StateConfig(**values_of(args, STORE_FLAGS))
+    if http is not None and http.responses_dir is None and state_config.folder is not None:
+        http = replace(http, responses_dir=os.path.join(state_config.folder, RESPONSES_FOLDER))
     # A folder's name need not be UTF-8, what clients are told must be.
     name = (args.served_model_name or model_name(path)).encode("utf-8", "replace").decode()
     if len(name) > MAX_SHORT_TEXT:

@@ -33,6 +33,7 @@ from wkvm.gateway.offload import Offload
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import Policy
+from wkvm.gateway.responses.shelf import Shelf
 from wkvm.gateway.running import Running
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.submitted import Submitted
@@ -60,6 +61,7 @@ class Gateway:
         running: the requests that can be cancelled by name.
         submitted: the requests that nobody waits for.
         turns: of sessions.
+        responses: that are kept, and those that are being made.
         unwatched: what goes on though its client has left.
         offload: threads for long texts.
         held: the bodies of open requests.
@@ -88,12 +90,14 @@ class Gateway:
     inherited: Mapping[str, float] = field(default_factory=dict[str, float])
     submitted: Submitted = field(init=False)
     turns: Turns = field(init=False)
+    responses: Shelf = field(init=False)
     held: Held = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)
         self.submitted = Submitted(self.config, self.running, self.owns)
         self.turns = Turns(self.config)
+        self.responses = Shelf(self.config)
         self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
     @property

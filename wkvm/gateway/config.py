@@ -34,6 +34,12 @@ class GatewayConfig:
         max_submitted_bytes: of the results of one tenant's finished ones. The last to finish is
             kept whatever its size.
         submitted_ttl_s: how long a finished one is remembered.
+        responses_dir: folder of what is kept of responses and conversations; several gateways may
+            have one. None keeps it for as long as the gateway lives, for this one alone.
+        max_responses: of one tenant that are kept; each has a state. The oldest make room.
+        max_responses_bytes: of all that is kept of one tenant's responses and conversations, their
+            states aside.
+        response_ttl_s: how long a response and its state are kept.
         allowed_origins: of browser pages that may use this server though they come from
             elsewhere, such as ``https://chat.example``; ``*`` allows all.
         omit_media: whether a part of a chat message that is no text is replaced by a note that
@@ -55,6 +61,10 @@ class GatewayConfig:
     max_submitted: int = 1024
     max_submitted_bytes: int = 64 * 1024 * 1024
     submitted_ttl_s: float = 600.0
+    responses_dir: str | None = None
+    max_responses: int = 4096
+    max_responses_bytes: int = 256 * 1024 * 1024
+    response_ttl_s: float = 30 * 24 * 3600.0
     allowed_origins: tuple[str, ...] = ()
     omit_media: bool = False
 
@@ -74,6 +84,7 @@ class GatewayConfig:
             ("http-write-timeout-s", self.write_timeout_s),
             ("keepalive-timeout-s", self.keepalive_timeout_s),
             ("submitted-ttl-s", self.submitted_ttl_s),
+            ("response-ttl-s", self.response_ttl_s),
         ):
             if not (math.isfinite(seconds) and 0 < seconds <= MAX_SECONDS):
                 raise SettingError(setting, f"{seconds} is not a positive number of seconds")
@@ -83,6 +94,8 @@ class GatewayConfig:
             ("max-state-bytes", self.max_state_bytes),
             ("max-submitted", self.max_submitted),
             ("max-submitted-bytes", self.max_submitted_bytes),
+            ("max-responses", self.max_responses),
+            ("max-responses-bytes", self.max_responses_bytes),
         ):
             if not 1 <= count < 2**63:
                 raise SettingError(setting, f"{count} is not a positive count")

@@ -117,12 +117,13 @@ class Door:
             async with asyncio.timeout(timeout_s):
                 await self._until(lambda: self.n_requests == 0, timeout_s)
                 await gateway.turns.ended()
+                await gateway.responses.over()
                 await gateway.unwatched.ended()
         except TimeoutError:
             return
 
     async def close(self) -> None:
-        """Listen no more and end every connection, in 3 * CLOSE_TIMEOUT_S at most.
+        """Listen no more and end every connection, in 4 * CLOSE_TIMEOUT_S at most.
 
         Requests that are still open lose their engine, which their clients are told of.
         """
@@ -140,6 +141,7 @@ class Door:
             connection.abort()
         await self._until(lambda: not self._shared.connections, CLOSE_TIMEOUT_S)
         await self._runner.cleanup()
+        await self._gateway.responses.aclose(CLOSE_TIMEOUT_S)
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         try:

@@ -180,8 +180,46 @@ COUNTED_MESSAGES = Policy(
     | {"max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_k", "top_p"},
     MESSAGES.unsupported,
 )
+RESPONSES = Policy(
+    "/v1/responses",
+    _UNUSED | {"prompt_cache_options", "prompt_cache_retention"},
+    {
+        **_UNSUPPORTED,
+        "access_programs": Unsupported(),
+        "background_options": Unsupported(({},)),
+        "context_management": Unsupported(([],), "not supported: a state is as small as it is"),
+        "image": Unsupported(({},)),
+        "moderation": Unsupported(({},)),
+        "prompt": Unsupported((), "not supported: no prompts are kept here"),
+    },
+)
+COUNTED_RESPONSES = Policy(
+    "/v1/responses/input_tokens",
+    RESPONSES.unused
+    | {
+        "background",
+        "chat_template_kwargs",
+        "include",
+        "max_output_tokens",
+        "max_tool_calls",
+        "personality",
+        "prompt_cache_key",
+        "thinking_token_budget",
+        "top_logprobs",
+    },
+    RESPONSES.unsupported,
+)
 
-POLICIES = (CHATS, COMPLETIONS, COUNTED_MESSAGES, MESSAGES, TOKENS, TURNS)
+POLICIES = (
+    CHATS,
+    COMPLETIONS,
+    COUNTED_MESSAGES,
+    COUNTED_RESPONSES,
+    MESSAGES,
+    RESPONSES,
+    TOKENS,
+    TURNS,
+)
 
 NAMED = frozenset(
     {

@@ -22,7 +22,9 @@ PAYLOADS = "payloads"
 QUARANTINE = "quarantine"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 _FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST})
-_FOLDERS = frozenset({PAYLOADS, QUARANTINE})
+RESPONSES = "responses"
+"""Of the HTTP gateway, which keeps here what belongs to these states; the store leaves it alone."""
+_FOLDERS = frozenset({PAYLOADS, QUARANTINE, RESPONSES})
 
 BALLAST_BYTES = 4 * 2**20
 """Kept on the disk for the day when it is full: then the catalogue needs room to delete."""

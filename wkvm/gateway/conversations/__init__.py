@@ -1,0 +1,1 @@
+"""OpenAI's Conversations API: items that stay, and responses that go on with them."""

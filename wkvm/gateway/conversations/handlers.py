@@ -1,0 +1,130 @@
+"""``/v1/conversations``: conversations and their items, over HTTP."""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from wkvm.gateway.calls import Call, json_response
+from wkvm.gateway.conversations import talks
+from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.responses import records
+from wkvm.gateway.responses.bodies import check_metadata
+from wkvm.gateway.responses.items import Item, Kept, kept_items
+from wkvm.gateway.responses.paging import items_page, page
+
+
+class OpenBody(msgspec.Struct, kw_only=True):
+    """A new conversation: with items, or without."""
+
+    items: list[Item] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class UpdateBody(msgspec.Struct, kw_only=True):
+    """Other metadata; null for none."""
+
+    metadata: dict[str, str] | None
+
+
+class ItemsBody(msgspec.Struct, kw_only=True):
+    """Items to be added."""
+
+    items: list[Item]
+
+
+async def create(call: Call) -> web.StreamResponse:
+    """``POST /v1/conversations``: begin one."""
+    body = await call.body(OpenBody, is_optional=True)
+    check_metadata(body.metadata)
+    items = await _items(call, body.items)
+    gateway = call.gateway
+    talk = await gateway.responses.database.run(
+        talks.create, call.tenant, body.metadata or {}, items, gateway.responses.limits
+    )
+    return _json(talk.told())
+
+
+async def get(call: Call) -> web.StreamResponse:
+    """``GET /v1/conversations/{id}``: one of them."""
+    talk = await call.gateway.responses.database.run(talks.get, call.tenant, _name(call))
+    return _json(talk.told())
+
+
+async def update(call: Call) -> web.StreamResponse:
+    """``POST /v1/conversations/{id}``: give it other metadata."""
+    body = await call.body(UpdateBody)
+    check_metadata(body.metadata)
+    talk = await call.gateway.responses.database.run(
+        talks.update, call.tenant, _name(call), body.metadata or {}
+    )
+    return _json(talk.told())
+
+
+async def delete(call: Call) -> web.StreamResponse:
+    """``DELETE /v1/conversations/{id}``: forget it, and its items."""
+    name = _name(call)
+    await call.gateway.responses.database.run(talks.delete, call.tenant, name)
+    return _json({"id": name, "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(call: Call) -> web.StreamResponse:
+    """``GET /v1/conversations/{id}/items``: its items, in parts."""
+    name = _name(call)
+    await call.gateway.responses.database.run(talks.get, call.tenant, name)
+    return await items_page(call, name)
+
+
+async def add_items(call: Call) -> web.StreamResponse:
+    """``POST /v1/conversations/{id}/items``: add items at its end."""
+    body, gateway = await call.body(ItemsBody), call.gateway
+    if not body.items:
+        raise invalid("items", "at least one is needed")
+    items = await _items(call, body.items)
+    await gateway.responses.database.run(
+        talks.append, call.tenant, _name(call), items, gateway.responses.limits
+    )
+    return _json(page(items, has_more=False))
+
+
+async def get_item(call: Call) -> web.StreamResponse:
+    """``GET /v1/conversations/{id}/items/{item}``: one item."""
+    found = await call.gateway.responses.database.run(
+        talks.item, call.tenant, _name(call), call.request.match_info["item"]
+    )
+    return _json(found)
+
+
+async def delete_item(call: Call) -> web.StreamResponse:
+    """``DELETE /v1/conversations/{id}/items/{item}``: take one item out."""
+    talk = await call.gateway.responses.database.run(
+        talks.delete_item, call.tenant, _name(call), call.request.match_info["item"]
+    )
+    return _json(talk.told())
+
+
+async def _items(call: Call, given: list[Item] | None) -> list[Kept]:
+    """Items as they are kept.
+
+    Raises:
+        HttpError: 400; one cannot be read, or refers to what is not there.
+    """
+    items = kept_items(given, "items", omit_media=call.gateway.config.omit_media)
+    for index, item in enumerate(items):
+        if item["type"] == "item_reference":
+            found = await call.gateway.responses.database.run(
+                records.referred, call.tenant, item["id"]
+            )
+            if found is None:
+                field = f"items[{index}].id"
+                raise HttpError(400, f"{field}: there is no item {item['id']!r}", param=field)
+            items[index] = found
+    return items
+
+
+def _name(call: Call) -> str:
+    return call.request.match_info["id"]
+
+
+def _json(told: dict[str, Any]) -> web.Response:
+    return json_response(msgspec.json.encode(told))

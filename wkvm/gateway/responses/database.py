@@ -1,0 +1,215 @@
+"""The SQLite database of responses and conversations: its file, its tables, its transactions.
+
+It has one thread, in which everything that touches it runs: the event loop waits for no disk.
+Several processes may have one file open. What the rows mean is the business of ``records`` and
+``talks``.
+"""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Container, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from wkvm.gateway.errors import SettingError
+from wkvm.gateway.failures import FULL, SERVER, HttpError
+from wkvm.gateway.responses.owners import Owners
+
+FILE = "responses.db"
+BUSY_TIMEOUT_S = 10.0
+"""How long one process waits for another's transaction; they take milliseconds."""
+VERSION = 1
+
+_TABLES = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    tenant BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    is_shown INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    is_cancelled INTEGER NOT NULL DEFAULT 0,
+    parent TEXT,
+    conversation TEXT,
+    talk_end INTEGER,
+    resource BLOB NOT NULL,
+    state TEXT,
+    n_tokens INTEGER NOT NULL DEFAULT 0,
+    read_bytes INTEGER,
+    read_digest BLOB,
+    events BLOB,
+    n_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX responses_of ON responses(tenant, is_shown, created_at, n_bytes);
+CREATE INDEX responses_after ON responses(parent) WHERE parent IS NOT NULL;
+CREATE TABLE items (
+    holder TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    tenant BLOB NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (holder, part, position)
+) WITHOUT ROWID;
+CREATE INDEX items_called ON items(tenant, id);
+CREATE TABLE talks (
+    id TEXT PRIMARY KEY,
+    tenant BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    metadata BLOB NOT NULL,
+    running TEXT,
+    owner TEXT,
+    last TEXT,
+    revision INTEGER NOT NULL DEFAULT 0,
+    next_position INTEGER NOT NULL DEFAULT 0,
+    n_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX talks_of ON talks(tenant, n_bytes);
+"""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Connection:
+    """The database, in its thread.
+
+    Args:
+        folder: where it is, or is to be; None for one that is gone with this process.
+        making: ids of the responses that this process makes.
+
+    Attributes:
+        owners: this process among those that have it open.
+
+    Raises:
+        SettingError: it cannot be opened there.
+    """
+
+    def __init__(self, folder: Path | None, making: Container[str]) -> None:
+        self._making = making
+        try:
+            if folder is not None:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.owners = Owners(folder)
+            # An empty name is a file without one.
+            path = "" if folder is None else os.fspath(folder / FILE)
+            self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+            self._open(is_shared=folder is not None)
+        except (OSError, sqlite3.Error) as error:
+            raise SettingError("responses-dir", f"{folder}: {error}") from error
+
+    def _open(self, *, is_shared: bool) -> None:
+        db = self.db
+        db.execute("PRAGMA journal_mode = " + ("WAL" if is_shared else "MEMORY"))
+        db.execute("PRAGMA synchronous = " + ("FULL" if is_shared else "OFF"))
+        db.execute("PRAGMA secure_delete = ON")
+        with self.transaction():
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _TABLES.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+            elif version != VERSION:
+                raise sqlite3.DatabaseError(f"it is of version {version}; this is {VERSION}")
+        self.owners.sweep()
+
+    def is_made(self, response_id: str, owner: str) -> bool:
+        """Whether somebody makes a response.
+
+        Args:
+            owner: who has begun to.
+        """
+        if owner == self.owners.name:
+            return response_id in self._making
+        return self.owners.is_alive(owner)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """All that is written in the block, or nothing of it."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.db
+            self.db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                self.db.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Close it."""
+        self.db.close()
+        self.owners.close()
+
+
+class Database:
+    """A database for an event loop. It is opened by whoever first asks for something.
+
+    Args:
+        folder: as of ``Connection``.
+
+    Attributes:
+        making: ids of the responses that are being made here.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="wkvm-responses")
+        self._connection: Connection | None = None
+        self._is_closed = False
+        self.making = set[str]()
+
+    async def run(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Do something with the database. Cancelling this does not cancel what has begun.
+
+        Raises:
+            HttpError: 507, the disk is full; 503, it fails, or is closed. Nothing was written.
+            SettingError: it cannot be opened.
+        """
+
+        def there() -> T:
+            if self._connection is None:
+                self._connection = Connection(self._folder, self.making)
+            try:
+                return work(self._connection, *args, **kwargs)
+            except sqlite3.Error as error:
+                raise _failure(error) from error
+
+        if self._is_closed:
+            why = "the gateway is closing"
+            raise HttpError(503, why, SERVER, code="draining", retry_after_s=1.0)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, there)
+
+    async def open(self) -> None:
+        """Open it now.
+
+        Raises:
+            SettingError: it cannot be opened.
+        """
+        await self.run(lambda _: None)
+
+    async def aclose(self) -> None:
+        """Close it, after what has begun. Twice is as good as once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+
+        def there() -> None:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+        await asyncio.get_running_loop().run_in_executor(self._pool, there)
+        self._pool.shutdown(wait=False)
+
+
+def _failure(error: sqlite3.Error) -> HttpError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        why = "the disk has no room for what is to be kept; delete something"
+        return HttpError(507, why, FULL, code="store_full")
+    return HttpError(503, f"what is kept cannot be used: {error}", SERVER, code="store_failed")

@@ -1,0 +1,192 @@
+"""The events of one response, and the items that they build.
+
+An event is a dict in the API's own form. Whoever sends them frames them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from wkvm.gateway.answers import Delta
+from wkvm.gateway.chat_replies import TokenLogprob
+from wkvm.gateway.responses.items import Kept, fresh_id
+from wkvm.gateway.responses.resource import Resource
+
+Event: TypeAlias = dict[str, Any]
+
+
+class EventWriter:
+    """Turns what an answer says into events. They are numbered from 0, each once.
+
+    Attributes:
+        output: the items so far; the last one may be open.
+    """
+
+    def __init__(self) -> None:
+        self.output = list[Kept]()
+        self._n_events = 0
+        self._open = ""
+        self._text = list[str]()
+        self._logprobs = list[TokenLogprob]()
+        self._held = list[TokenLogprob]()
+
+    def about(self, kind: str, resource: Resource) -> Event:
+        """An event about the whole response, such as ``response.created``."""
+        return self._event(kind, response=resource)
+
+    def read(self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        """The events of what came.
+
+        Args:
+            logprobs: of the ids that came; their text may come later.
+        """
+        events = list[Event]()
+        self._held += logprobs
+        for delta in deltas:
+            if delta.reasoning:
+                events += self._think(delta.reasoning)
+            if delta.text:
+                events += self._say(delta.text)
+            if delta.name is not None:
+                events += self._call(delta.name, delta.call_id)
+            if delta.arguments:
+                self._text.append(delta.arguments)
+                events.append(
+                    self._event_of_item("function_call_arguments.delta", delta=delta.arguments)
+                )
+        return events
+
+    def end(self, *, is_whole: bool) -> list[Event]:
+        """The last events before the response's own.
+
+        Args:
+            is_whole: whether the answer ended by itself.
+        """
+        events = list[Event]()
+        if not self.output and is_whole:
+            events += self._message()  # an answer that says nothing is an answer
+        return [*events, *self._close("completed" if is_whole else "incomplete")]
+
+    def _think(self, text: str) -> list[Event]:
+        events = list[Event]()
+        if self._open != "reasoning":
+            events = [*self._close("completed"), self._thought()]
+            events.append(
+                self._event_of_item("content_part.added", content_index=0, part=_thought_part(""))
+            )
+        self._text.append(text)
+        delta = self._event_of_item("reasoning_text.delta", content_index=0, delta=text)
+        return [*events, delta]
+
+    def _thought(self) -> Event:
+        return self._added(
+            {
+                "id": fresh_id("reasoning"),
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+        )
+
+    def _say(self, text: str) -> list[Event]:
+        events = list[Event]()
+        if self._open != "message":
+            events = [*self._close("completed"), *self._message()]
+        self._text.append(text)
+        new, self._held = self._held, []
+        self._logprobs += new
+        delta = self._event_of_item("output_text.delta", content_index=0, delta=text, logprobs=new)
+        return [*events, delta]
+
+    def _message(self) -> list[Event]:
+        item: Kept = {
+            "id": fresh_id("message"),
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        added = self._added(item)
+        part = self._event_of_item("content_part.added", content_index=0, part=_text_part("", []))
+        return [added, part]
+
+    def _call(self, name: str, call_id: str) -> list[Event]:
+        closed = self._close("completed")
+        item: Kept = {
+            "id": fresh_id("function_call"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call_id,
+            "name": name,
+            "arguments": "",
+        }
+        return [*closed, self._added(item)]
+
+    def _added(self, item: Kept) -> Event:
+        self.output.append(item)
+        self._open, self._text, self._logprobs = item["type"], [], []
+        return self._event(
+            "response.output_item.added", output_index=len(self.output) - 1, item=item
+        )
+
+    def _close(self, status: str) -> list[Event]:
+        if not self._open:
+            return []
+        kind, self._open = self._open, ""
+        text, item = "".join(self._text), {**self.output[-1], "status": status}
+        if kind == "message":
+            self._logprobs += self._held
+            self._held = []
+            part = _text_part(text, self._logprobs)
+            item["content"] = [part]
+            events = [
+                self._event_of_item(
+                    "output_text.done", content_index=0, text=text, logprobs=self._logprobs
+                ),
+                self._event_of_item("content_part.done", content_index=0, part=part),
+            ]
+        elif kind == "reasoning":
+            thought = _thought_part(text)
+            item["content"] = [thought]
+            events = [
+                self._event_of_item("reasoning_text.done", content_index=0, text=text),
+                self._event_of_item("content_part.done", content_index=0, part=thought),
+            ]
+        else:
+            item["arguments"] = text
+            events = [
+                self._event_of_item(
+                    "function_call_arguments.done", arguments=text, name=item["name"]
+                )
+            ]
+        self.output[-1] = item
+        done = self._event(
+            "response.output_item.done", output_index=len(self.output) - 1, item=item
+        )
+        return [*events, done]
+
+    def _event_of_item(self, kind: str, **fields: Any) -> Event:
+        return self._event(
+            f"response.{kind}",
+            item_id=self.output[-1]["id"],
+            output_index=len(self.output) - 1,
+            **fields,
+        )
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._n_events, **fields}
+        self._n_events += 1
+        return event
+
+
+def _text_part(text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": list(logprobs),
+    }
+
+
+def _thought_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
