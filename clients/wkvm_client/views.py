@@ -24,6 +24,11 @@ class ChoiceView:
         return self._track.ids.tolist()
 
     @property
+    def n_ids(self) -> int:
+        """How many ids have arrived so far, taken or not."""
+        return len(self._track.ids)
+
+    @property
     def logprobs(self) -> list[TokenLogprobs]:
         """Log probabilities so far: at least one entry for each id that has arrived.
 
@@ -74,6 +79,11 @@ class LaneView(Generic[ChoiceT]):
     def request_id(self) -> int:
         """The lane's number on its connection."""
         return self._lane.request_id
+
+    @property
+    def prompt(self) -> bytes:
+        """The ids that were sent, as on the wire: four bytes each. Not a copy."""
+        return self._lane.draft.message.prompt
 
     @property
     def moved_to(self) -> str:

@@ -10,15 +10,15 @@ import pytest
 from wkvm.cli.chat import COMMANDS
 from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
 from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
-from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
 from wkvm.cli.serving import http_settings
 from wkvm.cli.states import ACTIONS
 from wkvm.cli.store_flags import STORE_FLAGS
-from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.config import EngineConfig, ServerConfig, parse_api_keys
 from wkvm.core.state_config import StateConfig
-from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.config import GatewayConfig, Limits
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -112,6 +112,8 @@ def test_every_setting_has_a_flag() -> None:
     in_engine = {flag.field for flag in ENGINE_FLAGS + MODEL_FLAGS}
     in_server = {flag.field for flag in ADDRESS_FLAGS + LIMIT_FLAGS} | {"api_keys"}
     in_gateway = {flag.field for flag in HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS} | {"host"}
+    in_gateway |= {"limits", "key_limits", "tenants"}  # of KEY_LIMIT_FLAGS, and of the keys
+    assert {flag.field for flag in KEY_LIMIT_FLAGS} == {field.name for field in fields(Limits)}
     assert in_gateway == {field.name for field in fields(GatewayConfig)}
     assert in_engine == {field.name for field in fields(EngineConfig)}
     in_states = {flag.field for flag in STORE_FLAGS}
@@ -166,6 +168,19 @@ def test_flags_of_http_reach_their_settings(command: str) -> None:
         write_timeout_s=2.0,
         header_timeout_s=1.0,
         allowed_origins=("https://a.example", "*"),
+    )
+
+
+def test_limits_and_tenants_of_keys_reach_the_settings_of_http() -> None:
+    line = "serve --limit-requests 60 --limit-tokens 9 --request-log json"
+    keys = parse_api_keys("anna:one\n[concurrent=4]\nbert:two")
+    settings = http_settings(build_parser().parse_args(line.split()), keys)
+    first, second = (key.digest.hex() for key in keys)
+    assert settings == GatewayConfig(
+        limits=Limits(requests=60, tokens=9),
+        key_limits={second: Limits(concurrent=4)},
+        tenants={first: "anna", second: "bert"},
+        request_log="json",
     )
 
 

@@ -1,5 +1,7 @@
 """Pages of browsers on all routes; those that ask for a WebSocket are in ``test_websocket``."""
 
+import re
+
 import pytest
 
 from tests.gateway.harness import ANNA, KEYS, gateway_running
@@ -71,6 +73,24 @@ async def test_a_page_that_the_settings_name_may_ask_without_a_key_what_it_may_s
         assert methods >= {route.method for route in ROUTES}
         allowed = response.headers["Access-Control-Allow-Headers"]
         assert allowed == PREFLIGHT["Access-Control-Request-Headers"]
+
+
+async def test_a_page_may_ask_so_of_every_route() -> None:
+    async with gateway_running(config=NAMED, keys=KEYS) as running:
+        for route in ROUTES:
+            path = re.sub(r"\{\w+(:[^{}]*)?\}", "x", route.path)
+            async with running.http.options(path, headers=PREFLIGHT) as response:
+                assert response.status == 204, path
+                assert response.headers["Access-Control-Allow-Origin"] == PAGE
+
+
+async def test_a_page_of_the_internet_may_use_a_server_in_the_users_network() -> None:
+    asked = {**PREFLIGHT, "Access-Control-Request-Private-Network": "true"}
+    async with (
+        gateway_running(config=NAMED) as running,
+        running.http.options("/v1/stream", headers=asked) as response,
+    ):
+        assert response.headers["Access-Control-Allow-Private-Network"] == "true"
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,35 @@ def test_a_keys_file_holds_keys_and_digests() -> None:
     assert ring.tenant_of(digest) is None
 
 
+def test_a_line_in_brackets_limits_the_keys_below_it() -> None:
+    text = "a:one\n[requests=60 tokens=9 concurrent=4]\nb:two\nc:three\n[tokens=5]\nd:x\n[]\ne:y"
+    assert [dict(key.limits) for key in parse_api_keys(text)] == [
+        {},
+        {"requests": 60, "tokens": 9, "concurrent": 4},
+        {"requests": 60, "tokens": 9, "concurrent": 4},
+        {"tokens": 5},
+        {},
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[requests=0]",
+        "[requests=-1]",
+        "[requests]",
+        "[secret=1]",
+        "[tokens=5",
+        "[tokens=5 tokens=6]",
+        "[tokens=1000000000000000]",
+    ],
+)
+def test_what_is_no_limit_is_refused_by_its_line(line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        parse_api_keys(f"a:one\n{line}\nb:two")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text", ["", "# none\n", "secret", "a/b:secret", ":secret", "blue:", "-x:secret"]
 )

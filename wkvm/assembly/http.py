@@ -27,6 +27,7 @@ from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door import Door as Listener
 from wkvm.gateway.door import check_parser, tls_context
 from wkvm.gateway.engines import Engines, Streams
+from wkvm.gateway.limits import Ledger
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
@@ -56,12 +57,14 @@ class Share:
         sockets: bound; clients come by them.
         for_peers: the unix socket, bound, by which the others come.
         inherited: what was counted by those in whose place the process was started.
+        ledger: of what keys have left; None where no key has limits.
     """
 
     sockets: tuple[socket.socket, ...]
     for_peers: socket.socket
     peers: Peers
     inherited: Mapping[str, float]
+    ledger: Ledger | None
 
 
 class HttpDoor:
@@ -112,8 +115,14 @@ class HttpDoor:
         """
         await self._engines.open()
         check_tokenizer(self._texts.tokenizer, self._engines.info, hint=self._hint)
-        gateway = Gateway(self._config, self._engines, self._texts, started_at=int(time.time()))
         share = self._share
+        gateway = Gateway(
+            self._config,
+            self._engines,
+            self._texts,
+            started_at=int(time.time()),
+            ledger=None if share is None else share.ledger,
+        )
         if share is None:
             self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
         else:

@@ -6,6 +6,7 @@ socket is closed it ends. Who starts it and waits for it is ``workers``.
 """
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
@@ -23,6 +24,7 @@ from wkvm.assembly.texts import load_texts
 from wkvm.core.errors import WkvmError
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.errors import SettingError, TextError
+from wkvm.gateway.limits import Ledger
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.text import load_tokenizer
 from wkvm.server.process import Signals, first, raise_file_limit
@@ -41,19 +43,23 @@ class Order(msgspec.Struct, kw_only=True):
         index: which of the workers it is.
         config: with no address: the sockets are bound already.
         model: path, where the text side is.
+        default_max_tokens, tool_parser, reasoning_parser: as ``Texts`` has them.
         own, clients: addresses of the engine; see ``engines_at``.
         sockets: descriptors of those by which clients come.
         for_peers: of that by which the other workers come.
         peers: paths of all workers' sockets of that kind.
         secret: that workers share.
         inherited: what was counted by those in whose place it is started.
+        ledger: path of what keys have left; empty where no key has limits.
         log_level: as ``logging`` has it.
     """
 
     index: int
     config: GatewayConfig
     model: str
-    default_max_tokens: int | None
+    default_max_tokens: int
+    tool_parser: str
+    reasoning_parser: str
     own: str
     clients: str
     sockets: list[int]
@@ -61,6 +67,7 @@ class Order(msgspec.Struct, kw_only=True):
     peers: list[str]
     secret: str
     inherited: dict[str, float]
+    ledger: str
     drain_timeout_s: float
     log_level: str
 
@@ -114,12 +121,17 @@ async def _work(channel: socket.socket) -> int:
 
 async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Report], None]) -> None:
     model = Path(order.model)
-    texts = load_texts(model, load_tokenizer(model), default_max_tokens=order.default_max_tokens)
+    texts = dataclasses.replace(
+        load_texts(model, load_tokenizer(model), default_max_tokens=order.default_max_tokens),
+        tool_parser=order.tool_parser,
+        reasoning_parser=order.reasoning_parser,
+    )
     share = Share(
         sockets=tuple(socket.socket(fileno=fd) for fd in order.sockets),
         for_peers=socket.socket(fileno=order.for_peers),
         peers=Peers(order.index, order.peers, order.secret),
         inherited=order.inherited,
+        ledger=Ledger(Path(order.ledger), index=order.index) if order.ledger else None,
     )
     engines = engines_at(order.own, order.clients)
     hint = "both come from the model's folder"

@@ -32,11 +32,14 @@ from wkvm.assembly.worker import Order, Report
 from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.limits import MAX_PROCESSES, TABLE_BYTES
+from wkvm.gateway.texts import Texts
 from wkvm.gateway.totals import left_behind
 from wkvm.server.listen import UnixSocket, bind, bind_tcp
 from wkvm.server.serve import Server
 
-MAX_WORKERS = 64
+MAX_WORKERS = MAX_PROCESSES
+LEDGER = "limits"
 START_TIMEOUT_S = 60.0
 """How long a worker may take until clients can connect."""
 CLOSE_TIMEOUT_S = 5.0
@@ -76,6 +79,7 @@ class Workers:
         server: of the engine, in this process.
         n: how many.
         model: where the text side is.
+        texts: the same, loaded: the workers load it again and use it as this one is set.
         has_keys: whether clients need keys.
         drain_timeout_s: as the server's.
         log_level: of the workers; they write to this process's standard error.
@@ -91,7 +95,7 @@ class Workers:
         n: int,
         *,
         model: Path,
-        default_max_tokens: int | None,
+        texts: Texts,
         has_keys: bool,
         drain_timeout_s: float,
         log_level: str,
@@ -101,7 +105,7 @@ class Workers:
         self._config = config
         self._n = n
         self._model = model
-        self._default_max_tokens = default_max_tokens
+        self._texts = texts
         self._has_keys = has_keys
         self._drain_timeout_s = drain_timeout_s
         self._log_level = log_level
@@ -143,6 +147,8 @@ class Workers:
             self._config = dataclasses.replace(self._config, responses_dir=kept)
         await self._server.listen_beside(str(folder / "own"), is_trusted=True)
         await self._server.listen_beside(str(folder / "clients"), is_trusted=False)
+        with (folder / LEDGER).open("wb") as ledger:
+            ledger.truncate(TABLE_BYTES)
         self._bind(folder)
         for worker in self._workers:
             self._tasks.append(asyncio.create_task(self._keep(worker), name="worker"))
@@ -317,7 +323,9 @@ class Workers:
             index=worker.index,
             config=dataclasses.replace(self._config, port=None, uds=None),
             model=str(self._model),
-            default_max_tokens=self._default_max_tokens,
+            default_max_tokens=self._texts.default_max_tokens,
+            tool_parser=self._texts.tool_parser,
+            reasoning_parser=self._texts.reasoning_parser,
             own=str(UnixAddress(str(folder / "own"))),
             clients=str(UnixAddress(str(folder / "clients"))),
             sockets=list(fds),
@@ -325,6 +333,7 @@ class Workers:
             peers=[one.for_peers.path for one in self._workers],
             secret=self._secret,
             inherited=worker.inherited,
+            ledger=str(folder / LEDGER) if self._config.has_limits else "",
             drain_timeout_s=self._drain_timeout_s,
             log_level=self._log_level,
         )

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
-from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.config import GatewayConfig, Limits
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -307,6 +307,7 @@ Settings: TypeAlias = (
     | type[GatewayConfig]
     | type[SamplingParams]
     | type[StateConfig]
+    | type[Limits]
 )
 """Of whose fields the flags are."""
 

@@ -1,6 +1,11 @@
 """The flags of the HTTP door, as tables; see ``flags``."""
 
+from typing import get_args
+
 from wkvm.cli.flags import Flag, port
+from wkvm.gateway.config import RequestLogFormat
+
+REQUEST_LOG_FORMATS: tuple[str, ...] = get_args(RequestLogFormat)
 
 
 def origins(text: str) -> tuple[str, ...]:
@@ -157,5 +162,40 @@ HTTP_LIMIT_FLAGS = (
         kind=None,
         text="replace what is no text in a chat message by a note that says so, rather than "
         "refuse the message",
+    ),
+    Flag(
+        names=("--request-log",),
+        field="request_log",
+        kind=str,
+        choices=REQUEST_LOG_FORMATS,
+        text="write a line for each HTTP request to standard error: its id, tenant, route, status, "
+        "tokens and times, and nothing of its content (default: %(default)s)",
+    ),
+)
+
+KEY_LIMIT_FLAGS = (
+    Flag(
+        names=("--limit-requests",),
+        field="requests",
+        dest="limit_requests",
+        kind=int,
+        metavar="N",
+        text="HTTP requests of one key in a minute (default: no limit)",
+    ),
+    Flag(
+        names=("--limit-tokens",),
+        field="tokens",
+        dest="limit_tokens",
+        kind=int,
+        metavar="N",
+        text="tokens of one key in a minute, of prompts and outputs together (default: no limit)",
+    ),
+    Flag(
+        names=("--limit-concurrent",),
+        field="concurrent",
+        dest="limit_concurrent",
+        kind=int,
+        metavar="N",
+        text="HTTP requests of one key that are open at once (default: no limit)",
     ),
 )

@@ -17,14 +17,14 @@ from wkvm.cli.flags import (
     SAMPLING_FLAGS,
     add_flags,
 )
-from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.states_parser import add_actions
 from wkvm.cli.status import EXIT_USAGE
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
-from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig
+from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig, Limits
 from wkvm.gateway.parsing.registry import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MODEL_HELP = (
@@ -97,6 +97,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _log_level(parser)
     add_flags(parser, "addresses", ADDRESS_FLAGS, ServerConfig)
     add_flags(parser, "HTTP", HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS, GatewayConfig)
+    add_flags(parser, "limits of keys", KEY_LIMIT_FLAGS, Limits)
     _default_max_tokens(parser)
     parser.add_argument(
         "--gateway-workers",
@@ -148,6 +149,7 @@ def _gateway(parser: argparse.ArgumentParser) -> None:
     _log_level(parser)
     add_flags(parser, "addresses", (HOST_FLAG, *HTTP_ADDRESS_FLAGS), GatewayConfig)
     add_flags(parser, "HTTP", HTTP_LIMIT_FLAGS, GatewayConfig)
+    add_flags(parser, "limits of keys", KEY_LIMIT_FLAGS, Limits)
     _default_max_tokens(parser)
     add_flags(parser, "the end", (DRAIN_FLAG,), ServerConfig)
 

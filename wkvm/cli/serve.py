@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
         ConfigError, CheckpointError, MissingExtraError: there will be no server.
     """
     start_log(args)
-    http = http_settings(args)
     path = find_model(args.model if args.model_path is None else args.model_path)
     server_config = server_settings(args)
+    http = http_settings(args, server_config.api_keys)
     engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
     is_auto = engine_values["n_slots"] is None
     if is_auto:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             http,
             args.gateway_workers,
             model=path,
-            default_max_tokens=args.default_max_tokens,
+            texts=texts,
             has_keys=bool(server_config.api_keys),
             drain_timeout_s=server_config.drain_timeout_s,
             log_level=args.log_level,

@@ -2,27 +2,37 @@
 
 import argparse
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from wkvm.assembly.texts import load_texts
 from wkvm.cli.flags import values_of
-from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS
+from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
+from wkvm.core.config import ApiKey
 from wkvm.core.errors import ConfigError
-from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.config import GatewayConfig, Limits
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
 
 
-def http_settings(args: argparse.Namespace) -> GatewayConfig | None:
+def http_settings(args: argparse.Namespace, keys: Sequence[ApiKey] = ()) -> GatewayConfig | None:
     """The settings of HTTP; None if it is not to be served.
+
+    Args:
+        keys: those of the engine, where they are known here.
 
     Raises:
         SettingError: one is not allowed.
     """
     values = values_of(args, HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS)
-    config = GatewayConfig(host=args.host, **values)
+    config = GatewayConfig(
+        host=args.host,
+        limits=Limits(**values_of(args, KEY_LIMIT_FLAGS)),
+        key_limits={one.digest.hex(): Limits(**dict(one.limits)) for one in keys if one.limits},
+        tenants={one.digest.hex(): one.tenant for one in keys},
+        **values,
+    )
     return None if config.port is None and config.uds is None else config
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wkvm.core.errors import ConfigError
 from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS, StateOptions
@@ -163,12 +163,22 @@ _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
+LIMIT_NAMES = ("requests", "tokens", "concurrent")
+"""Of one key over HTTP: requests and tokens in a minute, and requests that are open at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as the server knows it: whose it is, and its SHA-256. The key itself is not kept."""
+    """A key as the server knows it: whose it is, and its SHA-256. The key itself is not kept.
+
+    Attributes:
+        limits: what it may ask for over HTTP: pairs of a name, one of ``LIMIT_NAMES``, and a
+            number. Without any, the limits of all keys that have none of their own are its.
+    """
 
     tenant: str
     digest: bytes = field(repr=False)
+    limits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if _TENANT_NAME.fullmatch(self.tenant) is None:
@@ -199,27 +209,52 @@ def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
 
     64 hexadecimal digits after the colon are always the SHA-256 of a key, never a key.
 
+    A line such as ``[requests=60 tokens=20000 concurrent=4]`` is about the keys below it, up to the
+    next such line: these are their limits. ``[]`` is for keys without limits of their own.
+
     Raises:
         ConfigError: a line is neither, or there is no line. The message gives the line's
             number and nothing of its text.
     """
-    keys = list[ApiKey]()
+    keys, limits = list[ApiKey](), tuple[tuple[str, int], ...]()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if line.lstrip().startswith("["):
+            limits = _key_limits(line.strip(), number)
             continue
         tenant, colon, secret = line.strip().partition(":")
         if not colon:
             raise ConfigError("api-keys-file", f"line {number} is not tenant:key")
         try:
             if _SHA256_HEX.fullmatch(secret):
-                keys.append(ApiKey(tenant, bytes.fromhex(secret)))
+                keys.append(ApiKey(tenant, bytes.fromhex(secret), limits))
             else:
-                keys.append(ApiKey.of(secret, tenant))
+                keys.append(replace(ApiKey.of(secret, tenant), limits=limits))
         except ConfigError as error:
             raise ConfigError("api-keys-file", f"line {number}: {error.why}") from None
     if not keys:
         raise ConfigError("api-keys-file", "there is no key in it")
     return tuple(keys)
+
+
+def _key_limits(line: str, number: int) -> tuple[tuple[str, int], ...]:
+    """The limits of a line in brackets.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    limits = dict[str, int]()
+    for word in line[1:].removesuffix("]").split():
+        name, _, text = word.partition("=")
+        if name not in LIMIT_NAMES or name in limits or not re.fullmatch("[1-9][0-9]{0,11}", text):
+            line = ""
+        else:
+            limits[name] = int(text)
+    if not line.endswith("]"):
+        why = "is not [requests=N tokens=N concurrent=N], each of them above 0 or left out"
+        raise ConfigError("api-keys-file", f"line {number} {why}")
+    return tuple(limits.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ A handler is a function of a ``Call``; what it raises is answered here, in the f
 import asyncio
 import math
 import re
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +23,7 @@ from wkvm.gateway.origins import check_origin, let_pages_read
 from wkvm.gateway.watch import ANSWER_TIMEOUT_S
 
 _IS_STREAM = web.RequestKey("is_stream", bool)
+_LIMITS = web.RequestKey("limits", dict[str, str])
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -47,6 +49,7 @@ def build_app(
 
     async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
         response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
+        response.headers.update(request.get(_LIMITS, {}))
         if not isinstance(response, web.Response):
             request[_IS_STREAM] = True
             counts.n_streams += 1
@@ -68,11 +71,15 @@ def _endpoint(
     """A route as aiohttp calls it."""
     counts = of_all.route(route.method, route.path)
 
+    title = f"{route.method} {counts.template}"
+
     async def count(request: web.Request) -> web.StreamResponse:
-        status = None
+        status, began_at = None, time.perf_counter()
+        dialect = route.dialect if route is not _ELSE else _dialect(dialects, request.path)
+        call = Call(request, gateway, _request_id(request), dialect=dialect, doc=route.doc)
         counts.begin()
         try:
-            response = await answer(request)
+            response = await answer(call)
             if response is None:
                 return web.Response(status=499)  # for nobody
             status = response.status
@@ -84,20 +91,31 @@ def _endpoint(
             counts.end(status)
             if _IS_STREAM in request:
                 of_all.n_streams -= 1
+            if not call.is_handed_on:
+                gateway.log.add(
+                    request_id=call.request_id,
+                    key=call.tenant,
+                    route=title,
+                    status=status,
+                    spent=call.spent,
+                    began_at=began_at,
+                )
 
-    async def answer(request: web.Request) -> web.StreamResponse | None:
+    async def answer(call: Call) -> web.StreamResponse | None:
         """The answer; None if the client is gone."""
-        request_id = _request_id(request)
-        dialect = route.dialect if route is not _ELSE else _dialect(dialects, request.path)
-        call = Call(request, gateway, request_id, dialect=dialect, doc=route.doc)
+        request, dialect, request_id = call.request, call.dialect, call.request_id
         try:
             if not route.is_open:
                 await _let_in(call, route)
             check_expectation(request)
+            if route.is_limited and not for_peers:
+                call.enter()
+                request[_LIMITS] = call.limit_headers or {}
             owner = None if for_peers else _owner(call, route)
             if owner is None:
                 response = await route.handler(call)
             else:
+                call.is_handed_on = True
                 response = await _hand_on(call, owner)
         except web.HTTPException:
             raise

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -26,15 +25,19 @@ from wkvm.gateway.failures import (
     HttpError,
     http_error,
     invalid,
+    misfit,
 )
 from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
+from wkvm.gateway.limits import KeyLimits, Ledger
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import Policy
+from wkvm.gateway.request_log import RequestLog
 from wkvm.gateway.responses.shelf import Shelf
 from wkvm.gateway.running import Running
+from wkvm.gateway.spent import Spent
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.submitted import Submitted
 from wkvm.gateway.texts import Texts
@@ -45,8 +48,6 @@ logger = logging.getLogger("wkvm.gateway")
 
 BODIES_HELD = 64
 """So many of the largest bodies may the open requests of one tenant have together."""
-_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>\w+)?[^`]*)`$")
-_NAMED = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<field>[^`]*)`")
 
 BodyT = TypeVar("BodyT")
 
@@ -70,6 +71,9 @@ class Gateway:
         document: what ``/openapi.json`` answers, once it was asked for.
         peers: the processes that serve the same port; None if there is only this one.
         inherited: what was counted by those in whose place this process was started.
+        ledger: what keys have left, if processes share it.
+        limits: of keys.
+        log: of requests.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
@@ -88,6 +92,9 @@ class Gateway:
     document: bytes = b""
     peers: Peers | None = None
     inherited: Mapping[str, float] = field(default_factory=dict[str, float])
+    ledger: Ledger | None = None
+    limits: KeyLimits = field(init=False)
+    log: RequestLog = field(init=False)
     submitted: Submitted = field(init=False)
     turns: Turns = field(init=False)
     responses: Shelf = field(init=False)
@@ -95,9 +102,11 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)
-        self.submitted = Submitted(self.config, self.running, self.owns)
         self.turns = Turns(self.config)
         self.responses = Shelf(self.config)
+        self.limits = KeyLimits(self.config.limits, self.config.key_limits, self.ledger)
+        self.submitted = Submitted(self.config, self.running, self.owns, self.limits.spend)
+        self.log = RequestLog(self.config.request_log, self.config.tenants)
         self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
     @property
@@ -149,6 +158,9 @@ class Call:
         names: what the route's body calls the engine's fields; see ``http_error``.
         dialect: of the route.
         doc: what the route says of its bodies.
+        spent: what it has cost so far.
+        limit_headers: what the answer says of the key's limits; None where it does not count.
+        is_handed_on: whether another process answers, and writes the log.
     """
 
     request: web.Request
@@ -160,6 +172,9 @@ class Call:
     names: Mapping[str, str] = field(default_factory=lambda: OPENAI_NAMES)
     dialect: Dialect = OPENAI
     doc: Doc | None = None
+    spent: Spent = field(default_factory=Spent)
+    limit_headers: dict[str, str] | None = None
+    is_handed_on: bool = False
 
     @property
     def client(self) -> aio.Client:
@@ -167,12 +182,31 @@ class Call:
         assert self.tenant_client is not None, "this route lets everybody in"
         return self.tenant_client
 
-    def cancellable(self, *streams: aio.Stream) -> AbstractContextManager[None]:
+    @contextmanager
+    def cancellable(self, *streams: aio.Stream) -> Generator[None]:
         """Let these be cancelled by ``/v1/cancel`` and the request's id while the block runs.
 
-        Streams that were cancelled end with reason CANCELLED.
+        Streams that were cancelled end with reason CANCELLED. What they have cost at the end of
+        the block counts for the call, and for what its key may use.
         """
-        return self.gateway.running.joined(self.tenant, self.request_id, *streams)
+        try:
+            with self.gateway.running.joined(self.tenant, self.request_id, *streams):
+                yield
+        finally:
+            self.gateway.limits.spend(self.tenant, self.spent.add(streams))
+
+    def absorbs(self, n_tokens: int) -> None:
+        """Count tokens of an input that no stream has counted."""
+        self.spent.n_prompt += n_tokens
+        self.gateway.limits.spend(self.tenant, n_tokens)
+
+    def enter(self) -> None:
+        """Count the call for its key.
+
+        Raises:
+            HttpError: 429; the key has used up what it may have.
+        """
+        self.limit_headers = self.gateway.limits.enter(self.tenant)
 
     def keeper(self, body: StateFields, lanes: Lanes, texts: Sequence[ChoiceText]) -> Keeper:
         """What looks after the state of a request, also once its client has left.
@@ -251,7 +285,10 @@ class Call:
         await _continue(self.request)
 
     def release(self) -> None:
-        """The body counts no longer."""
+        """The call is over: it and its body count no longer."""
+        if self.limit_headers is not None:
+            self.gateway.limits.leave(self.tenant)
+            self.limit_headers = None
         self.gateway.held.give_back(self.tenant, self.n_held)
         self.n_held = 0
 
@@ -334,6 +371,11 @@ class Route:
     owner: str | None = field(default=None, kw_only=True)
     doc: Doc | None = field(default=None, kw_only=True)
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a call counts for what its key may ask for: what changes or makes something."""
+        return self.method in ("POST", "PUT", "PATCH") and not self.serves_draining
+
 
 def json_response(data: bytes, *, status: int = 200) -> web.Response:
     """A response whose body is JSON."""
@@ -349,19 +391,8 @@ def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from error
+        raise misfit(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not data:
             raise invalid(None, "there is no body; this route takes JSON") from error
         raise invalid(None, f"the body is not the JSON that this route takes: {error}") from error
-
-
-def _misfit(why: str) -> HttpError:
-    """400, for what msgspec says of JSON that is not what a route takes."""
-    if where := _WHERE.search(why):
-        message = f"{where['path']}: {why[: where.start()]}" if where["path"] else why
-        return HttpError(400, message, param=where["field"])
-    if named := _NAMED.fullmatch(why):
-        is_missing = named["what"] == "missing required"
-        return invalid(named["field"], "is required" if is_missing else "there is no such field")
-    return invalid(None, f"the body is not what this route takes: {why}")

@@ -2,14 +2,49 @@
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 from wkvm.gateway.errors import SettingError
+
+RequestLogFormat: TypeAlias = Literal["off", "text", "json"]
 
 MAX_SECONDS = 1e9
 DEFAULT_MAX_TOKENS = 256
 """How long an answer may be if neither the request nor the model says."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
+
+
+MAX_LIMIT = 10**12
+"""Of requests and tokens a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one key may ask for; None for as much as it likes.
+
+    Attributes:
+        requests: in a minute.
+        tokens: in a minute, of prompts and outputs together.
+        concurrent: requests that are open at once.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    concurrent: int | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything is limited."""
+        return any(limit is not None for _, limit in self.named())
+
+    def named(self) -> tuple[tuple[str, int | None], ...]:
+        """Each limit, with its name on the command line."""
+        return (
+            ("limit-requests", self.requests),
+            ("limit-tokens", self.tokens),
+            ("limit-concurrent", self.concurrent),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +77,10 @@ class GatewayConfig:
         response_ttl_s: how long a response and its state are kept.
         allowed_origins: of browser pages that may use this server though they come from
             elsewhere, such as ``https://chat.example``; ``*`` allows all.
+        limits: of a key that has none of its own.
+        key_limits: of other keys, by the SHA-256 of the key in hexadecimal digits.
+        tenants: names for the log, by the same.
+        request_log: whether a line is written to standard error for each request, and how.
         omit_media: whether a part of a chat message that is no text is replaced by a note that
             says so; otherwise such a message is refused.
     """
@@ -67,6 +106,15 @@ class GatewayConfig:
     response_ttl_s: float = 30 * 24 * 3600.0
     allowed_origins: tuple[str, ...] = ()
     omit_media: bool = False
+    limits: Limits = Limits()
+    key_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
+    tenants: Mapping[str, str] = field(default_factory=dict[str, str])
+    request_log: RequestLogFormat = "off"
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether any key has limits."""
+        return bool(self.limits) or any(self.key_limits.values())
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port < 2**16:
@@ -99,6 +147,12 @@ class GatewayConfig:
         ):
             if not 1 <= count < 2**63:
                 raise SettingError(setting, f"{count} is not a positive count")
+        if self.request_log not in get_args(RequestLogFormat):
+            raise SettingError("request-log", f"{self.request_log!r} is not off, text or json")
+        for limits in (self.limits, *self.key_limits.values()):
+            for name, limit in limits.named():
+                if limit is not None and not 1 <= limit <= MAX_LIMIT:
+                    raise SettingError(name, f"{limit} is not in [1, {MAX_LIMIT}]")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 why = f"{origin!r} is not an origin: https://HOST or https://HOST:PORT"

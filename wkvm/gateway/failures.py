@@ -1,5 +1,6 @@
 """Errors as HTTP says them: a status, and OpenAI's body. One table from exceptions to these."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,6 +82,9 @@ def invalid(param: str | None, why: str, *, code: str | None = None) -> HttpErro
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
+_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>\w+)?[^`]*)`$")
+_NAMED = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<field>[^`]*)`")
+
 _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
     (client.UnauthenticatedError, 401, "authentication_error", "invalid_api_key"),
     (client.PromptTooLongError, 400, INVALID, "context_length_exceeded"),
@@ -161,3 +165,14 @@ def _of_client_error(error: ClientError, names: Mapping[str, str]) -> HttpError:
         code=code,
         retry_after_s=retry_after_s,
     )
+
+
+def misfit(why: str) -> HttpError:
+    """400, for what msgspec says of JSON that is not what a route takes."""
+    if where := _WHERE.search(why):
+        message = f"{where['path']}: {why[: where.start()]}" if where["path"] else why
+        return HttpError(400, message, param=where["field"])
+    if named := _NAMED.fullmatch(why):
+        is_missing = named["what"] == "missing required"
+        return invalid(named["field"], "is required" if is_missing else "there is no such field")
+    return invalid(None, f"the body is not what this route takes: {why}")

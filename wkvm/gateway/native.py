@@ -85,6 +85,7 @@ async def score(call: Call) -> web.StreamResponse:
         timeout_s=body.timeout_s,
         priority=body.priority,
     )
+    call.absorbs(len(body.ids))
     scored = bodies.Scored(call.request_id, call.gateway.model, bodies.positions(scores))
     return json_response(msgspec.json.encode(scored))
 

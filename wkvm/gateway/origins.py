@@ -19,7 +19,19 @@ from wkvm.gateway.failures import HttpError
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _METHODS = "DELETE, GET, HEAD, PATCH, POST, PUT"
 _PREFLIGHT_IS_GOOD_FOR_S = "600"
-_READABLE = "Retry-After, X-Request-Id, X-State"
+_READABLE = ", ".join(
+    (
+        "Request-Id",
+        "Retry-After",
+        *(
+            f"X-RateLimit-{what}-{of}"
+            for of in ("Requests", "Tokens")
+            for what in ("Limit", "Remaining", "Reset")
+        ),
+        "X-Request-Id",
+        "X-State",
+    )
+)
 """Headers of answers that a page's script may read, besides those that it always may."""
 
 
@@ -67,6 +79,9 @@ def let_pages_read(app: web.Application, config: GatewayConfig) -> None:
             "Access-Control-Allow-Headers": headers.get("Access-Control-Request-Headers", "*"),
             "Access-Control-Max-Age": _PREFLIGHT_IS_GOOD_FOR_S,
         }
+        if headers.get("Access-Control-Request-Private-Network") == "true":
+            # Asked for where a page of the internet uses a server in the user's own network.
+            allowed["Access-Control-Allow-Private-Network"] = "true"
         return web.Response(status=204, headers=allowed)
 
     async def name_origin(request: web.Request, response: web.StreamResponse) -> None:

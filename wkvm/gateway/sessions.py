@@ -43,6 +43,7 @@ async def create(call: Call) -> web.StreamResponse:
     if ids:
         call.names = {"prompt": "ids", "save_as": "name"}
         info = await states.create(name, ids, state=body.state or "", **keywords)
+        call.absorbs(len(ids))
     elif body.state is not None:
         del keywords["expected_version"]
         keep = bool(body.keep_randomness)
@@ -81,7 +82,9 @@ async def append(call: Call) -> web.StreamResponse:
     keywords = given(body, *INPUT, "timeout_s")
     keywords.setdefault("expected_version", head.version)
     states = within(call, body.timeout_s)
-    return _session(call, await states.create(name, ids, state=head.ref, **keywords))
+    info = await states.create(name, ids, state=head.ref, **keywords)
+    call.absorbs(len(ids))
+    return _session(call, info)
 
 
 async def fork(call: Call) -> web.StreamResponse:

@@ -21,6 +21,7 @@ async def create(call: Call) -> web.StreamResponse:
     call.names = {"prompt": "ids", "save_as": "name"}
     keywords = bodies.given(body, *bodies.INPUT, "name", "model", "timeout_s")
     info = await within(call, body.timeout_s).create(body.name, ids, **keywords)
+    call.absorbs(len(ids))
     return _one(info, status=201)
 
 

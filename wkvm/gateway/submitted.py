@@ -16,6 +16,7 @@ from wkvm_client.errors import ClientError
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.running import Running
+from wkvm.gateway.spent import Spent
 
 logger = logging.getLogger("wkvm.gateway")
 
@@ -66,11 +67,17 @@ class Submitted:
 
     Args:
         owns: whether a tenant's calls about a name come to this process.
+        spend: told how many tokens of a tenant a request has cost.
     """
 
     def __init__(
-        self, config: GatewayConfig, running: Running, owns: Callable[[bytes, str], bool]
+        self,
+        config: GatewayConfig,
+        running: Running,
+        owns: Callable[[bytes, str], bool],
+        spend: Callable[[bytes, int], None],
     ) -> None:
+        self._spend = spend
         self._config = config
         self._running = running
         self._owns = owns
@@ -145,6 +152,7 @@ class Submitted:
                 outcome = await stream.completions()
         except ClientError as error:
             outcome = error
+        self._spend(tenant, Spent().add([stream]))
         try:
             submission.result = seal(request_id, outcome)
         except Exception:

@@ -35,7 +35,7 @@ from wkvm_protocol.messages import (
 )
 
 from wkvm.gateway.calls import Call
-from wkvm.gateway.failures import invalid
+from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.keys import offered_protocols, request_key
 from wkvm.gateway.origins import check_origin
 
@@ -76,6 +76,9 @@ async def websocket(call: Call) -> web.StreamResponse:
     """``GET /v1/ws``: become a connection of the binary protocol."""
     gateway, request = call.gateway, call.request
     check_origin(request, gateway.config, needs_key=gateway.engines.needs_key)
+    if gateway.limits.of(call.tenant) is not None:
+        why = "what a key with limits uses is counted on other routes alone"
+        raise HttpError(403, why, "permission_error", code="key_has_limits")
     if PROTOCOL not in offered_protocols(request):
         raise invalid(
             None, f"offer the WebSocket subprotocol {PROTOCOL}", code="subprotocol_missing"

@@ -25,7 +25,6 @@ from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.truncation import shortened
 from wkvm.gateway.state_fields import Origin as Room
 
-
 _WHOLE = Since()
 """Of a conversation of which nothing was read."""
 
