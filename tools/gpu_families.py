@@ -87,8 +87,8 @@ PROMPT_BAR = 0.45
 """Of the matrix rate."""
 
 FEW_LAYERS = {
-    "mamba2-2.7B": {"num_hidden_layers": 2},
-    "qwen3.5-9B": {"num_hidden_layers": 4},
+    "mamba2-2.7B": {"num_hidden_layers": 2, "vocab_size": 1024},
+    "qwen3.5-9B": {"num_hidden_layers": 4, "vocab_size": 1024},
     "qwen3-next-80B": {"num_hidden_layers": 4, "num_experts": 32, "vocab_size": 1024},
 }
 """What is cut of a shape for ``check``, where float32 on the CPU is waited for."""
@@ -142,7 +142,7 @@ def _differences(exact: Decoder, given: Decoder) -> dict[str, float]:
             step.token_ids[:4].copy_(torch.stack([one for one, _ in rows]))
             step.slots[:4].copy_(torch.tensor(slots, dtype=torch.int32))
             step.launch(arena.views)
-            logits.append(step.logits[:4])
+            logits.append(step.logits[:4].clone())
         found.append(torch.cat([one.cpu() for one in logits]).double())
         arenas.append(arena)
     worst = {"logits": _relative(found[1], found[0])}

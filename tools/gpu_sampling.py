@@ -2,8 +2,8 @@
 
     python tools/gpu_sampling.py --rows 1 32 256 1024 [--profile] --output FILE
 
-Rows are of ``--vocab`` logits: flat ones, as random weights give them, and peaked ones. Of two sets of
-logits each is read in turn. The model bytes are one pass over the logits: 4 V B.
+Rows are of ``--vocab`` logits: flat ones, as random weights give them, and peaked ones. Of two sets
+of logits each is read in turn. The model bytes are one pass over the logits: 4 V B.
 """
 
 import argparse

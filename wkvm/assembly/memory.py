@@ -34,7 +34,7 @@ SAMPLER_SLOT_BYTES = 256
 
 SPARE_BYTES = 512 * 2**20
 """For what nobody counts: workspaces of libraries, code, the sampler's scratch (36 MiB for 1,024
-rows), and what an allocator cannot hand out."""
+rows, and up to 140 of a wide vocabulary), and what an allocator cannot hand out."""
 
 
 AUTO_SLOT_TOKENS = 8192

@@ -30,7 +30,7 @@ def is_dependent(x: Tensor) -> bool:
     return x.is_cuda and x.shape[0] <= DEPENDENT_TOKENS
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def follow(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Let the next launch begin, and wait for what the ones before have written."""
     if PDL:
