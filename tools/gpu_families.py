@@ -20,7 +20,6 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -36,6 +35,7 @@ from wkvm_bench.random_weights import (  # noqa: E402
 )
 
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
+from tools.gpu_shapes import CONTEXT, MATRIX_RATE, SHAPES, Floors, is_tied  # noqa: E402
 from tools.gpu_timing import graph_of, milliseconds  # noqa: E402
 from wkvm.core.config import EngineConfig  # noqa: E402
 from wkvm.core.layout import GUEST_TOKENS, pages_for  # noqa: E402
@@ -43,42 +43,6 @@ from wkvm.engine.engine import Engine  # noqa: E402
 from wkvm.models.base import Batch  # noqa: E402
 from wkvm.models.decoder import Decoder  # noqa: E402
 from wkvm.state.arena import Arena  # noqa: E402
-
-COPY_RATE = 4.19e12
-"""Bytes a second of a copy on an H200, read and written bytes together."""
-
-MATRIX_RATE = 780e12
-"""Operations a second of a large product in bfloat16."""
-
-CONTEXT = 4096
-"""Tokens that each sequence holds before the steps that are timed."""
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "mamba2-2.7B": {
-        "model_type": "mamba2",
-        "vocab_size": 50_288,
-        "hidden_size": 2560,
-        "num_hidden_layers": 64,
-        "num_heads": 80,
-        "head_dim": 64,
-        "state_size": 128,
-        "n_groups": 1,
-        "tie_word_embeddings": True,
-    },
-    "qwen3.5-9B": {"model_type": "qwen3_5_text"},
-    "qwen3-next-80B": {"model_type": "qwen3_next"},
-    "tiny": {
-        "model_type": "mamba2",
-        "vocab_size": 101,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_heads": 4,
-        "head_dim": 16,
-        "state_size": 16,
-        "n_groups": 2,
-    },
-}
-"""Configurations, as far as they differ from transformers' defaults."""
 
 BARS = {"bandwidth": (32, 0.7), "serial": (256, 0.7)}
 """The share of a floor that is to be reached at so many rows, in dense models."""
@@ -204,31 +168,6 @@ def _filled(model: Decoder, n_slots: int, context: int) -> Arena:
     return arena
 
 
-def _is_tied(shape: str) -> bool:
-    return bool(SHAPES[shape].get("tie_word_embeddings", False))
-
-
-class Floors:
-    """What a step cannot be faster than: see the docstrings."""
-
-    def __init__(self, shape: str, model: Decoder, n_rows: int, context: int) -> None:
-        info, layout, guest = model.info, model.layout, model.layout.guest
-        table = info.vocab_size * info.width
-        is_tied = _is_tied(shape)
-        n_multiplied = info.n_parameters - (0 if is_tied else table)
-        item_bytes = getattr(torch, info.dtype).itemsize
-        self.weight_bytes = info.weight_bytes - (0 if is_tied else table * item_bytes)
-        self.state_bytes = layout.payload_bytes
-        self.kv_bytes = 0 if guest is None else guest.token_bytes * context
-        traffic = n_rows * (2 * self.state_bytes + self.kv_bytes) / COPY_RATE
-        reading = self.weight_bytes / COPY_RATE
-        products = 2 * n_multiplied * n_rows / MATRIX_RATE
-        self.bandwidth_ms = (reading + traffic) * 1e3
-        """One read of the weights and of the context, one read and one write of each state."""
-        self.serial_ms = (max(reading, products) + traffic) * 1e3
-        """The same, but nothing beside the products, which may take longer than reading."""
-
-
 def decode(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Bare steps of a captured graph."""
     for shape in arguments.shape:
@@ -311,7 +250,7 @@ def prompts(arguments: argparse.Namespace) -> Iterator[Finding]:
                 times.append(perf_counter() - began)
             seconds = median(times[1:])
             head = model.info.vocab_size * model.info.width
-            n_multiplied = model.info.n_parameters - head * (1 if _is_tied(shape) else 2)
+            n_multiplied = model.info.n_parameters - head * (1 if is_tied(shape) else 2)
             rate = 2 * n_multiplied * 8192 / seconds
             yield {
                 "what": "prompts",

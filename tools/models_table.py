@@ -22,9 +22,8 @@ the names that its publisher gave them; RWKV-7 is also read from `.pth` files. `
 `config.json` says which class it is. `wkvm inspect FOLDER` tells what a folder holds, and what a
 state of it takes, without loading it.
 
-RWKV-7 runs on CPUs and NVIDIA GPUs, all others on a CPU alone for now. Kernels for GPUs are there
-for all of them, tested in Triton's interpreter; until they are measured on a GPU they are not
-offered. Where there is one, give `--device cpu`.
+All run on CPUs and NVIDIA GPUs. `--deterministic` is on CPUs for all of them, on GPUs for RWKV-7
+alone.
 
 A *family* is a kind of recurrence: what a state's record has of it is of a fixed size. Attention
 layers keep something of every token as well, their *guest*, in pages of a pool.

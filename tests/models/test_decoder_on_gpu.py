@@ -16,8 +16,12 @@ if torch.cuda.is_available():
     from wkvm.state.arena import Arena
 
     LENGTHS, SLOTS = (3, 1, 70), (2, 0, 3)
-    TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+    TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-3}
     """By relative norm."""
+
+    TIMES_A_CPU = 1.5
+    """How much larger the error may be than that of a CPU in the same dtype: of some of these small
+    models half of their digits are lost in bfloat16, and experts are chosen by what is left."""
 
     def arena_of(model: Decoder) -> Arena:
         """Four slots of two pages each, which do not follow each other."""
@@ -80,15 +84,23 @@ if torch.cuda.is_available():
     def test_it_gives_what_a_cpu_gives(model_type: str, dtype: torch.dtype) -> None:
         config = CONFIGS[model_type]
         exact = random_decoder(config, device="cpu", dtype=torch.float32)
+        on_cpu = random_decoder(config, device="cpu", dtype=dtype)
         model = random_decoder(config, device="cuda", dtype=dtype, drawn_on="cpu")
         draw = torch.Generator().manual_seed(0)
         ids = torch.randint(3, 90, (sum(LENGTHS) + 2,), generator=draw)
-        arena_of_exact, arena = arena_of(exact), arena_of(model)
-        step = Replayed(model, arena)
-        pairs = [(absorbed(model, arena, ids), absorbed(exact, arena_of_exact, ids))]
+        arenas = [arena_of(one) for one in (model, on_cpu, exact)]
+        step = Replayed(model, arenas[0])
+        found = [
+            [absorbed(one, arena, ids)]
+            for one, arena in zip((model, on_cpu, exact), arenas, strict=True)
+        ]
         for _ in range(3):
             more = torch.randint(3, 90, (3,), generator=draw)
-            pairs.append((step(more), decoded(exact, arena_of_exact, more)))
-        names = [spec.name for spec in exact.layout.tensors]
-        pairs += [(arena.views[name], arena_of_exact.views[name]) for name in names]
-        assert max(error(given, expected) for given, expected in pairs) < TOLERANCE[dtype]
+            found[0].append(step(more))
+            found[1].append(decoded(on_cpu, arenas[1], more))
+            found[2].append(decoded(exact, arenas[2], more))
+        for spec in exact.layout.tensors:
+            for tensors, arena in zip(found, arenas, strict=True):
+                tensors.append(arena.views[spec.name])
+        errors, of_cpu = (list(map(error, found[at], found[2])) for at in (0, 1))
+        assert max(errors) < TOLERANCE[dtype] + TIMES_A_CPU * max(of_cpu)

@@ -159,9 +159,6 @@ def check_decoder(architecture: str, loading: Loading) -> None:
     """
     if loading.device != "cpu" and loading.deterministic:
         raise ConfigError("deterministic", f"{architecture} is so on a CPU alone")
-    if loading.device != "cpu":
-        why = f"{architecture} runs on a CPU alone for now: give --device cpu"
-        raise ConfigError("device", why)
     if loading.state.deferred:
         raise ConfigError("deferred-writes", f"{architecture} has none; {RWKV7} does")
 
