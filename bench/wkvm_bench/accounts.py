@@ -46,6 +46,13 @@ def of_anthropic(answer: Any) -> Cost:
     return Cost(n_input + cached, cached, usage["output_tokens"])
 
 
+def of_responses(answer: Any) -> Cost:
+    """Of responses, and of the event that has a whole one."""
+    usage = answer.get("response", answer)["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return Cost(usage["input_tokens"], cached, usage["output_tokens"])
+
+
 def of_ids(answer: Any) -> Cost:
     """Of requests in ids."""
     usage = answer["usage"]
@@ -60,12 +67,15 @@ def of_nobody(answer: Any) -> Cost:
 
 CHAT = {"messages": MESSAGES, "max_tokens": N_OUT}
 TEXT = {"prompt": PROMPT, "max_tokens": N_OUT}
+RESPONSE = {"input": "What is the sun?", "max_output_tokens": N_OUT}
 IDS = {"ids": list(range(100, 140)), "max_tokens": N_OUT}
 INTERFACES = (
     Asked("/v1/completions", TEXT, of_openai),
     Asked("/v1/completions", TEXT | {"max_tokens": 0, "echo": True, "logprobs": 1}, of_openai),
     Asked("/v1/chat/completions", CHAT, of_openai),
     Asked("/v1/messages", CHAT, of_anthropic),
+    Asked("/v1/responses", RESPONSE, of_responses),
+    Asked("/v1/responses", RESPONSE | {"store": False}, of_responses),
     Asked("/v1/generate", IDS, of_ids),
     Asked("/v1/messages/count_tokens", {"messages": MESSAGES}, of_nobody),
     Asked("/tokenize", {"prompt": PROMPT}, of_nobody),
@@ -74,6 +84,7 @@ STREAMS = (
     Asked("/v1/completions", TEXT, of_openai),
     Asked("/v1/chat/completions", CHAT, of_openai),
     Asked("/v1/messages", CHAT, of_anthropic),
+    Asked("/v1/responses", RESPONSE, of_responses),
     Asked("/v1/stream", IDS, of_ids),
 )
 
@@ -100,6 +111,7 @@ async def difference(http: Path, lanes: BinarySource) -> tuple[int, dict[str, fl
                 told.append(await _ask(session, asked, model))
             for asked in STREAMS:
                 told.append(await _ask(session, asked, model, streamed=True))
+        told += await _turns(session, model)
     after = await lanes.stats()
     computed = sum(cost.n_prompt - cost.n_cached for cost in told)
     output = sum(cost.n_output for cost in told)
@@ -111,22 +123,43 @@ async def difference(http: Path, lanes: BinarySource) -> tuple[int, dict[str, fl
     return apart, {"requests": len(told), "prompt told": computed, "output told": output}
 
 
+async def _turns(session: ClientSession, model: str) -> list[Cost]:
+    """Of two responses, the second of which goes on from the first."""
+    body, costs = RESPONSE | {"model": model}, list[Cost]()
+    for _ in range(2):
+        answer = msgspec.json.decode(await _post(session, "/v1/responses", body))
+        body["previous_response_id"] = answer["id"]
+        costs.append(of_responses(answer))
+    if not costs[1].n_cached:
+        raise BenchError("a response that goes on from another computed all of it")
+    return costs
+
+
 async def _ask(session: ClientSession, asked: Asked, model: str, *, streamed: bool = False) -> Cost:
     body = asked.body | {"model": model}
     if streamed and asked.path != "/v1/stream":
         body |= {"stream": True}
         body |= {"stream_options": {"include_usage": True}} if asked.cost is of_openai else {}
-    async with session.post(f"http://localhost{asked.path}", json=body) as response:
-        data = await response.read()
-    if response.status != 200:
-        raise BenchError(f"{asked.path}: {response.status}: {data[:200]!r}")
+    data = await _post(session, asked.path, body)
     if not streamed:
         return asked.cost(msgspec.json.decode(data))
     # The last event that has it knows best.
-    costs = [asked.cost(event) for event in _events(data) if event.get("usage")]
+    costs = [asked.cost(event) for event in _events(data) if _usage(event)]
     if not costs:
         raise BenchError(f"{asked.path}: no event says what it cost")
     return costs[-1]
+
+
+async def _post(session: ClientSession, path: str, body: dict[str, Any]) -> bytes:
+    async with session.post(f"http://localhost{path}", json=body) as response:
+        data = await response.read()
+    if response.status != 200:
+        raise BenchError(f"{path}: {response.status}: {data[:200]!r}")
+    return data
+
+
+def _usage(event: Any) -> Any:
+    return event.get("usage") or (event.get("response") or {}).get("usage")
 
 
 def _events(data: bytes) -> Iterator[Any]:

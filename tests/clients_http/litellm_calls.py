@@ -112,6 +112,35 @@ def text_calls(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def response_calls(given: dict[str, Any], model: str, question: str) -> dict[str, Any]:
+    """Responses, one that goes on from another, and Anthropic's messages made of them."""
+    asked = given | {"model": f"openai/{model}", "input": question}
+    library: Any = litellm
+    ask = library.responses
+    first = ask(**asked)
+    events = list(ask(**asked, stream=True))
+    second = ask(**asked, previous_response_id=first.id)
+    message = library.anthropic.messages.acreate(
+        model=f"openai/{model}",
+        max_tokens=60,
+        messages=[{"role": "user", "content": question}],
+        **given,
+    )
+    return {
+        "text": first.output[0].content[0].text,
+        "n_tokens": first.usage.total_tokens,
+        "n_events": len(events),
+        "last": str(events[-1].type.value),
+        "n_cached": second.usage.input_tokens_details.cached_tokens,
+        "as_message": asyncio.run(message)["content"][0]["text"],
+        "errors": [
+            error_of(lambda: ask(**asked | {"temperature": -1})),
+            error_of(lambda: ask(**asked | {"api_key": "wrong"})),
+            error_of(lambda: ask(**asked | {"model": "openai/other"})),
+        ],
+    }
+
+
 def main(base_url: str, key: str, model: str, question: str, n: str = "4") -> None:
     """Make all calls and print what came of them; ``n`` chats of each kind at once."""
     given = {"api_base": base_url, "api_key": key, "temperature": 0, "num_retries": 0}
@@ -132,6 +161,7 @@ def main(base_url: str, key: str, model: str, question: str, n: str = "4") -> No
             for prefix in ("text-completion-openai", "hosted_vllm")
         },
     }
+    results["responses"] = response_calls(given, model, question)
     print(json.dumps(results | {"asked": asked}))
 
 

@@ -9,7 +9,7 @@ from tests.clients_http.outside import evaluation_python, results_of
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("chat",)
+KINDS = ("chat", "responses")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.clients_http.outside import evaluation_python, results_of
 
 pytestmark = pytest.mark.slow
 
-MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA")
+MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS")
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,12 @@ async def achat(openai: Any, adapters: Any, settings: dict[str, Any]) -> AsyncIt
 
 
 @pytest.fixture
+def responses(adapters: Any, settings: dict[str, Any]) -> Any:
+    """Chats by way of responses."""
+    return adapters.ChatOpenAI(**settings, temperature=0, use_responses_api=True)
+
+
+@pytest.fixture
 def text(adapters: Any, settings: dict[str, Any]) -> Any:
     return adapters.OpenAI(**settings, temperature=0, max_tokens=8)
 
@@ -133,6 +139,46 @@ def test_a_structured_answer_follows_its_schema(chat: Any) -> None:
     }
     answer = chat.with_structured_output(schema, method="json_schema").invoke(QUESTION)
     assert answer in ({"kind": "star"}, {"kind": "moon"})
+
+
+def test_a_response_is_answered_whole_and_streamed_with_its_usage(responses: Any) -> None:
+    whole = responses.invoke(QUESTION)
+    chunks = list(responses.stream(QUESTION))
+    streamed = chunks[0]
+    for chunk in chunks[1:]:
+        streamed += chunk
+    assert whole.text == streamed.text == ANSWER
+    assert len(chunks) > 10
+    assert streamed.usage_metadata == whole.usage_metadata
+    assert whole.usage_metadata["output_tokens"] > 0
+
+
+def test_a_response_goes_on_from_the_one_before_by_its_name(
+    adapters: Any, settings: dict[str, Any]
+) -> None:
+    chat = adapters.ChatOpenAI(
+        **settings, temperature=0, use_responses_api=True, use_previous_response_id=True
+    )
+    first = chat.invoke([("human", QUESTION)])
+    second = chat.invoke([("human", QUESTION), first, ("human", "What is the moon?")])
+    usage = second.usage_metadata
+    assert usage["input_token_details"]["cache_read"] == first.usage_metadata["total_tokens"]
+
+
+def test_a_response_calls_a_tool_and_answers_its_result(responses: Any) -> None:
+    messages = importlib.import_module("langchain_core.messages")
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"name": "weather", "description": "Of a city.", "parameters": parameters}
+    called = responses.bind_tools([tool], tool_choice="weather").invoke(QUESTION)
+    (call,) = called.tool_calls
+    assert call["args"] in ({"city": "Oslo"}, {"city": "Rome"})
+    result = messages.ToolMessage("It is sunny.", tool_call_id=call["id"])
+    assert responses.bind_tools([tool]).invoke([("human", QUESTION), called, result]).text
 
 
 def test_a_text_is_completed_whole_and_streamed(text: Any) -> None:

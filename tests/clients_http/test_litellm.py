@@ -71,5 +71,25 @@ def test_a_text_is_completed_whole_and_streamed(text: Any) -> None:
     assert text["usage"][1] == 8
 
 
+def test_responses_are_answered_whole_and_streamed(results: Any) -> None:
+    assert results["responses"]["text"] == ANSWER
+    assert results["responses"]["n_events"] > 10
+    assert results["responses"]["last"] == "response.completed"
+
+
+def test_a_response_that_goes_on_from_another_computes_what_is_new_alone(results: Any) -> None:
+    assert results["responses"]["n_cached"] == results["responses"]["n_tokens"]
+
+
+def test_messages_of_anthropic_are_made_of_responses(results: Any) -> None:
+    assert results["responses"]["as_message"] == ANSWER
+
+
+def test_errors_of_responses_are_of_the_classes_for_them(results: Any) -> None:
+    assert results["responses"]["errors"] == [
+        *("BadRequestError", "AuthenticationError", "NotFoundError")
+    ]
+
+
 def test_no_host_but_this_one_is_asked_for(results: Any) -> None:
     assert results["asked"] == []
