@@ -1,0 +1,331 @@
+"""What is kept of responses: over restarts and crashes, within limits, on a disk that is full."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.harness import Running, until_stats
+from tests.gateway.responding import (
+    ask_for,
+    cached,
+    respond,
+    tales_running,
+)
+from tests.gateway.stateful import ask
+from wkvm.gateway.errors import SettingError
+from wkvm.gateway.responses.database import Connection, Database
+from wkvm.gateway.responses.owners import Owners
+
+SUN = "What is the sun?"
+ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 100_000}
+
+
+async def test_responses_and_conversations_outlive_the_server(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+        _, talk = await ask(running, "POST", "/v1/conversations", {"metadata": {"a": "b"}})
+        second = await respond(running, SUN, conversation=talk["id"])
+    async with tales_running(tmp_path) as running:
+        assert await ask(running, "GET", f"/v1/responses/{first['id']}") == (200, first)
+        assert await ask(running, "GET", f"/v1/conversations/{talk['id']}") == (200, talk)
+        more = await respond(running, "Why?", previous_response_id=first["id"])
+        assert cached(more) == first["usage"]["total_tokens"]
+        more = await respond(running, "Why?", conversation=talk["id"])
+        assert cached(more) == second["usage"]["total_tokens"]
+
+
+async def test_a_state_without_its_record_is_not_gone_on_from(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+    for file in (tmp_path / "responses").iterdir():
+        file.unlink()
+    async with tales_running(tmp_path) as running:
+        status, answer = await ask_for(running, "Why?", previous_response_id=first["id"])
+        assert (status, answer["error"]["code"]) == (400, "previous_response_not_found")
+        status, state = await ask(running, "GET", f"/v1/states/{first['id']}")
+        assert status == 200
+        assert state["expires_at"] is not None
+
+
+async def test_the_oldest_make_room(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, max_responses=3) as running:
+        made = [await respond(running, f"Say {n}.", max_output_tokens=1) for n in range(5)]
+        found = [await ask(running, "GET", f"/v1/responses/{one['id']}") for one in made]
+        assert [status for status, _ in found] == [404, 404, 200, 200, 200]
+        await running.gateway.responses.over()
+        _, states = await ask(running, "GET", "/v1/states")
+        assert {one["name"] for one in states["data"]} == {one["id"] for one in made[2:]}
+
+
+async def test_what_made_room_is_still_read_by_what_goes_on_from_it(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, max_responses=2) as running:
+        last = await respond(running, "I am Tom.", max_output_tokens=2)
+        for _ in range(3):
+            last = await respond(
+                running, "Why?", previous_response_id=last["id"], max_output_tokens=2
+            )
+        n_cached = cached(last)
+        await ask(running, "DELETE", f"/v1/states/{last['id']}")
+        again = await respond(running, "So?", previous_response_id=last["id"])
+        assert again["usage"]["input_tokens"] > n_cached
+        assert await _n_rows(running) == 5
+
+
+async def _n_rows(running: Running) -> int:
+    def count(there: Connection) -> int:
+        (n_rows,) = there.db.execute("SELECT COUNT(*) FROM responses").fetchone()
+        return int(n_rows)
+
+    return await running.gateway.responses.database.run(count)
+
+
+async def test_rows_go_with_the_last_that_needs_them(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN, max_output_tokens=1)
+        second = await respond(running, SUN, previous_response_id=first["id"], max_output_tokens=1)
+        await ask(running, "DELETE", f"/v1/responses/{first['id']}")
+        assert await _n_rows(running) == 2
+        await ask(running, "DELETE", f"/v1/responses/{second['id']}")
+        assert await _n_rows(running) == 0
+
+        def n_items(there: Connection) -> int:
+            return len(there.db.execute("SELECT 1 FROM items").fetchall())
+
+        assert await running.gateway.responses.database.run(n_items) == 0
+
+
+async def test_bytes_have_a_limit_and_the_oldest_make_room_for_them(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, max_responses_bytes=8_000) as running:
+        long = "Look. " * 300
+        first = await respond(running, long, max_output_tokens=1)
+        second = await respond(running, long, max_output_tokens=1)
+        third = await respond(running, long, max_output_tokens=1)
+        statuses = [
+            (await ask(running, "GET", f"/v1/responses/{one['id']}"))[0]
+            for one in (first, second, third)
+        ]
+        assert statuses == [404, 200, 200]
+        status, answer = await ask_for(running, long * 4)
+        assert (status, answer["error"]["code"]) == (507, "quota_exceeded")
+        await until_stats(running, n_running=0)
+
+
+async def test_an_old_response_is_as_if_it_were_deleted(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, response_ttl_s=3600.0) as running:
+        first = await respond(running, SUN)
+        _, state = await ask(running, "GET", f"/v1/states/{first['id']}")
+        assert state["expires_at"] == pytest.approx(time.time() + 3600, abs=60)
+
+        def age(there: Connection) -> None:
+            there.db.execute(
+                "UPDATE responses SET created_at = created_at - 3600, "
+                "expires_at = expires_at - 3600"
+            )
+
+        await running.gateway.responses.database.run(age)
+        assert (await ask(running, "GET", f"/v1/responses/{first['id']}"))[0] == 404
+        status, _ = await ask_for(running, "Why?", previous_response_id=first["id"])
+        assert status == 400
+        await respond(running, SUN)
+        assert await _n_rows(running) == 1
+
+
+async def test_a_full_disk_is_told_and_nothing_half_is_kept(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+        database = running.gateway.responses.database
+
+        def fill(there: Connection) -> None:
+            (n_pages,) = there.db.execute("PRAGMA page_count").fetchone()
+            there.db.execute(f"PRAGMA max_page_count = {n_pages}")
+
+        def free(there: Connection) -> None:
+            there.db.execute("PRAGMA max_page_count = 1000000")
+
+        await database.run(fill)
+        status, answer = await ask_for(running, "Look. " * 5000)
+        assert (status, answer["error"]["code"]) == (507, "store_full")
+        assert answer["error"]["type"] == "insufficient_storage_error"
+        status, answer = await ask(running, "POST", "/v1/conversations", {"items": [_long()]})
+        assert (status, answer["error"]["code"]) == (507, "store_full")
+        await until_stats(running, n_running=0)
+        _, states = await ask(running, "GET", "/v1/states")
+        assert [one["name"] for one in states["data"]] == [first["id"]]
+        assert await ask(running, "GET", f"/v1/responses/{first['id']}") == (200, first)
+        await database.run(free)
+        more = await respond(running, "Why?", previous_response_id=first["id"])
+        assert more["status"] == "completed"
+
+
+def _long() -> dict[str, Any]:
+    return {"role": "user", "content": "Look. " * 5000}
+
+
+async def test_an_end_that_finds_no_room_leaves_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wkvm.gateway.failures import HttpError
+    from wkvm.gateway.responses import records
+
+    def fail(*_: Any) -> bool:
+        raise HttpError(507, "full", "insufficient_storage_error", code="store_full")
+
+    async with tales_running(tmp_path) as running:
+        _, talk = await ask(running, "POST", "/v1/conversations")
+        monkeypatch.setattr(records, "finish", fail)
+        status, answer = await ask_for(running, SUN, conversation=talk["id"])
+        assert (status, answer["error"]["code"]) == (507, "store_full")
+        _, states = await ask(running, "GET", "/v1/states")
+        assert states["data"] == []
+        monkeypatch.undo()
+        assert (await respond(running, SUN, conversation=talk["id"]))["status"] == "completed"
+        statuses = await _statuses(running)
+        assert sorted(statuses) == ["completed", "in_progress"]
+        for name in statuses.values():
+            assert (await ask(running, "GET", f"/v1/responses/{name}"))[0] == 200
+        assert sorted(await _statuses(running)) == ["completed", "failed"]
+
+
+async def _statuses(running: Running) -> dict[str, str]:
+    def read(there: Connection) -> dict[str, str]:
+        return dict(there.db.execute("SELECT status, id FROM responses").fetchall())
+
+    return await running.gateway.responses.database.run(read)
+
+
+async def test_a_tenant_without_room_for_states_is_told(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, max_states=2) as running:
+        for _ in range(2):
+            await respond(running, SUN, max_output_tokens=1)
+        status, answer = await ask_for(running, SUN)
+        assert (status, answer["error"]["code"]) == (507, "quota_exceeded")
+        made = await respond(running, SUN, store=False)
+        assert made["status"] == "completed"
+
+
+DIES = """
+import asyncio, os, signal, sys
+from wkvm.gateway.responses import records
+from wkvm.gateway.responses.database import Database
+from wkvm.gateway.responses.room import Limits
+from wkvm.gateway.conversations import talks
+
+async def main():
+    database = Database(sys.argv[1])
+    limits = Limits(n_responses=9, n_bytes=10**6, ttl_s=1000.0)
+    tenant = bytes.fromhex(sys.argv[2])
+    talk = await database.run(talks.create, tenant, {}, [], limits)
+    told = {"id": "resp_dead", "status": "in_progress", "output": [], "background": True}
+    begun = records.Begun(
+        id="resp_dead", tenant=tenant, resource=told, items=[], conversation=talk.id, revision=1
+    )
+    database.making.add("resp_dead")
+    await database.run(records.begin, begun, limits)
+    print(talk.id, flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_process_that_was_killed_had_begun_has_failed(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        await respond(running, SUN)
+        tenant = running.gateway.engines.tenant("")
+        folder = running.gateway.config.responses_dir
+        assert folder is not None
+        command = [sys.executable, "-c", DIES, folder, tenant.hex()]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            talk = (await process.stdout.readline()).decode().strip()
+            _, found = await ask(running, "GET", "/v1/responses/resp_dead")
+            assert found["status"] == "in_progress"
+            status, _ = await ask_for(running, SUN, conversation=talk)
+            assert status == 409
+        finally:
+            process.kill()
+            await process.wait()
+        _, found = await ask(running, "GET", "/v1/responses/resp_dead")
+        assert found["status"] == "failed"
+        assert "ended before it was over" in found["error"]["message"]
+        status, answer = await ask_for(running, "Why?", previous_response_id="resp_dead")
+        assert (status, answer["error"]["code"]) == (400, "previous_response_unusable")
+        made = await respond(running, SUN, conversation=talk)
+        assert made["status"] == "completed"
+        alive = [Path(name).suffix for name in os.listdir(folder)]
+        assert alive.count(".alive") == 1
+
+
+async def test_two_gateways_share_what_is_kept(tmp_path: Path) -> None:
+    folder = str(tmp_path / "shared")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    async with (
+        tales_running(tmp_path / "a", responses_dir=folder) as one,
+        tales_running(tmp_path / "b", responses_dir=folder) as other,
+    ):
+        made = await respond(one, SUN)
+        assert await ask(other, "GET", f"/v1/responses/{made['id']}") == (200, made)
+        more = await respond(other, "Why?", previous_response_id=made["id"])
+        assert cached(more) == 0  # the state is at the other engine
+        asked = await respond(one, SUN, background=True, **ENDLESS)
+        path = f"/v1/responses/{asked['id']}"
+        assert (await ask(other, "GET", path))[1]["status"] in ("queued", "in_progress")
+        status, cancelled = await ask(other, "POST", f"{path}/cancel")
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        assert (await ask(one, "GET", path))[1]["status"] == "cancelled"
+
+
+def test_an_owner_lives_as_long_as_it_is_open(tmp_path: Path) -> None:
+    one, other = Owners(tmp_path), Owners(tmp_path)
+    assert one.is_alive(other.name)
+    assert other.is_alive(one.name)
+    other.close()
+    assert not one.is_alive(other.name)
+    assert not one.is_alive("../../etc/passwd")
+    one.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_dead_have_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "0abc.alive").touch()
+    one = Owners(tmp_path)
+    one.sweep()
+    assert [file.stem for file in tmp_path.iterdir()] == [one.name]
+    one.close()
+
+
+async def test_a_folder_that_cannot_be_used_is_a_setting_at_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    database = Database(str(tmp_path / "file"))
+    with pytest.raises(SettingError):
+        await database.open()
+    await database.aclose()
+
+
+async def test_a_database_of_another_version_is_not_opened(tmp_path: Path) -> None:
+    database = Database(str(tmp_path))
+    await database.open()
+    await database.run(lambda there: there.db.execute("PRAGMA user_version = 99"))
+    await database.aclose()
+    again = Database(str(tmp_path))
+    with pytest.raises(SettingError, match="version 99"):
+        await again.open()
+    await again.aclose()
+
+
+async def test_what_is_kept_is_this_users_alone(tmp_path: Path) -> None:
+    database = Database(str(tmp_path / "kept"))
+    await database.open()
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
+    await database.aclose()
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(tmp_path / "kept" / "responses.db-wal")
