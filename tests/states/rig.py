@@ -31,6 +31,7 @@ from tests.states.binary_door import BinaryDoor
 from tests.states.doors import Door
 from tests.states.faulty import FaultyIO
 from tests.states.http_door import HttpDoor, body_of
+from tests.states.tokens import grammars_of
 from wkvm.assembly.states import OpenStates
 from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
 from wkvm.core.state_config import StateConfig
@@ -227,7 +228,8 @@ async def rig_running(
     model = HashModel(n_words=n_words, digest=digest, nan_id=nan_id, has_guest=has_guest)
     engine.setdefault("n_slots", 8)
     io = FaultyIO()
-    served = Engine(model, EngineConfig(device="cpu", **engine), served_name="hash")
+    settings = EngineConfig(device="cpu", **engine)
+    served = Engine(model, settings, served_name="hash", grammars=grammars_of(model))
     loop = EngineLoop(served)
     states = OpenStates(served, StateConfig(folder=str(folder)), io).serve(loop)
     keys = tuple(ApiKey.of(key_of(tenant), tenant) for tenant in TENANTS)

@@ -7,6 +7,7 @@ import torch
 
 from tests.hash_model import HashModel
 from tests.states.nursery import Ask
+from tests.states.tokens import grammars_of
 from wkvm.assembly.engine import build_engine
 from wkvm.assembly.models import BUNDLED
 from wkvm.assembly.states import OpenStates
@@ -22,9 +23,9 @@ def build(ask: Ask) -> Engine:
     """The engine that is asked for."""
     config = EngineConfig(device="cpu", **ask.engine)
     if ask.model == "bundled":
-        return build_engine(Path(BUNDLED), config, served_name="bundled")
+        return build_engine(Path(BUNDLED), config, served_name="bundled", takes_grammars=True)
     model = HashModel(n_words=ask.n_words, has_guest=ask.has_guest)
-    return Engine(model, config, served_name="hash")
+    return Engine(model, config, served_name="hash", grammars=grammars_of(model))
 
 
 def run_server(ask: Ask, ready: Callable[[list[str]], None]) -> None:

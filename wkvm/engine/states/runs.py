@@ -106,8 +106,20 @@ def again_spec(
 
 
 def with_key_of(saved: Saved, original: SamplerMemory | None) -> Saved:
-    """The same state, drawing from the random numbers that the original draws from."""
+    """The same state, drawing from the random numbers that the original draws from.
+
+    Where it ends within the output that the original's grammar was told, it is within that
+    grammar too.
+
+    Args:
+        original: of a sequence that begins as this one.
+    """
     if saved.memory is None or original is None:
         return replace(saved, memory=original)
     memory = replace(saved.memory, seed=original.seed, branch=original.branch)
+    n_left = len(original.grammar_ids) - (original.position - memory.position)
+    if original.grammar is not None and 0 < n_left <= len(original.grammar_ids):
+        memory = replace(
+            memory, grammar=original.grammar, grammar_ids=original.grammar_ids[:n_left]
+        )
     return replace(saved, memory=memory)
