@@ -18,6 +18,8 @@ from wkvm.gateway.failures import ErrorBody
 
 _VARIABLE = re.compile(r"\{(?P<name>\w+)(?::[^{}]*)?\}")
 _LEAD = re.compile(r"^`*[A-Z, a-z]*/\S+`*(?:, `*/\S+`*)*: ")
+EVENT_DATA = "x-event-data"
+"""Of a stream: the schema of the data of each event, but for a last one of ``[DONE]``."""
 _REF = "#/components/schemas/{name}"
 _WORD = re.compile(r"\W+")
 
@@ -112,9 +114,8 @@ def _operation(
         about["requestBody"] = _body(doc, bodies)
     content: dict[str, Any] = {doc.media: {"schema": answer if doc.media == JSON else {}}}
     if event is not None:
-        content[EVENTS] = {
-            "schema": {"type": "string", "contentMediaType": JSON, "contentSchema": event}
-        }
+        # OpenAPI 3.1 has no word for it: a ``schema`` would be of the whole text.
+        content[EVENTS] = {EVENT_DATA: event}
     about["responses"] = {
         str(doc.status): {"description": "What was asked for.", "content": content},
         "default": {"description": "An error.", "content": {JSON: {"schema": refusal}}},
