@@ -61,6 +61,11 @@ def fake_continuation(prompt: Sequence[int], n: int, vocab_size: int = 64) -> li
     return ids[len(prompt) :]
 
 
+def hidden_of(state: int) -> float:
+    """The hidden state, of one channel, after a token that left this hash."""
+    return (state >> 40) / 2**20 - 8
+
+
 class Weightless:
     """What models without weights have in common: all but how they absorb ids.
 
@@ -162,6 +167,8 @@ class FakeModel(Weightless):
             hashes[slot, 0] = signed(state)
             # Zero, unless the slot was poisoned and not zeroed.
             poison += [float(zeros[slot].sum())] * length
+        if batch.hidden is not None:
+            batch.hidden.take(torch.tensor([[hidden_of(one)] for one in after]), lambda x: x)
         return self.logits(after, poison, batch.logit_rows.tolist())
 
 

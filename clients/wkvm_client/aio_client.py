@@ -15,16 +15,16 @@ from wkvm_client.aio_link import Where
 from wkvm_client.aio_session import Session
 from wkvm_client.aio_states import States
 from wkvm_client.aio_streams import Stream
-from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
+from wkvm_client.aio_texts import Texts
+from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft
 from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
-from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.states import Durability, Keep, OnDisconnect
 
 
-class Client:
+class Client(Texts):
     """A connection to a server, and its successors. Made by ``connect`` and its siblings."""
 
     def __init__(
@@ -272,39 +272,6 @@ class Client:
             ),
         )
         return await self._open(request)
-
-    async def score(
-        self,
-        ids: Iterable[int],
-        *,
-        path: Path = "chunked",
-        n_top: int = 0,
-        timeout_s: float | None = None,
-        priority: int = 0,
-    ) -> list[TokenLogprobs]:
-        """Ask for the log probabilities of given ids, each after all that are before it.
-
-        Args:
-            ids: a text, at least one id.
-            path: ``chunked`` absorbs it as prompts are absorbed and as trainers do it;
-                ``decode`` id by id, as if it had been generated. Both are the model's; what
-                they differ by is rounding.
-            n_top: report this many most likely ids too, at each position.
-            timeout_s, priority: as of ``generate``.
-
-        Returns:
-            One entry for each id but the first, which nothing precedes.
-
-        Raises:
-            RequestError: the request cannot be carried out.
-            UnsupportedOperationError: the server does not score texts.
-            LinkError: there is no connection, none was to be had, or it was lost.
-            RequestTimeoutError: it took longer than ``timeout_s``.
-            TooManyLanesError: as many lanes are open as the connection may have.
-        """
-        request = score_draft(ids, path=path, n_top=n_top, timeout_s=timeout_s, priority=priority)
-        stream = await self._open(request)
-        return scores_of(await stream.completion(), timeout_s)
 
     async def _open(self, request: Draft) -> Stream:
         """Send a request on a connection that takes it."""

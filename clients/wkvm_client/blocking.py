@@ -26,13 +26,13 @@ from wkvm_client.blocking_migration import migrate
 from wkvm_client.blocking_session import Session
 from wkvm_client.blocking_states import States
 from wkvm_client.blocking_streams import Choice, Held, Stream, followed_by_its_reader
-from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft, score_draft
+from wkvm_client.blocking_texts import Texts
+from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft
 from wkvm_client.errors import (
     ReplyTimeoutError,
     RequestTimeoutError,
 )
 from wkvm_client.lanes import Lane
-from wkvm_client.results import Path, TokenLogprobs, scores_of
 from wkvm_client.states import Durability, Keep, OnDisconnect
 
 __all__ = ["Choice", "Client", "Session", "Stream", "connect", "from_socket", "migrate"]
@@ -105,7 +105,7 @@ def from_socket(
     )
 
 
-class Client:
+class Client(Texts):
     """A connection to a server, and its successors. Made by ``connect`` or ``from_socket``."""
 
     def __init__(
@@ -295,22 +295,6 @@ class Client:
             ),
         )
         return self._open(request)
-
-    def score(
-        self,
-        ids: Iterable[int],
-        *,
-        path: Path = "chunked",
-        n_top: int = 0,
-        timeout_s: float | None = None,
-        priority: int = 0,
-    ) -> list[TokenLogprobs]:
-        """Ask for the log probabilities of given ids, each after all that are before it.
-
-        Arguments, result and errors are those of ``wkvm_client.aio.Client.score``.
-        """
-        request = score_draft(ids, path=path, n_top=n_top, timeout_s=timeout_s, priority=priority)
-        return scores_of(self._open(request).completion(), timeout_s)
 
     def _open(self, request: Draft) -> Stream:
         """Send a request on a connection that takes it."""

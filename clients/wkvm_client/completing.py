@@ -52,6 +52,7 @@ def completion_of(
     logprobs: list[TokenLogprobs] | None,
     prompt_logprobs: list[TokenLogprobs] | None,
     *,
+    embedding: list[float] | None,
     before: Before,
     data: bytes | None,
 ) -> Completion:
@@ -75,6 +76,7 @@ def completion_of(
             (before.total_us + message.total_us) / 1e6,
         ),
         state=state,
+        embedding=embedding,
     )
 
 

@@ -12,10 +12,12 @@ from typing import Literal, TypeAlias
 import msgspec
 from wkvm_protocol.errors import LocalProtocolError
 from wkvm_protocol.messages import (
+    EMBED_FEATURE,
     FEATURES,
     GRAMMAR_FEATURE,
     SCORE_FEATURE,
     STATES_FEATURE,
+    Embed,
     Generate,
     GenerateConstrained,
     GenerateOn,
@@ -46,7 +48,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
 
-Sent: TypeAlias = Generation | Score | Stats | StateOperation
+Sent: TypeAlias = Generation | Score | Embed | Stats | StateOperation
 """What opens a lane."""
 
 # what is wrong with grammar_kind has the field grammar, as the server says it too
@@ -78,37 +80,41 @@ class Draft:
         data: a state to start from, which is sent along.
     """
 
-    message: Generation | Score
+    message: Generation | Score | Embed
     window: int | None
     timeout_s: float | None
     data: bytes = b""
 
-    def numbered(self, request_id: int) -> Generation | Score:
+    def numbered(self, request_id: int) -> Generation | Score | Embed:
         """The message for one lane."""
         return msgspec.structs.replace(self.message, request_id=request_id)
 
     @property
     def n(self) -> int:
         """How many choices there will be. At least 1: something has to hold the refusal."""
-        return 1 if isinstance(self.message, Score) else max(self.message.sampling.n, 1)
+        return 1 if isinstance(self.message, Score | Embed) else max(self.message.sampling.n, 1)
 
     @property
     def max_ids(self) -> int:
         """No more ids than this can come, all choices together."""
-        if isinstance(self.message, Score):
+        if isinstance(self.message, Score | Embed):
             return 0
         return self.n * min(self.message.sampling.max_tokens, MAX_TOKENS)
 
     @property
     def logprobs(self) -> int | None:
         """How many of the most likely ids come with each id; None for no log probabilities."""
-        return None if isinstance(self.message, Score) else self.message.sampling.logprobs
+        if isinstance(self.message, Score | Embed):
+            return None
+        return self.message.sampling.logprobs
 
     @property
     def prompt_logprobs(self) -> int | None:
         """Likewise, with each id of the prompt but the first."""
         if isinstance(self.message, Score):
             return self.message.n_top
+        if isinstance(self.message, Embed):
+            return None
         return self.message.sampling.prompt_logprobs
 
 
@@ -249,7 +255,26 @@ def score_draft(
     return Draft(message, None, timeout_s)
 
 
+def embed_draft(
+    ids: Iterable[int], *, pooling: str, timeout_s: float | None, priority: int
+) -> Draft:
+    """Check and pack the embedding of a text.
+
+    Raises:
+        TokenOutOfRangeError, InvalidParameterError: as ``draft``.
+    """
+    message = Embed(
+        request_id=0,
+        prompt=pack("prompt", ids),
+        pooling=pooling,
+        timeout_ms=milliseconds("timeout_s", timeout_s),
+        priority=priority,
+    )
+    return Draft(message, None, timeout_s)
+
+
 REFUSALS = {
+    EMBED_FEATURE: ("the server makes no embeddings", ""),
     GRAMMAR_FEATURE: ("the server takes no grammars", "grammar"),
     SCORE_FEATURE: ("the server does not score texts", ""),
     STATES_FEATURE: ("the server keeps no states", ""),

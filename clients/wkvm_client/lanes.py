@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from wkvm_protocol.errors import RemoteProtocolError
 from wkvm_protocol.messages import (
+    Embed,
+    Embedding,
     End,
     EndOn,
     EndReason,
@@ -18,6 +20,7 @@ from wkvm_protocol.messages import (
     StateBytesEnd,
     StateChunk,
     StateExportBegin,
+    unpack_floats,
 )
 
 from wkvm_client.completing import Before, completion_of, unpack_logprobs
@@ -70,6 +73,7 @@ class Lane:
         "cancelled",
         "cut",
         "draft",
+        "embedding",
         "error",
         "grant_at",
         "granted",
@@ -103,6 +107,7 @@ class Lane:
         self.grant_at = _NEVER
         self._set_grant_at()
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.embedding: list[float] | None = None
         self.error: ClientError | None = None
         self.cancelled = False
         self.on_over: Callable[[], None] | None = None
@@ -172,12 +177,17 @@ class Lane:
             else:
                 track.hook = self.starve if someone_waits else None
 
-    def add_logprobs(self, message: Logprobs) -> None:
-        """Keep log probabilities. Those of the prompt count once, whichever choice brings them.
+    def add_told(self, message: Logprobs | Embedding) -> None:
+        """Keep an embedding, which comes once, or log probabilities.
+
+        Those of the prompt count once, whichever choice brings them.
 
         Raises:
             RemoteProtocolError: they are more than were asked for, or some before them are missing.
         """
+        if isinstance(message, Embedding):
+            self.embedding = list(unpack_floats(message.vector))
+            return
         draft = self.draft
         n_asked = draft.prompt_logprobs if message.of_prompt else draft.logprobs
         if n_asked is None or message.n_top > n_asked:
@@ -209,14 +219,18 @@ class Lane:
         """Complete one choice, unless the lane goes on elsewhere.
 
         Raises:
-            RemoteProtocolError: it is a text that is scored, and not all of it was; or not all
-                ids came, or too many, of a stream that is to go on.
+            RemoteProtocolError: it is a text that is scored, and not all of it was, or an
+                embedding that has not come; or not all ids came, or too many, of a stream that is
+                to go on.
         """
         draft = self.draft
         if isinstance(draft.message, Score) and message.reason not in CUT_SHORT:
             n_known = len(self.prompt_logprobs) + 1
             if n_known < len(draft.message.prompt) // ID_BYTES:
                 raise self._lacking("End", n_known)
+        is_whole = message.reason not in CUT_SHORT
+        if isinstance(draft.message, Embed) and is_whole and self.embedding is None:
+            raise RemoteProtocolError(f"End: request id {self.request_id} lacks its embedding")
         if isinstance(message, EndOn) and self._goes_on_after(message):
             return
         self.n_open -= 1
@@ -226,6 +240,7 @@ class Lane:
             track.ids.tolist(),
             track.logprobs if draft.logprobs is not None else None,
             self.prompt_logprobs if draft.prompt_logprobs is not None else None,
+            embedding=self.embedding,
             before=self.before,
             data=None if self._data is None else bytes(self._data),
         )

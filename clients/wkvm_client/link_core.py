@@ -11,11 +11,10 @@ import msgspec
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
-    GRAMMAR_FEATURE,
-    SCORE_FEATURE,
-    STATES_FEATURE,
+    FEATURES,
     Cancel,
     Credit,
+    Embedding,
     End,
     EndOn,
     Error,
@@ -61,7 +60,7 @@ from wkvm_client.pings import MAX_MISSES, Pings
 from wkvm_client.replies import Reply
 
 CLIENT_NAME = "wkvm_client"
-OFFERED = (GRAMMAR_FEATURE, SCORE_FEATURE, STATES_FEATURE)
+OFFERED = tuple(dict.fromkeys(FEATURES.values()))
 
 
 class LinkCore:
@@ -338,8 +337,8 @@ class LinkCore:
             case Failed():
                 self.was_of_use = True
                 self._failed(message)
-            case Logprobs():
-                self._lanes[message.request_id].add_logprobs(message)
+            case Logprobs() | Embedding():
+                self._lanes[message.request_id].add_told(message)
             case Ping():
                 self._answer(message)
             case Pong():

@@ -11,6 +11,10 @@ from wkvm_client.states import StateEnd
 Path: TypeAlias = Literal["chunked", "decode"]
 """How a text is scored: as a prompt is absorbed, many ids at a time; or as output is, id by id."""
 
+Pooling: TypeAlias = Literal["last", "mean", "state"]
+"""What an embedding is made of: the hidden state of the last token, after the final norm; the mean
+of those of all tokens; or what the state at the end has in its last recurrent layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
@@ -67,6 +71,7 @@ class Completion:
             were asked for.
         timings: how long it took on the server.
         state: what came of its states; None for a request that has nothing to do with any.
+        embedding: of the prompt; None if none was asked for, or it was cut short.
     """
 
     choice: int
@@ -79,6 +84,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprobs] | None
     timings: Timings
     state: StateEnd | None = None
+    embedding: list[float] | None = None
 
     @property
     def cached_tokens(self) -> int:
@@ -93,8 +99,22 @@ def scores_of(completion: Completion, timeout_s: float | None) -> list[TokenLogp
         RequestTimeoutError: its time was over first.
         ConnectionLostError: the server cancelled it.
     """
+    _check_whole(completion, timeout_s)
+    return completion.prompt_logprobs or []
+
+
+def embedding_of(completion: Completion, timeout_s: float | None) -> list[float]:
+    """What came of the embedding of a text.
+
+    Raises:
+        RequestTimeoutError, ConnectionLostError: as ``scores_of``.
+    """
+    _check_whole(completion, timeout_s)
+    return completion.embedding or []
+
+
+def _check_whole(completion: Completion, timeout_s: float | None) -> None:
     if completion.reason == EndReason.TIMED_OUT:
         raise RequestTimeoutError(timeout_s or completion.timings.total_s)
     if completion.reason == EndReason.CANCELLED:
         raise ConnectionLostError("the server went away and cancelled the request")
-    return completion.prompt_logprobs or []

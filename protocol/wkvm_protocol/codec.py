@@ -13,6 +13,8 @@ import msgspec
 
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
+    Embed,
+    Embedding,
     End,
     EndOn,
     EndReason,
@@ -180,6 +182,10 @@ def _check_prompt(message: Message) -> str | None:
     return _packed(message, "prompt")
 
 
+def _check_embedding(message: Message) -> str | None:
+    return _packed(message, "vector")
+
+
 def _check_end(message: Message) -> str | None:
     assert isinstance(message, End)
     if message.reason is EndReason.MOVED:
@@ -245,6 +251,8 @@ _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     GenerateOn: _check_generate,
     StateCreate: _check_prompt,
     Score: _check_prompt,
+    Embed: _check_prompt,
+    Embedding: _check_embedding,
     End: _check_end,
     EndOn: _check_end_on,
     StateVersions: _check_state,

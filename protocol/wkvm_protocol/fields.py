@@ -24,6 +24,8 @@ MAX_LONG_TEXT = 4096
 
 GRAMMAR_FEATURE = "grammar"
 """The feature under which a client may send GenerateConstrained."""
+EMBED_FEATURE = "embed"
+"""The feature under which a client may send Embed."""
 SCORE_FEATURE = "score"
 """The feature under which a client may send Score."""
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from wkvm_protocol.flows import Flow
 from wkvm_protocol.messages import (
     REPLIES,
+    Embed,
+    Embedding,
     End,
     EndOn,
     Failed,
@@ -35,9 +37,12 @@ from wkvm_protocol.messages import (
 
 
 class _Lane:
-    """``n`` is the number of choices, None where ``closed_by`` is a reply and not an end."""
+    """``n`` is the number of choices, None where ``closed_by`` is a reply and not an end.
 
-    __slots__ = ("closed_by", "down", "ended", "n", "up")
+    ``lacks_embedding`` holds for an Embed until it has come.
+    """
+
+    __slots__ = ("closed_by", "down", "ended", "lacks_embedding", "n", "up")
 
     def __init__(
         self,
@@ -46,7 +51,9 @@ class _Lane:
         *,
         up: Flow | None = None,
         down: Flow | None = None,
+        lacks_embedding: bool = False,
     ) -> None:
+        self.lacks_embedding = lacks_embedding
         self.closed_by = closed_by
         self.n = n
         self.ended: set[int] = set()
@@ -124,6 +131,8 @@ class Lanes:
                 )
             case Logprobs():
                 return self.problem_with_choice(message.request_id, message.choice)
+            case Embedding():
+                return self._embed(message.request_id)
             case End() | EndOn():
                 return self._end(message)
             case Failed() | StateMoved():
@@ -159,6 +168,14 @@ class Lanes:
             return f"request id {request_id} has {lane.n} choices, {choice} is not one of them"
         if choice in lane.ended:
             return f"choice {choice} of request id {request_id} has ended"
+        return None
+
+    def _embed(self, request_id: int) -> str | None:
+        """Take note of an embedding, of which a lane has one."""
+        lane = self._lanes.get(request_id)
+        if lane is None or not lane.lacks_embedding:
+            return f"request id {request_id} lacks no embedding"
+        lane.lacks_embedding = False
         return None
 
     def _end(self, message: End | EndOn) -> str | None:
@@ -232,6 +249,8 @@ def _lane_of(message: Opening) -> _Lane:
             return _Lane(EndOn, message.sampling.n, up=up, down=down)
         case Score():
             return _Lane(End, 1)
+        case Embed():
+            return _Lane(End, 1, lacks_embedding=True)
         case Stats():
             return _STATS
         case StateExport():

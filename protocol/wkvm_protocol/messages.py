@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias, get_args
 import msgspec
 
 from wkvm_protocol.fields import (
+    EMBED_FEATURE,
     GRAMMAR_FEATURE,
     MAGIC,
     MAX_FRAME_BYTES,
@@ -82,8 +83,10 @@ from wkvm_protocol.messages_states import (
     StateVersions,
     Tags,
 )
+from wkvm_protocol.messages_texts import Embed, Embedding, Score
 
 __all__ = [
+    "EMBED_FEATURE",
     "FEATURES",
     "FROM_CLIENT",
     "FROM_SERVER",
@@ -108,6 +111,8 @@ __all__ = [
     "ClientMessage",
     "Count",
     "Credit",
+    "Embed",
+    "Embedding",
     "End",
     "EndOn",
     "EndReason",
@@ -213,23 +218,6 @@ class GenerateConstrained(Message, frozen=True, tag=0x13):
     priority: int = 0
 
 
-class Score(Message, frozen=True, tag=0x14):
-    """Client to server: open a lane and tell the log probabilities of given ids.
-
-    Answered by Logprobs of the prompt, then by one End; or by Failed. Legal only where the
-    feature ``score`` was agreed.
-    """
-
-    request_id: RequestId
-    prompt: PackedIds
-    path: ShortText
-    """``chunked``: as prompts are absorbed; ``decode``: one id a step, as output is."""
-    n_top: int = 0
-    """How many of the most likely ids to tell at each position."""
-    timeout_ms: Count = 0
-    priority: int = 0
-
-
 class Cancel(Message, frozen=True, tag=0x11):
     """Client to server: end a lane. Answered by its End or Failed; unknown lanes are ignored."""
 
@@ -325,7 +313,7 @@ class StatsReply(Message, frozen=True, tag=0x41):
 
 Generation: TypeAlias = Generate | GenerateConstrained | GenerateOn
 """What opens a lane of choices."""
-Opening: TypeAlias = Generation | Score | Stats | StateOperation
+Opening: TypeAlias = Generation | Score | Embed | Stats | StateOperation
 """What opens a lane."""
 ClientMessage: TypeAlias = (
     Hello | Ping | Pong | GoAway | Opening | Cancel | Credit | Interrupt | StateTransfer
@@ -338,6 +326,7 @@ ServerMessage: TypeAlias = (
     | Error
     | Tokens
     | Logprobs
+    | Embedding
     | End
     | EndOn
     | Failed
@@ -359,6 +348,8 @@ FROM_SERVER: tuple[type[ServerMessage], ...] = tuple(
 FEATURES: dict[type[Message], str] = {
     GenerateConstrained: GRAMMAR_FEATURE,
     Score: SCORE_FEATURE,
+    Embed: EMBED_FEATURE,
+    Embedding: EMBED_FEATURE,
     **dict.fromkeys(
         (
             GenerateOn,

@@ -10,6 +10,7 @@ from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import (
     EndEvent,
+    PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
     SavedEvent,
@@ -163,6 +164,8 @@ class Rig:
                     assert event.index == len(told.ids)
                     told.ids.append(event.token_id)
                 case PromptLogprobsEvent():
+                    raise AssertionError
+                case PooledEvent():
                     raise AssertionError
                 case SavedEvent():
                     told.saved.append(event)

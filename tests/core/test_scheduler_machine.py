@@ -24,6 +24,7 @@ from wkvm.core.grammar import Grammar
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.request import (
     EndEvent,
+    PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
     SavedEvent,
@@ -494,8 +495,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     r.n_scored += len(event.logprobs)
                     scored = [logprobs.token_id for logprobs in event.logprobs]
                     assert scored == r.known[event.first : event.first + len(scored)]
-                case SavedEvent():
-                    raise AssertionError("nobody asked for a state")
+                case SavedEvent() | PooledEvent():
+                    raise AssertionError("nobody asked for it")
                 case EndEvent():
                     r.end = event
                     self.check_end(r, event)

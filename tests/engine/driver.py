@@ -7,6 +7,7 @@ from wkvm.core.request import (
     EndEvent,
     Event,
     Logprobs,
+    PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
     SavedEvent,
@@ -27,6 +28,7 @@ class Outcome:
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[Logprobs | None] = field(default_factory=list[Logprobs | None])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    pooled: list[bytes] = field(default_factory=list[bytes])
     saved: list[Saved] = field(default_factory=list[Saved])
     end: EndEvent | None = None
 
@@ -79,6 +81,8 @@ class Driver:
                 case PromptLogprobsEvent():
                     assert event.first == len(outcome.prompt_logprobs) + 1
                     outcome.prompt_logprobs += event.logprobs
+                case PooledEvent():
+                    outcome.pooled.append(event.values)
                 case SavedEvent():
                     assert event.saved is not None
                     outcome.saved.append(event.saved)

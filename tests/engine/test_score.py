@@ -12,6 +12,7 @@ from wkvm.core.errors import InvalidParameterError
 from wkvm.core.request import (
     EndEvent,
     Logprobs,
+    PooledEvent,
     PromptLogprobsEvent,
     SavedEvent,
     Status,
@@ -45,8 +46,8 @@ def run(
                 case TokenEvent():
                     assert event.logprobs is not None
                     scores.append(event.logprobs)
-                case SavedEvent():
-                    raise AssertionError("nobody asked for a state")
+                case SavedEvent() | PooledEvent():
+                    raise AssertionError("nobody asked for it")
                 case EndEvent():
                     end = event
     return scores, end

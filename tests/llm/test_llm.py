@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wkvm_client.errors import (
@@ -80,6 +81,17 @@ def test_texts_are_scored_by_either_path_as_their_prompts_are(model: LLM) -> Non
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
     with pytest.raises(EmptyPromptError, match="prompt 1"):
         model.score([ids[0], []])
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "state"])
+def test_texts_have_the_vectors_of_their_ids_in_order(model: LLM, pooling: Any) -> None:
+    ids = [model.tokenizer.encode(prompt) for prompt in PROMPTS]
+    vectors = model.embed(PROMPTS, pooling=pooling)
+    assert len({tuple(vector) for vector in vectors}) == len(PROMPTS)
+    for some, vector in zip(ids, vectors, strict=True):
+        assert model.embed(some, pooling=pooling)[0] == pytest.approx(vector, abs=1e-3)
+    with pytest.raises(EmptyPromptError, match="prompt 1"):
+        model.embed([ids[0], []])
 
 
 def test_each_prompt_can_have_parameters_of_its_own(model: LLM) -> None:

@@ -54,7 +54,7 @@ from wkvm.state.exchange import MAX_INLINE_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
-FLOATS = {"bias_values", "logprobs", "top_logprobs"}
+FLOATS = {"bias_values", "logprobs", "top_logprobs", "vector"}
 U32S = {"lanes", "choices", "counts", "ranks"}
 
 Row = dict[str, str]
@@ -214,10 +214,11 @@ def test_the_ranges_that_are_counts_are_the_documented_ones() -> None:
 
 
 def test_sampling_is_that_of_the_core() -> None:
-    """Same names, same defaults: only bias is a pair of fields here."""
+    """Same names, same defaults: only bias is a pair of fields here, and Embed has the pooling."""
     core = {f.name: f.default for f in dataclass_fields(SamplingParams)}
     wire = {f.name: f.default for f in msgspec.structs.fields(Sampling)}
     assert core.pop("logit_bias") == ()
+    assert core.pop("pooling") is None
     assert wire.pop("bias_ids") == wire.pop("bias_values") == b""
     assert core.pop("stop_ids") == ()
     assert wire.pop("stop_ids") == b""

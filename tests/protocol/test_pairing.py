@@ -13,10 +13,12 @@ from wkvm_protocol.connection import (
 )
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError
 from wkvm_protocol.messages import (
+    EMBED_FEATURE,
     GRAMMAR_FEATURE,
     SCORE_FEATURE,
     Cancel,
     Credit,
+    Embed,
     End,
     EndReason,
     Failed,
@@ -36,7 +38,7 @@ from wkvm_protocol.messages import (
 from tests.protocol.helpers import SERVED, generate
 
 MAX_LANES = 3
-FEATURES = (GRAMMAR_FEATURE, SCORE_FEATURE)
+FEATURES = (GRAMMAR_FEATURE, SCORE_FEATURE, EMBED_FEATURE)
 IDS = st.integers(0, 5)
 
 
@@ -67,7 +69,7 @@ class Pairing(RuleBasedStateMachine):
                     self.to_client += self.server.send_hello_ok(**SERVED)
                 case Generate() | GenerateConstrained():
                     self.of_server[event.request_id] = set(range(event.sampling.n))
-                case Score():
+                case Score() | Embed():
                     self.of_server[event.request_id] = {0}
                 case Stats():
                     self.of_server[event.request_id] = None
@@ -124,11 +126,16 @@ class Pairing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.client.is_open)
     @rule(request_id=IDS)
+    def ask_for_an_embedding(self, request_id: int) -> None:
+        self.try_to_open(Embed(request_id, pack_ids([1])), request_id, {0})
+
+    @precondition(lambda self: self.client.is_open)
+    @rule(request_id=IDS)
     def query(self, request_id: int) -> None:
         self.try_to_open(Stats(request_id), request_id, None)
 
     def try_to_open(
-        self, message: Generation | Score | Stats, request_id: int, choices: set[int] | None
+        self, message: Generation | Score | Embed | Stats, request_id: int, choices: set[int] | None
     ) -> None:
         away = self.client.going_away or self.client.peer_going_away
         try:

@@ -28,7 +28,7 @@ from wkvm_protocol.messages import (
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 
-_FLOATS = frozenset({"bias_values", "logprobs", "top_logprobs"})
+_FLOATS = frozenset({"bias_values", "logprobs", "top_logprobs", "vector"})
 _TEXTS = frozenset({"features", "names", "parents", "states"})
 
 

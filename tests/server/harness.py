@@ -15,6 +15,7 @@ from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
 from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.messages import (
     ClientMessage,
+    Embedding,
     End,
     Error,
     Failed,
@@ -62,6 +63,7 @@ class Answer:
 
     ids: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    embeddings: list[Embedding] = field(default_factory=list[Embedding])
     ends: dict[int, End] = field(default_factory=dict[int, End])
     failed: Failed | None = None
 
@@ -183,6 +185,8 @@ def note(answers: dict[int, Answer], message: ServerMessage) -> None:
         case Logprobs():
             if message.request_id in answers:
                 answers[message.request_id].logprobs.append(message)
+        case Embedding():
+            answers[message.request_id].embeddings.append(message)
         case End():
             if message.request_id in answers:
                 answers[message.request_id].ends[message.choice] = message

@@ -47,3 +47,7 @@ matrix or a shift counts the layers of its family, not those of the model."""
 def of_kind(layout: StateLayout, *kinds: TensorKind) -> tuple[TensorSpec, ...]:
     """The tensors of those kinds, in the order of ``layout``."""
     return tuple(spec for spec in layout.tensors if KINDS.get(spec.name) in kinds)
+
+
+KEY_AXES = {"rwkv7.wkv": -2, "gdn.delta": -2, "kda.delta": -2, "mamba2.ssm": -1}
+"""Of the matrices of recurrences, which axis is that of the keys."""

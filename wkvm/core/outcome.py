@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wkvm.core.errors import NonFiniteError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
-from wkvm.core.request import Event, Logprobs, PromptLogprobsEvent, Status, TokensEvent
+from wkvm.core.request import Event, Logprobs, PooledEvent, PromptLogprobsEvent, Status, TokensEvent
 from wkvm.core.table import Ending, Request
 
 
@@ -49,6 +49,7 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
     """
     all_ids, logprobs, complete = result.token_ids, result.logprobs, result.complete
     errors, unmet, of_prompts = _errors(plan, result), result.unmet, result.prompt_logprobs
+    pooled = result.pooled
     outcome = Outcome()
     events, ended, spent, first = outcome.events, outcome.ended, outcome.spent, outcome.first
     request_ids, indices, token_ids = list[int](), list[int](), list[int]()
@@ -62,6 +63,8 @@ def apply(plan: StepPlan, result: StepResult, running: dict[int, Request]) -> Ou
             continue
         if of_prompts and (of_prompt := of_prompts.get(index)):
             events.append(PromptLogprobsEvent(row.request_id, row.position + 1, of_prompt))
+        if pooled and index in pooled:
+            events += [PooledEvent(row.request_id, values) for values in pooled[index]]
         if not row.samples:
             if row.position + row.n_ids == request.n_known:
                 ended.append(_ended(request, row, Status.LENGTH, pending=held_back(request)))

@@ -10,6 +10,9 @@ from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.start import Entry, Grant, Save, SavedRecord
 
+POOLED_UNIT = 2.0**-24
+"""In what sums of hidden states are counted. A mean is exact to half of it."""
+
 
 class RowPlan(NamedTuple):
     """One request's share of a step.
@@ -105,6 +108,10 @@ class StepResult:
         logprobs: for rows that asked, by row index: those of the sampled id.
         prompt_logprobs: for rows that asked, by row index: those of the prompt ids that
             the step's logits score.
+        pooled: for rows that asked, by row index: what their tokens add to an embedding, as
+            packed numbers in the order of this machine. Of ``Pooling.MEAN`` the sum of the hidden
+            states, int64, as multiples of ``POOLED_UNIT``: so it does not depend on where a prompt
+            is cut. Of the others the embedding itself, float32, with the last row of the prompt.
         complete: indices of rows whose grammars let nothing follow, after the id if any.
         unmet: why a row has no id that its grammar allows, by row index.
         failed: what ends a row's request, by row index, where the rest of the step ran.
@@ -122,6 +129,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(
         default_factory=dict[int, tuple[Logprobs, ...]]
     )
+    pooled: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict[int, tuple[bytes, ...]])
     complete: frozenset[int] = frozenset()
     unmet: Mapping[int, RequestError] = field(default_factory=dict[int, RequestError])
     failed: Mapping[int, WkvmError] = field(default_factory=dict[int, WkvmError])

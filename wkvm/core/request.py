@@ -161,6 +161,14 @@ class PromptLogprobsEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledEvent:
+    """What some tokens of a prompt add to its embedding; see ``StepResult.pooled``."""
+
+    request_id: int
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EndEvent:
     """A request reached a final status; its slot, if it had one, is free.
 
@@ -204,10 +212,10 @@ class SavedEvent:
     error: WkvmError | None = None
 
 
-Event = TokensEvent | PromptLogprobsEvent | SavedEvent | EndEvent
+Event = TokensEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
 """What an engine tells, in order."""
 
-RequestEvent = TokenEvent | PromptLogprobsEvent | SavedEvent | EndEvent
+RequestEvent = TokenEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
 """What happened to one request."""
 
 

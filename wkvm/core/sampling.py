@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from wkvm.core.errors import InvalidParameterError, TokenOutOfRangeError
 
@@ -12,6 +13,19 @@ MAX_STOP_IDS = 256
 MAX_BIASED_IDS = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**64 - 1
+
+
+class Pooling(StrEnum):
+    """What of a text's run its embedding is made of.
+
+    LAST is the hidden state of the last token, after the final norm: what the head is given.
+    MEAN is the mean of those of all tokens. STATE is what the state at the end has in its last
+    recurrent layer, its matrices averaged over their keys.
+    """
+
+    LAST = "last"
+    MEAN = "mean"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +60,7 @@ class SamplingParams:
         prompt_logprobs: likewise for the ids of the prompt but the first.
         seed: fixes the random numbers; None draws fresh ones.
         n: how many completions of the prompt, each a branch of its own.
+        pooling: tell what an embedding of the prompt is made of; None tells nothing.
     """
 
     temperature: float = 1.0
@@ -66,6 +81,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     seed: int | None = None
     n: int = 1
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)

@@ -49,7 +49,7 @@ def run_alone(plan: StepPlan, run: Callable[[StepPlan], StepResult]) -> StepResu
     """
     token_ids, not_finite, complete = list[int | None](), set[int](), set[int]()
     logprobs, prompt_logprobs = dict[int, Logprobs](), dict[int, tuple[Logprobs, ...]]()
-    unmet = dict[int, RequestError]()
+    unmet, pooled = dict[int, RequestError](), dict[int, tuple[bytes, ...]]()
     for index, row in enumerate(plan.rows):
         scored, result = list[Logprobs](), StepResult((None,))
         for piece in pieces(row):
@@ -57,8 +57,11 @@ def run_alone(plan: StepPlan, run: Callable[[StepPlan], StepResult]) -> StepResu
             if result.not_finite:
                 not_finite.add(index)
                 scored.clear()
+                pooled.pop(index, None)
                 break
             scored += result.prompt_logprobs.get(0, ())
+            if result.pooled:
+                pooled[index] = (*pooled.get(index, ()), *result.pooled[0])
         token_ids += result.token_ids
         if scored:
             prompt_logprobs[index] = tuple(scored)
@@ -71,6 +74,7 @@ def run_alone(plan: StepPlan, run: Callable[[StepPlan], StepResult]) -> StepResu
         not_finite=frozenset(not_finite),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
         complete=frozenset(complete),
         unmet=unmet,
     )

@@ -12,10 +12,12 @@ from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec, Status
+from wkvm.core.sampling import Pooling
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Start
 from wkvm.engine.grammars import GrammarCompiler
 from wkvm.engine.interface import EngineInfo, RunnerLike
+from wkvm.engine.pooling import has_matrices
 from wkvm.engine.runner import Runner
 from wkvm.models.base import Model
 from wkvm.state.arena import Arena
@@ -194,6 +196,8 @@ class Engine:
         """
         if spec.grammar is not None and self._grammars is None:
             raise InvalidParameterError("grammar", "this engine takes none")
+        if spec.params.pooling is Pooling.STATE and not has_matrices(self._model.layout):
+            raise InvalidParameterError("pooling", "this model has no recurrence of matrices")
         if spec.start is not None:
             self._check_start(spec.start)
         n, seed = spec.params.n, spec.params.seed

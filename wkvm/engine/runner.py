@@ -14,6 +14,7 @@ from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.alone import run_alone
 from wkvm.engine.constraints import constrained
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
+from wkvm.engine.pooling import Pooled, pooled_of
 from wkvm.engine.row_kinds import fresh_slots
 from wkvm.engine.sampler import Sampler
 from wkvm.kernels.sampling import finite_rows, logprobs
@@ -108,10 +109,17 @@ class Runner:
             self._arena.fill(image[: self._arena.layout.record_bytes], slots)
         self.sampler.feed(plan.rows)
         wanted = logit_rows(plan.rows)
-        logits = self._model.forward(self._batch(plan, wanted), self._arena.views)
-        return self._result(plan, wanted, logits)
+        pooled = pooled_of(plan.rows, self._model)
+        logits = self._model.forward(self._batch(plan, wanted, pooled), self._arena.views)
+        result = self._result(plan, wanted, logits)
+        return result if pooled is None else self._with_pooled(plan, result, pooled)
 
-    def _batch(self, plan: StepPlan, wanted: LogitRows) -> Batch:
+    def _with_pooled(self, plan: StepPlan, result: StepResult, pooled: Pooled) -> StepResult:
+        found = pooled.finish(self._arena.views, lambda tensor: tensor.cpu())
+        values, broken = found.read(range(len(plan.rows)))
+        return replace(result, pooled=values, not_finite=result.not_finite | broken)
+
+    def _batch(self, plan: StepPlan, wanted: LogitRows, pooled: Pooled | None) -> Batch:
         token_ids = [token_id for row in plan.rows for token_id in row.ids]
         slots = tuple(row.slot for row in plan.rows)
         return Batch(
@@ -120,6 +128,7 @@ class Runner:
             lengths=tuple(len(row.ids) for row in plan.rows),
             slot_list=slots,
             logit_rows=self._tensor(wanted.tokens),
+            hidden=pooled,
         )
 
     def _result(self, plan: StepPlan, wanted: LogitRows, logits: Tensor) -> StepResult:

@@ -210,11 +210,25 @@ COUNTED_RESPONSES = Policy(
     RESPONSES.unsupported,
 )
 
+EMBEDDINGS = Policy(
+    "/v1/embeddings",
+    frozenset({"add_special_tokens"}),
+    {
+        "embed_dtype": Unsupported(("float32",), "not supported: numbers are float32"),
+        "endianness": Unsupported(("little", "native"), "not supported: bytes are little-endian"),
+        "messages": Unsupported((), "not supported: send input"),
+        "mm_processor_kwargs": Unsupported(({},)),
+        "task": Unsupported(("embed",)),
+        "use_activation": Unsupported((), "not supported: use normalize"),
+    },
+)
+
 POLICIES = (
     CHATS,
     COMPLETIONS,
     COUNTED_MESSAGES,
     COUNTED_RESPONSES,
+    EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     TOKENS,

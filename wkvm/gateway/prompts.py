@@ -55,6 +55,7 @@ def read_prompts(
     max_prompts: int,
     max_ids: int | None,
     may_be_empty: bool = False,
+    field: str = "prompt",
 ) -> list[Prompt]:
     """The prompts of a body. The names of special tokens in them stand for these tokens.
 
@@ -64,39 +65,42 @@ def read_prompts(
         max_ids: of each prompt the last so many count; None takes all.
         may_be_empty: whether there is something to go on from without a prompt. Then none is
             an empty one.
+        field: what the body calls them.
 
     Raises:
         HttpError: 400; there is none, there are too many, or texts and ids are mixed.
     """
     if may_be_empty and (given is None or given == [] or given == ""):
         return [Prompt([], "")]
-    found = _parse(given)
+    found = _parse(given, field)
     if len(found) > max_prompts:
         why = f"{len(found)} prompts; with this n at most {max_prompts} are allowed"
-        raise invalid("prompt", why)
-    return [_prompt(one, tokenizer, max_ids) for one in found]
+        raise invalid(field, why)
+    return [_prompt(one, tokenizer, max_ids, field) for one in found]
 
 
-def _prompt(given: str | list[int], tokenizer: Tokenizer, max_ids: int | None) -> Prompt:
+def _prompt(
+    given: str | list[int], tokenizer: Tokenizer, max_ids: int | None, field: str
+) -> Prompt:
     text = None
     if isinstance(given, str):
         text, ids = given, tokenizer.encode(given, special=True)
     else:
         ids = given
     if not ids:
-        raise invalid("prompt", "a prompt needs at least one token")
+        raise invalid(field, "a prompt needs at least one token")
     if max_ids is not None and len(ids) > max_ids:
         text, ids = None, ids[-max_ids:]
     return Prompt(ids, text)
 
 
-def _parse(given: PromptField | None) -> list[str] | list[list[int]]:
+def _parse(given: PromptField | None, field: str) -> list[str] | list[list[int]]:
     if given is None:
-        raise invalid("prompt", "is required")
+        raise invalid(field, "is required")
     if isinstance(given, str):
         return [given]
     if not given:
-        raise invalid("prompt", "an empty list")
+        raise invalid(field, "an empty list")
     texts = [one for one in given if isinstance(one, str)]
     ids = [one for one in given if isinstance(one, int)]
     lists = [one for one in given if isinstance(one, list)]
@@ -106,4 +110,4 @@ def _parse(given: PromptField | None) -> list[str] | list[list[int]]:
         return [ids]
     if len(lists) == len(given):
         return lists
-    raise invalid("prompt", "a list holds texts, ids or lists of ids, but not several of these")
+    raise invalid(field, "a list holds texts, ids or lists of ids, but not several of these")

@@ -7,6 +7,7 @@ from wkvm_client.states import Difference, Durability, Replay, StateInfo
 from wkvm.gateway import (
     chat,
     completions,
+    embeddings,
     health,
     metrics,
     models,
@@ -165,6 +166,12 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/v1/conversations/{id}/items/{item}", conversations.get_item, needs_engine=False),
     Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings.embeddings,
+        doc=Doc(body=embeddings.EmbeddingBody, answer=embeddings.Embeddings),
+    ),
     Route("POST", "/v1/generate", native.generate, doc=Doc(body=GenerateBody, answer=Answer)),
     Route(
         "POST",

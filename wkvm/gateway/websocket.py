@@ -21,6 +21,7 @@ from wkvm_protocol.errors import ErrorCode, ProtocolError
 from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
+    Embed,
     Error,
     Failed,
     Generate,
@@ -66,7 +67,9 @@ DRAINING = "the server is draining"
 
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
-_Opening: TypeAlias = Generate | GenerateConstrained | GenerateOn | Score | Stats | StateOperation
+_Opening: TypeAlias = (
+    Generate | GenerateConstrained | GenerateOn | Score | Embed | Stats | StateOperation
+)
 _opening = Codec(*get_args(_Opening))
 _go_away = Codec(GoAway)
 _failed = Codec(Failed)

@@ -22,12 +22,12 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import msgspec
 from wkvm_client.errors import ClientClosedError, EmptyPromptError
 from wkvm_client.results import Path as ScorePath
-from wkvm_client.results import TokenLogprobs
+from wkvm_client.results import Pooling, TokenLogprobs
 
 from wkvm.assembly.backend import Backend, Local, Place, Remote
 from wkvm.assembly.models import find_model, model_name, require_engine
@@ -38,13 +38,13 @@ from wkvm.core.state_config import StateConfig
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.messages import Message as ChatMessage
 from wkvm.gateway.messages import leaves_space, template_messages
-from wkvm.gateway.template import Message
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 from wkvm.llm.batch import Batch, Job
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.progress import progress_bar
+from wkvm.llm.prompts import Conversation, Prompt, several_conversations, several_prompts
 from wkvm.llm.results import CompletionOutput, RequestOutput
-from wkvm.llm.scores import score_all
+from wkvm.llm.scores import embed_all, score_all
 from wkvm.llm.states import States, Work
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
@@ -55,12 +55,6 @@ MAX_DEFAULT_SLOTS = 64
 """Slots without ``slots``, if half of the free memory has room for so many."""
 
 SHOW_EVERY_S = 0.1
-
-Prompt: TypeAlias = str | Sequence[int]
-"""A text, or token ids."""
-
-Conversation: TypeAlias = Sequence[Message]
-"""Messages, each with ``role`` and ``content``."""
 
 
 class LLM:
@@ -215,7 +209,7 @@ class LLM:
                 many parameters as prompts; nothing was generated.
             ClientError: of ``wkvm_client``; one prompt failed, and the others were cancelled.
         """
-        each = _prompts(prompts)
+        each = several_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in each]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in each]
         starts = _names("state", state, len(ids), repeats=True)
@@ -250,7 +244,7 @@ class LLM:
                 they are none; nothing was generated.
             ClientError: as of ``generate``.
         """
-        conversations = _conversations(messages)
+        conversations = several_conversations(messages)
         each = _each(sampling_params, len(conversations))
         jobs = [
             self._chat_job(conversation, params)
@@ -276,12 +270,30 @@ class LLM:
             EmptyPromptError: a text is empty; nothing was scored.
             ClientError: of ``wkvm_client``; one text failed, and the others were cancelled.
         """
-        each = [
-            self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-            for text in _prompts(texts)
-        ]
-        self._check(each)
+        each = self._ids(texts)
         work = partial(score_all, texts=each, path=path, n_top=n_top)
+        return _wait(self._backend.run(work), lambda: None)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last"
+    ) -> list[list[float]]:
+        """Vectors of texts, as the model gives them: of no particular length.
+
+        Args:
+            texts: one or several, each a text or its ids.
+            pooling: ``last`` is the hidden state of the last id, after the final norm; ``mean``
+                the mean of those of all ids; ``state`` what the state at the end has in its last
+                recurrent layer, its matrices averaged over their keys.
+
+        Returns:
+            For each text, in their order, as many numbers as the model is wide.
+
+        Raises:
+            EmptyPromptError: a text is empty; nothing was embedded.
+            ClientError: of ``wkvm_client``; one text failed, and the others were cancelled.
+        """
+        each = self._ids(texts)
+        work = partial(embed_all, texts=each, pooling=pooling)
         return _wait(self._backend.run(work), lambda: None)
 
     def _job(self, text: str | None, prompt: list[int], params: SamplingParams) -> Job:
@@ -320,6 +332,14 @@ class LLM:
     def _operate(self, work: Work) -> Any:
         self._check(())
         return _wait(self._backend.run(lambda client: work(client.states)), lambda: None)
+
+    def _ids(self, texts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        each = [
+            self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+            for text in several_prompts(texts)
+        ]
+        self._check(each)
+        return each
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         """See that there is somebody to ask, and something to ask in each case."""
@@ -379,17 +399,3 @@ def _names(
     if len(names) != n:
         raise InvalidParameterError(field, f"{len(names)} for {n} prompts")
     return names
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Several prompts as they are, one in a list."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast("Prompt", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Several conversations as they are, one in a list."""
-    if len(messages) > 0 and isinstance(messages[0], Mapping):
-        return [cast("Conversation", messages)]
-    return list(cast("Sequence[Conversation]", messages))

@@ -1,6 +1,6 @@
 """What the engine asks of a model: a state layout, and a forward pass over packed rows."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,20 @@ StateViews = Mapping[str, Tensor]
 the slot's record; within a slot it is contiguous. Kernels read and write it in place."""
 
 
+class HiddenSink(Protocol):
+    """Takes hidden states of a forward pass beside its logits."""
+
+    def take(self, residual: Tensor, norm: Callable[[Tensor], Tensor], first: int = 0) -> None:
+        """Take those of the packed tokens from ``first`` on; launches work, waits for nothing.
+
+        Args:
+            residual: ``[T', C]``, after the last block, one row a token; may be overwritten later.
+            norm: makes of some of its rows what the head is given: ``[R, C]`` of ``[R, C]``.
+            first: which of the packed tokens the first row is of.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one step, packed one after the other.
@@ -23,6 +37,8 @@ class Batch:
         lengths: tokens of each row, at least 1; on the host.
         slot_list: ``slots``, on the host.
         logit_rows: ``[R]`` int64 on the model's device: which of the T tokens need logits.
+        hidden: takes the hidden states of all tokens, in one call or several; None if nobody wants
+            any.
     """
 
     token_ids: Tensor
@@ -30,6 +46,7 @@ class Batch:
     lengths: tuple[int, ...]
     slot_list: tuple[int, ...]
     logit_rows: Tensor
+    hidden: HiddenSink | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding
 
 from wkvm.core.layout import GUEST_PAGES, GUEST_TABLE, StateLayout
 from wkvm.kernels.rows import Rows
-from wkvm.models.base import Batch, ModelInfo, StateViews
+from wkvm.models.base import Batch, HiddenSink, ModelInfo, StateViews
 from wkvm.models.blueprint import Network
 from wkvm.models.parts.residual import Pending, Residual
 from wkvm.models.parts.step import Step
@@ -42,7 +42,7 @@ class Decoder:
     def forward(self, batch: Batch, states: StateViews) -> Tensor:
         """Absorb each row's tokens into its state, in place. See ``Model.forward``."""
         rows = Rows(batch.slots, batch.slot_list, batch.lengths)
-        return self.run(batch.token_ids, rows, states, batch.logit_rows)
+        return self.run(batch.token_ids, rows, states, batch.logit_rows, hidden=batch.hidden)
 
     def run(
         self,
@@ -51,6 +51,7 @@ class Decoder:
         states: StateViews,
         logit_rows: Tensor | None = None,
         out: Tensor | None = None,
+        hidden: HiddenSink | None = None,
     ) -> Tensor:
         """As ``forward``; without ``logit_rows`` all tokens get logits. ``out`` takes them."""
         network, step = self._network, Step(rows, states)
@@ -65,6 +66,8 @@ class Decoder:
                 stream = Pending(block(stream.settled(), step))
         if self._layout.guest is not None:
             step.advance()
+        if hidden is not None:
+            hidden.take(stream.settled(), network.norm)
         if logit_rows is None:
             normed = network.norm.after(*stream)[1]
         else:

@@ -120,6 +120,8 @@ class Rwkv7:
         for index, layer in enumerate(self._layers):
             x, v_first = self._time_mix(layer, x, v_first, att[index], wkv[index], rows)
             x = self._channel_mix(layer, x, ffn[index], rows)
+        if batch.hidden is not None:
+            batch.hidden.take(x, lambda some: self._norm(some, self._ln_out))
         x = self._norm(x.index_select(0, batch.logit_rows), self._ln_out)
         return self._head(x).float()
 

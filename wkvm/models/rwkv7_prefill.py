@@ -208,6 +208,8 @@ class Prefill:
             ids = batch.token_ids[piece.start : piece.start + n_tokens]
             tables = self.tables(piece.slots, piece.lengths)
             x = self.absorb(ids, tables, states)
+            if batch.hidden is not None:
+                batch.hidden.take(x, self.normed, piece.start)
             if len(pieces) == 1:
                 rows = x.index_select(0, batch.logit_rows)
                 continue
@@ -327,8 +329,12 @@ class Prefill:
         model, shape = self._model, self.shape
         if len(x) == 0:
             return torch.empty(0, shape.vocab_size, dtype=torch.float32, device=x.device)
-        weight, bias = model.ln_out
-        x = layer_norm(x, (shape.width,), weight.float(), bias.float(), shape.layer_norm_eps)
         logits = torch.empty(len(x), shape.vocab_size, dtype=torch.float32, device=x.device)
-        self._products.logits(x.to(model.dtype), logits)
+        self._products.logits(self.normed(x).to(model.dtype), logits)
         return logits
+
+    def normed(self, x: Tensor) -> Tensor:
+        """What the head is given of residuals ``[R, C]``, before it is rounded."""
+        weight, bias = self._model.ln_out
+        eps = self.shape.layer_norm_eps
+        return layer_norm(x, (self.shape.width,), weight.float(), bias.float(), eps)

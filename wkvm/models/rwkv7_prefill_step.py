@@ -108,5 +108,8 @@ class PrefillGraphs:
             if step.fits(batch):
                 step.fill(batch)
                 graph.replay()
+                if batch.hidden is not None:
+                    n_tokens = len(batch.token_ids)
+                    batch.hidden.take(step.residual[:n_tokens], self._prefill.normed)
                 return self._prefill.logits(step.residual.index_select(0, batch.logit_rows))
         return None

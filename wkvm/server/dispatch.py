@@ -8,7 +8,8 @@ from wkvm_protocol import messages as wire
 from wkvm_protocol.connection import Ignored, failure
 from wkvm_protocol.errors import ErrorCode
 
-from wkvm.core.request import EndEvent, Event, PromptLogprobsEvent, TokensEvent
+from wkvm.core.request import EndEvent, Event, PooledEvent, PromptLogprobsEvent, TokensEvent
+from wkvm.server.embeddings import EmbeddingSum, embed_spec
 from wkvm.server.ends import end_of, logprobs_of, reason_of
 from wkvm.server.errors import failed, refusal
 from wkvm.server.interface import Loop, States
@@ -99,6 +100,8 @@ class Dispatcher:
                 self._generate(client, message)
             case wire.Score():
                 self._score(client, message)
+            case wire.Embed():
+                self._embed(client, message)
             case wire.Cancel(request_id=request_id):
                 lane = client.lanes.get(request_id)
                 if lane is not None:
@@ -223,6 +226,18 @@ class Dispatcher:
         lane = Lane(lane_id, engine_ids, None, n_scored=spec.n_ids)
         self._take_on(client, lane, is_plain=False)
 
+    def _embed(self, client: Client, message: wire.Embed) -> None:
+        lane_id = message.request_id
+        try:
+            spec = embed_spec(message, client.tenant)
+            engine_ids = self._loop.submit(spec)
+        except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
+            client.send([failed(lane_id, error)])
+            return
+        assert spec.params.pooling is not None
+        embedding = EmbeddingSum(spec.params.pooling, spec.n_ids)
+        self._take_on(client, Lane(lane_id, engine_ids, None, embedding=embedding), is_plain=True)
+
     def _take_on(self, client: Client, lane: Lane, *, is_plain: bool) -> None:
         self._routes = None  # a request on a state may have had another lane, or none
         client.lanes[lane.request_id] = lane
@@ -264,6 +279,10 @@ class Dispatcher:
             choice = self._choices.get(event.request_id)
             if choice is None:
                 continue  # its lane has failed, or its connection is gone
+            if isinstance(event, PooledEvent):
+                if choice.lane.embedding is not None:
+                    choice.lane.embedding.add(event.values)
+                continue
             choice.box.touch(touched)
             if isinstance(event, EndEvent):
                 self._end(choice, event)
@@ -307,6 +326,13 @@ class Dispatcher:
             answer = refusal if lane.is_on_state else failed
             choice.box.ends.append(answer(lane.request_id, error))
             return
+        if lane.embedding is not None and reason is wire.EndReason.LENGTH:
+            embedding = lane.embedding.message(lane.request_id)
+            if embedding is None:
+                self._close(client, lane)
+                choice.box.ends.append(failed(lane.request_id, RuntimeError("no embedding")))
+                return
+            choice.box.ends.append(embedding)
         end = end_of(choice, event, reason)
         inline = None if event.state is None else event.state.inline
         if inline is not None and isinstance(end, wire.EndOn) and self._operations is not None:

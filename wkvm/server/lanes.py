@@ -16,6 +16,8 @@ from wkvm_protocol.messages import (
     ServerMessage,
 )
 
+from wkvm.server.embeddings import EmbeddingSum
+
 MAX_SHARE = 8
 """Ids that one choice of several may be ahead of the lane's pool."""
 
@@ -105,16 +107,18 @@ class Outbox:
 
 
 class Lane:
-    """One Generate, GenerateOn or Score.
+    """One Generate, GenerateOn, Score or Embed.
 
     ``engine_ids`` are the engine's requests by the index of their choice, ``choices`` those
     that have not ended, by engine request id. ``n_scored`` is the length of a Score's text;
-    None of a Generate. ``is_on_state`` holds for a GenerateOn, and ``has_place`` where it has
+    None of a Generate. ``embedding`` is that of an Embed, as far as it has come.
+    ``is_on_state`` holds for a GenerateOn, and ``has_place`` where it has
     taken a place among the transfers of its tenant.
     """
 
     __slots__ = (
         "choices",
+        "embedding",
         "engine_ids",
         "has_place",
         "is_on_state",
@@ -130,6 +134,7 @@ class Lane:
         pool: CreditPool | None,
         *,
         n_scored: int | None = None,
+        embedding: EmbeddingSum | None = None,
         is_on_state: bool = False,
         has_place: bool = False,
     ) -> None:
@@ -137,6 +142,7 @@ class Lane:
         self.engine_ids = engine_ids
         self.pool = pool
         self.n_scored = n_scored
+        self.embedding = embedding
         self.is_on_state = is_on_state
         self.has_place = has_place
         self.choices: dict[int, Choice] = {}
