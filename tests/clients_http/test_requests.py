@@ -349,3 +349,152 @@ def test_an_agent_probes_with_one_token(agent: Program) -> None:
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
     answer = agent("/v1/messages?beta=true", body).body
     assert answer["stop_reason"] in ("max_tokens", "end_turn")
+
+
+# --- Codex ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def codex(door: Door, key: str) -> Program:
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream",
+        "OpenAI-Beta": "responses=experimental",
+        "originator": "codex_cli_rs",
+        "session_id": "0199",
+        "conversation_id": "0199",
+    }
+    return Program(door.url, headers)
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+COMMAND = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}, "description": "To run."},
+        "workdir": {"type": "string"},
+        "timeout_ms": {"type": "number"},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+STEPS = {
+    "type": "object",
+    "properties": {"plan": {"type": "array", "items": {"type": "object", "properties": {}}}},
+    "required": ["plan"],
+    "additionalProperties": False,
+}
+PLAN = {
+    "type": "function",
+    "name": "update_plan",
+    "description": "Notes steps.",
+    "strict": False,
+    "parameters": STEPS,
+}
+CODEX: dict[str, Any] = {
+    "model": MODEL,
+    "instructions": "You are an agent that writes code. " * 40,
+    "tools": [
+        {
+            "type": "function",
+            "name": "shell",
+            "description": "Runs a command.",
+            "strict": False,
+            "parameters": COMMAND,
+        },
+        PLAN,
+        {"type": "local_shell"},
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edits files.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "***" /.+/'},
+        },
+        {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [PLAN]},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199",
+    "text": {"verbosity": "low"},
+    "client_metadata": {"x-codex-installation-id": "i"},
+    "max_output_tokens": 24,
+}
+OPENED = [
+    said("developer", "<permissions>Ask before you write.</permissions>"),
+    said("user", "<environment_context><cwd>/src</cwd></environment_context>"),
+    said("user", QUESTION),
+]
+
+
+def finished(answer: Answer) -> Any:
+    """The response at the end of a stream, which has to say what Codex reads of it."""
+    events = answer.events
+    assert events[0]["type"] == "response.created"
+    last = events[-1]
+    assert last["type"] in ("response.completed", "response.incomplete")
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == last["response"]["output"]
+    usage = last["response"]["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= 0
+    assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
+    return last["response"]
+
+
+def test_codex_begins_with_all_of_its_tools(codex: Program) -> None:
+    response = finished(codex("/v1/responses", CODEX | {"input": OPENED}))
+    assert response["store"] is False
+    assert response["prompt_cache_key"] == "0199"
+
+
+def test_codex_sends_back_everything_that_was_thought_called_and_given(codex: Program) -> None:
+    history = [
+        *OPENED,
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAAA"},
+        {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "a"},
+        {"type": "function_call_output", "call_id": "a", "output": '{"output": "b.txt"}'},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "***", "call_id": "b"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": "Done."},
+        {
+            "type": "local_shell_call",
+            "status": "completed",
+            "call_id": "c",
+            "action": {"type": "exec", "command": ["ls"], "timeout_ms": None, "env": None},
+        },
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_text", "text": "b"}],
+        },
+        {
+            "type": "web_search_call",
+            "status": "completed",
+            "action": {"type": "search", "query": "b"},
+        },
+        said("assistant", "It is there."),
+        said("user", "Go on."),
+    ]
+    finished(codex("/v1/responses", CODEX | {"input": history}))
+
+
+def test_codex_asks_for_an_answer_by_a_schema(codex: Program) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["star", "moon"]}},
+        "required": ["kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "strict": True, "name": "codex_output_schema", "schema": schema}
+    body = CODEX | {"input": OPENED, "tools": [], "text": {"format": form}}
+    (item,) = finished(codex("/v1/responses", body))["output"]
+    assert json.loads(item["content"][0]["text"])["kind"] in ("star", "moon")

@@ -218,7 +218,7 @@ async def test_tokens_are_counted_as_they_are_read(running: Running) -> None:
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "msg_never"}]}, "input[0].id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [LOOK, LOOK]}, "tools"),

@@ -9,6 +9,8 @@ from wkvm.gateway import chat_bodies
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.messages import Message
+from wkvm.gateway.responses import foreign
+from wkvm.gateway.responses.foreign import OfferedTool
 from wkvm.gateway.responses.items import Item
 from wkvm.gateway.state_fields import STATE_FIELDS
 from wkvm.gateway.tools import Function, NamedFunction, NamedTool, Schema, Tool
@@ -43,16 +45,6 @@ _FIELDS = {
     "reasoning_effort": "reasoning",
 }
 """What a response calls the fields of the chat that is made of it."""
-
-
-class FunctionTool(msgspec.Struct):
-    """A tool as it is offered. Without ``parameters`` it takes none."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
 
 
 class ChosenTool(msgspec.Struct):
@@ -109,7 +101,7 @@ class InputFields(CommonFields, kw_only=True):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[OfferedTool] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     @property
@@ -207,7 +199,7 @@ def tool_fields(body: InputFields) -> dict[str, Any]:
         HttpError: 400; a tool or a format is none.
     """
     return {
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())],
+        "tools": [_tool(tool, where) for where, tool, _ in foreign.functions(body.tools)],
         "tool_choice": _choice(body.tool_choice),
         "response_format": _format(body.text),
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -215,11 +207,7 @@ def tool_fields(body: InputFields) -> dict[str, Any]:
     }
 
 
-def _tool(tool: FunctionTool, field: str) -> Tool:
-    if tool.type != "function":
-        raise invalid(f"{field}.type", f"tools of type {tool.type[:40]!r} are not supported")
-    if tool.name is None:
-        raise invalid(f"{field}.name", "is required")
+def _tool(tool: OfferedTool, field: str) -> Tool:
     given = {
         "name": tool.name,
         "description": tool.description,
@@ -235,7 +223,9 @@ def _tool(tool: FunctionTool, field: str) -> Tool:
 def _choice(choice: str | ChosenTool | None) -> Any:
     if not isinstance(choice, ChosenTool):
         return choice
-    if choice.type != "function" or choice.name is None:
+    if choice.type == foreign.SHELL:
+        return NamedTool("function", NamedFunction(foreign.SHELL))
+    if choice.type not in ("function", "custom") or choice.name is None:
         why = f"type {choice.type[:40]!r} is not supported: name a function"
         raise invalid("tool_choice", why)
     return NamedTool("function", NamedFunction(choice.name))
@@ -295,15 +285,6 @@ def as_response(error: HttpError) -> HttpError:
     return HttpError(error.status, message, error.type, param, error.code, error.retry_after_s)
 
 
-def told_tools(tools: Sequence[FunctionTool] | None) -> list[dict[str, Any]]:
+def told_tools(tools: Sequence[OfferedTool] | None) -> list[dict[str, Any]]:
     """Tools as an answer tells them."""
-    return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in tools or ()
-    ]
+    return [foreign.told(tool) for tool in tools or ()]

@@ -38,6 +38,7 @@ from wkvm.gateway.keeping import choice_text, settled
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.asking import Asked, Caller, Local, ask, whole
+from wkvm.gateway.responses.foreign import calls_of
 from wkvm.gateway.responses.items import Kept
 from wkvm.gateway.responses.records import Begun, Origin
 from wkvm.gateway.responses.resource import Resource, begun, cost, ended
@@ -98,7 +99,7 @@ class Run:
         self.id = new_id(caller) if response_id is None else response_id
         self.resource: Resource = begun(asked.body, self.id, model=caller.gateway.model)
         self.error: HttpError | None = None
-        self._writer = EventWriter()
+        self._writer = EventWriter(calls_of(asked.body.tools))
         self._stream: Stream | None = None
         self._text: ChoiceText | None = None
         self._ids = list[int]()

@@ -13,6 +13,7 @@ import msgspec
 
 from wkvm.gateway import messages as chat
 from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.responses import foreign
 
 Kept: TypeAlias = dict[str, Any]
 """An item as it is kept and answered."""
@@ -23,7 +24,12 @@ _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
     "reasoning": "rs",
+    **dict.fromkeys(foreign.NOT_READ, "hosted"),
 }
 """The kinds of items that are understood, and how their ids begin."""
 MAX_ID_LENGTH = 128
@@ -43,7 +49,9 @@ class Item(msgspec.Struct, kw_only=True):
     Attributes:
         type: ``message`` if there is none and a role.
         role, content, phase: of a message.
-        call_id, name, arguments: of a call.
+        call_id, name, arguments: of a call; ``namespace`` where the function is of one.
+        input: of a call of a custom tool, with ``call_id`` and ``name``.
+        action: of a call of ``local_shell``, with ``call_id``.
         output: of a call's result, with its ``call_id``.
         summary, encrypted_content: of reasoning; its ``content`` is what was thought.
     """
@@ -56,7 +64,10 @@ class Item(msgspec.Struct, kw_only=True):
     phase: str | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
@@ -112,9 +123,23 @@ def _kept(item: Item, field: str, *, omit_media: bool) -> Kept:
             kept["call_id"] = _needed(item.call_id, f"{field}.call_id")
             kept["name"] = _needed(item.name, f"{field}.name")
             kept["arguments"] = _needed(item.arguments, f"{field}.arguments")
-        case "function_call_output":
+            if item.namespace is not None:
+                kept["namespace"] = item.namespace
+        case "custom_tool_call":
             kept["call_id"] = _needed(item.call_id, f"{field}.call_id")
+            kept["name"] = _needed(item.name, f"{field}.name")
+            kept["input"] = _needed(item.input, f"{field}.input")
+        case "local_shell_call":
+            kept["call_id"] = _needed(item.call_id, f"{field}.call_id")
+            kept["action"] = _action(item, f"{field}.action")
+        case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+            # That of a shell has the call's id as its own.
+            call_id = item.call_id or (item.id if kind == "local_shell_call_output" else None)
+            kept["call_id"] = _needed(call_id, f"{field}.call_id")
             kept["output"] = _output(item, f"{field}.output", omit_media=omit_media)
+        case _ if kind in foreign.NOT_READ:
+            if item.action is not None:
+                kept["action"] = item.action
         case _:
             kept["summary"] = _texts(item.summary, "summary_text", f"{field}.summary")
             if item.content is not None:
@@ -129,6 +154,16 @@ def _needed(value: str | None, field: str) -> str:
     if value is None:
         raise invalid(field, "is required")
     return value
+
+
+def _action(item: Item, field: str) -> dict[str, Any]:
+    if item.action is None:
+        raise invalid(field, "is required")
+    try:
+        msgspec.convert(item.action.get("command"), list[str])
+    except msgspec.ValidationError as error:
+        raise invalid(f"{field}.command", "a list of texts is needed") from error
+    return {"type": "exec", **item.action}
 
 
 def _content(item: Item, field: str, *, omit_media: bool) -> list[Kept]:
@@ -210,22 +245,34 @@ def chat_messages(items: Sequence[Kept]) -> list[chat.Message]:
                 thought = None
             case "reasoning":
                 is_open, thought = False, _thought(item)
-            case "function_call":
+            case "function_call" | "custom_tool_call" | "local_shell_call":
                 if not is_open:
                     result.append(chat.Message("assistant", reasoning_content=thought))
                     thought = None
-                called = chat.CalledFunction(item["name"], item["arguments"])
-                call = chat.PastCall(called, item["call_id"], "function")
+                call = chat.PastCall(_called(item), item["call_id"], "function")
                 result[-1].tool_calls = [*(result[-1].tool_calls or ()), call]
                 is_open = True
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 output = item["output"]
                 said = output if isinstance(output, str) else _said(output)
                 result.append(chat.Message("tool", said, tool_call_id=item["call_id"]))
                 is_open = False
+            case kind if kind in foreign.NOT_READ:
+                continue
             case _:
                 raise HttpError(400, "a reference to an item stands for nothing", param="input")
     return result
+
+
+def _called(item: Kept) -> chat.CalledFunction:
+    match item["type"]:
+        case "custom_tool_call":
+            return chat.CalledFunction(item["name"], foreign.text_arguments(item["input"]))
+        case "local_shell_call":
+            return chat.CalledFunction(foreign.SHELL, foreign.shell_arguments(item["action"]))
+        case _:
+            name = foreign.full_name(item["name"], item.get("namespace"))
+            return chat.CalledFunction(name, item["arguments"])
 
 
 def _said(parts: Sequence[Kept]) -> chat.Content:

@@ -3,11 +3,13 @@
 An event is a dict in the API's own form. Whoever sends them frames them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from wkvm.gateway.answers import Delta
 from wkvm.gateway.chat_replies import TokenLogprob
+from wkvm.gateway.responses import foreign
+from wkvm.gateway.responses.foreign import Called
 from wkvm.gateway.responses.items import Kept, fresh_id
 from wkvm.gateway.responses.resource import Resource
 
@@ -17,12 +19,16 @@ Event: TypeAlias = dict[str, Any]
 class EventWriter:
     """Turns what an answer says into events. They are numbered from 0, each once.
 
+    Args:
+        calls: how calls are told, by the name that the model calls. Others are of functions.
+
     Attributes:
         output: the items so far; the last one may be open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Mapping[str, Called]) -> None:
         self.output = list[Kept]()
+        self._calls = calls
         self._n_events = 0
         self._open = ""
         self._text = list[str]()
@@ -50,9 +56,10 @@ class EventWriter:
                 events += self._call(delta.name, delta.call_id)
             if delta.arguments:
                 self._text.append(delta.arguments)
-                events.append(
-                    self._event_of_item("function_call_arguments.delta", delta=delta.arguments)
-                )
+                if self._open == "function_call":
+                    events.append(
+                        self._event_of_item("function_call_arguments.delta", delta=delta.arguments)
+                    )
         return events
 
     def end(self, *, is_whole: bool) -> list[Event]:
@@ -112,14 +119,22 @@ class EventWriter:
 
     def _call(self, name: str, call_id: str) -> list[Event]:
         closed = self._close("completed")
+        called = self._calls.get(name) or Called("function_call", name)
         item: Kept = {
-            "id": fresh_id("function_call"),
-            "type": "function_call",
+            "id": fresh_id(called.kind),
+            "type": called.kind,
             "status": "in_progress",
             "call_id": call_id,
-            "name": name,
-            "arguments": "",
         }
+        match called.kind:
+            case "local_shell_call":
+                item["action"] = foreign.shell_action("")
+            case "custom_tool_call":
+                item |= {"name": called.name, "input": ""}
+            case "function_call":
+                item |= {"name": called.name, "arguments": ""}
+                if called.namespace is not None:
+                    item["namespace"] = called.namespace
         return [*closed, self._added(item)]
 
     def _added(self, item: Kept) -> Event:
@@ -151,6 +166,15 @@ class EventWriter:
             events = [
                 self._event_of_item("reasoning_text.done", content_index=0, text=text),
                 self._event_of_item("content_part.done", content_index=0, part=thought),
+            ]
+        elif kind == "local_shell_call":
+            item["action"] = foreign.shell_action(text)
+            events = []
+        elif kind == "custom_tool_call":
+            item["input"] = said = foreign.text_input(text)
+            events = [
+                self._event_of_item("custom_tool_call_input.delta", delta=said),
+                self._event_of_item("custom_tool_call_input.done", input=said),
             ]
         else:
             item["arguments"] = text
