@@ -53,6 +53,11 @@ def of_responses(answer: Any) -> Cost:
     return Cost(usage["input_tokens"], cached, usage["output_tokens"])
 
 
+def of_embeddings(answer: Any) -> Cost:
+    """Of embeddings, which have no output."""
+    return Cost(answer["usage"]["prompt_tokens"], 0, 0)
+
+
 def of_ids(answer: Any) -> Cost:
     """Of requests in ids."""
     usage = answer["usage"]
@@ -76,6 +81,7 @@ INTERFACES = (
     Asked("/v1/messages", CHAT, of_anthropic),
     Asked("/v1/responses", RESPONSE, of_responses),
     Asked("/v1/responses", RESPONSE | {"store": False}, of_responses),
+    Asked("/v1/embeddings", {"input": [PROMPT, "The sea"]}, of_embeddings),
     Asked("/v1/generate", IDS, of_ids),
     Asked("/v1/messages/count_tokens", {"messages": MESSAGES}, of_nobody),
     Asked("/tokenize", {"prompt": PROMPT}, of_nobody),

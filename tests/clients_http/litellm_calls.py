@@ -156,6 +156,15 @@ def main(base_url: str, key: str, model: str, question: str, n: str = "4") -> No
                 "anthropic": base_url.removesuffix("/v1"),
             }.items()
         },
+        "embeddings": {
+            prefix: litellm.embedding(
+                model=f"{prefix}/{model}",
+                input=[question, "The sea"],
+                api_base=base_url,
+                api_key=key,
+            ).model_dump()
+            for prefix in ("openai", "hosted_vllm")
+        },
         "text": {
             prefix: text_calls(text | {"model": f"{prefix}/{model}"})
             for prefix in ("text-completion-openai", "hosted_vllm")

@@ -196,6 +196,14 @@ def test_texts_of_one_request_are_completed_in_their_order_with_their_usage(text
     assert result.llm_output["token_usage"]["completion_tokens"] == 24
 
 
+def test_documents_and_queries_have_embeddings(adapters: Any, settings: dict[str, Any]) -> None:
+    # Without this it cuts texts into the ids of another model's tokenizer.
+    embeddings = adapters.OpenAIEmbeddings(**settings, check_embedding_ctx_length=False)
+    first, second = embeddings.embed_documents(["The sun is hot.", "The moon is cold."])
+    assert len(first) == len(second)
+    assert embeddings.embed_query("The sun is hot.") == pytest.approx(first, abs=1e-5)
+
+
 def test_an_error_is_the_one_of_the_openai_package(openai: Any, chat: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         chat.bind(temperature=-1).invoke(QUESTION)

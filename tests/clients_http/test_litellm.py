@@ -71,6 +71,14 @@ def test_a_text_is_completed_whole_and_streamed(text: Any) -> None:
     assert text["usage"][1] == 8
 
 
+@pytest.mark.parametrize("prefix", ["openai", "hosted_vllm"])
+def test_texts_have_embeddings(results: Any, prefix: str) -> None:
+    first, second = (one["embedding"] for one in results["embeddings"][prefix]["data"])
+    assert len(first) == len(second) > 100
+    assert first != second
+    assert results["embeddings"][prefix]["usage"]["prompt_tokens"] > 0
+
+
 def test_responses_are_answered_whole_and_streamed(results: Any) -> None:
     assert results["responses"]["text"] == ANSWER
     assert results["responses"]["n_events"] > 10

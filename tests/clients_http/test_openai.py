@@ -205,6 +205,20 @@ def test_a_json_schema_is_followed(client: Any) -> None:
     assert answer["kind"] in ("star", "moon")
 
 
+def test_texts_have_embeddings_of_one_length_in_their_order(client: Any) -> None:
+    texts = ["The sun is hot.", "The moon is cold."]
+    both = client.embeddings.create(model=MODEL, input=texts)
+    alone = [client.embeddings.create(model=MODEL, input=text).data[0] for text in texts]
+    assert [one.index for one in both.data] == [0, 1]
+    for one, other in zip(both.data, alone, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-5)
+    assert both.data[0].embedding != both.data[1].embedding
+    # The client asks for base64 unless it is told otherwise.
+    plain = client.embeddings.create(model=MODEL, input=texts[0], encoding_format="float")
+    assert plain.data[0].embedding == alone[0].embedding
+    assert both.usage.total_tokens == both.usage.prompt_tokens > 0
+
+
 def test_the_model_is_listed_and_found_by_its_name(client: Any) -> None:
     (model,) = client.models.list()
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "wkvm")
@@ -285,7 +299,7 @@ def test_another_model_is_not_found(openai: Any, client: Any) -> None:
 
 def test_a_route_that_is_not_served_is_not_found(openai: Any, client: Any) -> None:
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model=MODEL, input="x")
+        client.moderations.create(model=MODEL, input="x")
 
 
 @pytest.mark.parametrize(
