@@ -15,6 +15,7 @@ from wkvm_client import aio, errors
 from wkvm.gateway.calls import Call, Gateway
 from wkvm.gateway.chat_bodies import ChatBody, Question, Since, question
 from wkvm.gateway.conversations import talks
+from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import INVALID, HttpError, invalid
 from wkvm.gateway.keeping import room_after
 from wkvm.gateway.messages import Message
@@ -25,6 +26,13 @@ from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.truncation import shortened
 from wkvm.gateway.state_fields import Origin as Room
 
+UNUSABLE = (
+    errors.StateNotFoundError,
+    errors.StateDamagedError,
+    errors.StateMismatchError,
+    errors.StateMovedError,
+)
+"""What says that a state cannot be gone on from. What it has read can still be read anew."""
 _WHOLE = Since()
 """Of a conversation of which nothing was read."""
 
@@ -214,7 +222,6 @@ async def ask(
     Raises:
         HttpError: 400, 404 or 409; it names the field.
         ClientError: the engine cannot be asked.
-        TemplateError: the template refused the conversation.
     """
     body.check()
     gateway = caller.gateway
@@ -265,7 +272,7 @@ async def whole(caller: Caller, asked: Asked) -> Asked:
     """The same response without the state that it would have gone on from.
 
     Raises:
-        HttpError, TemplateError: as ``ask``.
+        HttpError: as ``ask``.
     """
     again = await _question(caller, asked.chat, _WHOLE)
     return replace(asked, question=again)
@@ -282,10 +289,17 @@ async def _question(caller: Caller, chat: ChatBody, since: Since) -> Question:
         since=since,
     )
     try:
-        asked = await gateway.offload.run(work, size=caller.n_held)
+        asked = await gateway.offload.run(work, size=caller.n_held + _size(chat))
     except HttpError as error:
         raise as_response(error) from error
+    except TemplateError as error:
+        raise invalid("input", str(error)) from error
     return replace(asked, names=field_names(asked.names))
+
+
+def _size(chat: ChatBody) -> int:
+    """About how long a conversation is, in characters."""
+    return sum(len(one.content) for one in chat.messages or () if isinstance(one.content, str))
 
 
 async def _since(caller: Caller, origin: Origin | None) -> Since:
@@ -294,8 +308,8 @@ async def _since(caller: Caller, origin: Origin | None) -> Since:
         return Since()
     try:
         info = await caller.client.states.get(origin.ref)
-    except errors.RequestError:
-        return Since()  # it has expired, was deleted, or has moved
+    except UNUSABLE:
+        return Since()
     served = caller.gateway.engines.info
     is_ours = (info.model_digest, info.tokenizer_digest, info.layout_fingerprint) == (
         served.model_digest,

@@ -16,8 +16,7 @@ found there by ``ask``; ``forget`` removes these states.
 
 import contextlib
 import logging
-import uuid
-from collections.abc import AsyncGenerator, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +25,6 @@ from wkvm_client.aio import Stream
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.chat_replies import ChoiceReader, TokenLogprob, chat_logprobs
-from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -37,9 +35,10 @@ from wkvm.gateway.failures import (
 from wkvm.gateway.keeping import choice_text, settled
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.responses import records
-from wkvm.gateway.responses.asking import Asked, Caller, Local, ask, whole
+from wkvm.gateway.responses.asking import UNUSABLE, Asked, Caller, Local, ask, whole
 from wkvm.gateway.responses.foreign import calls_of
 from wkvm.gateway.responses.items import Kept
+from wkvm.gateway.responses.naming import LOCAL_TTL_S, TAG, forget, new_id
 from wkvm.gateway.responses.records import Begun, Origin
 from wkvm.gateway.responses.resource import Resource, begun, cost, ended
 from wkvm.gateway.responses.writer import Event, EventWriter
@@ -49,26 +48,6 @@ from wkvm.gateway.written import ReadMark, read_by
 __all__ = ["Asked", "Caller", "Local", "Run", "ask", "forget", "new_id"]
 
 logger = logging.getLogger("wkvm.gateway")
-
-TAG = {"of": "response"}
-"""Of the states of responses, so that they can be told from those that clients have named."""
-LOCAL_TTL_S = 3600.0
-"""How long a state of a response that is not stored stays that nobody forgets."""
-_UNUSABLE = (
-    errors.StateNotFoundError,
-    errors.StateDamagedError,
-    errors.StateMismatchError,
-    errors.StateMovedError,
-)
-"""What says that a state cannot be gone on from. What it has read can still be read anew."""
-
-
-def new_id(caller: Caller) -> str:
-    """A name for a response, and for its state: one that this process is asked for again."""
-    while True:
-        name = f"resp_{uuid.uuid4().hex}"
-        if caller.gateway.owns(caller.tenant, name):
-            return name
 
 
 class Run:
@@ -142,7 +121,7 @@ class Run:
         """Ask the engine; what it refuses at once is raised."""
         try:
             await self._send()
-        except _UNUSABLE:
+        except UNUSABLE:
             if not self._asked.question.continues:
                 raise
             await self._send_whole()
@@ -236,7 +215,7 @@ class Run:
                 assert self._text is not None
                 piece = await self._text.read()
             end = await settled(self._caller.client, piece.finish)
-        except (errors.ClientError, HttpError, TemplateError) as error:
+        except (errors.ClientError, HttpError) as error:
             for event in await self._failed(error):
                 yield event
             return
@@ -252,7 +231,7 @@ class Run:
         assert self._text is not None
         try:
             return await self._text.read()
-        except _UNUSABLE:
+        except UNUSABLE:
             if not self._asked.question.continues:
                 raise
             logger.warning("the state of a response cannot be used: its text is read anew")
@@ -297,7 +276,15 @@ class Run:
             n_input=n_prompt + (0 if origin is None else origin.n_tokens),
             n_cached=n_cached([end if end is not None else finish.state]),
             n_output=finish.n_output,
+            n_reasoning=min(self._n_reasoning(), finish.n_output),
         )
+
+    def _n_reasoning(self) -> int:
+        """How many tokens what was thought is, written as text."""
+        tokenizer = self._caller.gateway.texts.tokenizer
+        thoughts = [one for one in self._writer.output if one["type"] == "reasoning"]
+        parts = [part["text"] for one in thoughts for part in one["content"]]
+        return sum(len(tokenizer.encode(text)) for text in parts)
 
     def _origin(self, end: StateEnd | None) -> Origin | None:
         """What is known of the state at the end; None if it is none to go on from."""
@@ -397,14 +384,3 @@ class Run:
             await self._keep_end(final, None)
         except HttpError as error:
             logger.warning("a response whose client had left was not kept: %s", error)
-
-
-async def forget(caller: Caller, response_ids: Iterable[str]) -> None:
-    """Remove the states of responses, as far as they have some and the engine is there."""
-    for response_id in response_ids:
-        try:
-            await caller.client.states.delete(response_id)
-        except errors.StateNotFoundError:
-            continue
-        except errors.ClientError as error:
-            logger.warning("the state of a response was not removed: %s", error)
