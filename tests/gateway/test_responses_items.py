@@ -79,7 +79,7 @@ def test_a_thought_that_nothing_follows_is_no_message() -> None:
 
 
 def test_an_answer_becomes_items_in_the_order_in_which_it_was_given() -> None:
-    writer = EventWriter()
+    writer = EventWriter({})
     events = writer.read(
         [
             Delta(reasoning="I "),
@@ -111,7 +111,7 @@ def test_an_answer_becomes_items_in_the_order_in_which_it_was_given() -> None:
 
 
 def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
-    writer = EventWriter()
+    writer = EventWriter({})
     writer.end(is_whole=True)
     assert [item["content"][0]["text"] for item in writer.output] == [""]
 
