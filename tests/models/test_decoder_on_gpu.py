@@ -86,7 +86,8 @@ if torch.cuda.is_available():
         exact = random_decoder(config, device="cpu", dtype=torch.float32)
         on_cpu = random_decoder(config, device="cpu", dtype=dtype)
         model = random_decoder(config, device="cuda", dtype=dtype, drawn_on="cpu")
-        draw = torch.Generator().manual_seed(0)
+        # No two experts of a token are as good as each other but for rounding.
+        draw = torch.Generator().manual_seed(2)
         ids = torch.randint(3, 90, (sum(LENGTHS) + 2,), generator=draw)
         arenas = [arena_of(one) for one in (model, on_cpu, exact)]
         step = Replayed(model, arenas[0])

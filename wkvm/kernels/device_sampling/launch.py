@@ -40,8 +40,8 @@ SAMPLES = 8192
 
 NARROW = 65_536
 """Ids of a vocabulary for which these are enough: of a flat row with top-p, what may lie around the
-cut that so many samples show fits in the list. Up to three times as many ids take twice of both,
-more take four times; beyond 262,144 rows with flat logits take milliseconds."""
+cut that so many samples show fits in the list. Up to twice as many ids take twice of both, more
+take four times; beyond 262,144 rows with flat logits take milliseconds."""
 
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
@@ -60,7 +60,7 @@ class Scratch:
         self.chunk = CHUNK
         self.n_chunks = triton.cdiv(vocab_size, CHUNK)
         # Programs keep all of a row's list, or of its samples, in registers.
-        self.times = 1 if vocab_size <= NARROW else 2 if vocab_size <= 3 * NARROW else 4
+        self.times = 1 if vocab_size <= NARROW else 2 if vocab_size <= 2 * NARROW else 4
         self.list = LIST * self.times
         n_samples = SAMPLES * self.times
         self.stride = max(8, triton.next_power_of_2(self.n_chunks) * CHUNK // n_samples)
