@@ -13,6 +13,7 @@ from wkvm_protocol.messages import EndReason
 from tests.gateway.harness import byte_texts, gateway_running
 from tests.gateway.scripted import FilledChoice
 from wkvm.gateway.calls import Call, Route
+from wkvm.gateway.pace import Pace
 from wkvm.gateway.pieces import ChoiceText, Piece
 from wkvm.gateway.pump import pump
 from wkvm.gateway.sse import DONE, EventStream
@@ -23,7 +24,9 @@ TEXTS = byte_texts()
 class Client:
     """What an EventStream is to a pump: a client that reads or does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int = 1) -> None:
+        self.interval = interval
+        self.pace = Pace()
         self.sent = list[bytes]()
         self.is_open = False
         self.reads = asyncio.Event()
@@ -188,3 +191,66 @@ async def test_headers_leave_with_the_first_event_and_the_end_with_the_last() ->
     assert first.startswith(b"HTTP/1.1 200 ")
     assert first.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
     assert last == b"17\r\ndata: 2\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+async def test_ids_are_put_together_until_there_are_as_many_as_were_asked_for() -> None:
+    filled, client = FilledChoice(), Client(interval=3)
+    task = await begun(filled, client)
+    for one in (b"b", b"c", b"d", b"e"):
+        filled.arrive(one)
+    assert client.sent == [b"a", b"bcd"]
+    filled.arrive(b"fghij")
+    assert client.sent == [b"a", b"bcd", b"efghij"]
+    filled.arrive(b"k")
+    filled.end(EndReason.LENGTH)
+    assert await task == b"k."
+
+
+async def test_what_was_put_together_is_sent_before_a_failure() -> None:
+    filled, client = FilledChoice(), Client(interval=9)
+    task = await begun(filled, client)
+    filled.arrive(b"bc")
+    filled.fail(StepFailedError("broken"))
+    with pytest.raises(StepFailedError):
+        await task
+    assert client.sent == [b"a", b"bc"]
+
+
+async def test_where_the_response_has_begun_before_the_first_id_still_does_not_wait() -> None:
+    filled, client = FilledChoice(), Client(interval=9)
+    client.is_open = True
+    task = start(filled, client)
+    await turns()
+    client.pace.is_behind = True
+    filled.arrive(b"a")
+    assert client.sent == [b"a"]
+    filled.end(EndReason.LENGTH)
+    await task
+
+
+async def test_while_the_loop_is_behind_an_event_has_what_came_until_its_next_turn() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    client.pace.is_behind = True
+    for one in (b"b", b"c", b"d"):
+        filled.arrive(one)
+    assert client.sent == [b"a"]
+    client.pace._turn()
+    assert client.sent == [b"a", b"bcd"]
+    client.pace.is_behind = True
+    filled.arrive(b"e")
+    filled.end(EndReason.LENGTH)
+    assert await task == b"e."
+
+
+async def test_what_waits_for_the_loop_is_not_written_after_its_handler_was_cancelled() -> None:
+    filled, client = FilledChoice(), Client()
+    task = await begun(filled, client)
+    client.pace.is_behind = True
+    filled.arrive(b"b")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.pace._held == {}
+    assert client.pace._timer is None
+    assert client.sent == [b"a"]

@@ -164,6 +164,14 @@ HTTP_LIMIT_FLAGS = (
         "refuse the message",
     ),
     Flag(
+        names=("--stream-interval",),
+        field="stream_interval",
+        kind=int,
+        metavar="N",
+        text="tokens of one event of a stream over HTTP, but for the first, where a request does "
+        "not say (default: %(default)s)",
+    ),
+    Flag(
         names=("--request-log",),
         field="request_log",
         kind=str,

@@ -14,9 +14,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
-from wkvm.gateway.calls import Call, Gateway, Route, check_expectation
+from wkvm.gateway.calls import Call, Gateway, Route
 from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.dialects import OPENAI, REQUEST_ID_HEADER, Dialect
+from wkvm.gateway.expectations import check_expectation
 from wkvm.gateway.failures import SERVER, HttpError
 from wkvm.gateway.keys import request_key
 from wkvm.gateway.origins import check_origin, let_pages_read

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from wkvm_client import aio
 
 from wkvm.gateway.choices import Lanes
@@ -17,6 +17,7 @@ from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.described import Doc
 from wkvm.gateway.dialects import OPENAI, Dialect
 from wkvm.gateway.engines import Engines
+from wkvm.gateway.expectations import ask_for_body, check_encoding
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -31,6 +32,7 @@ from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
 from wkvm.gateway.limits import KeyLimits, Ledger
 from wkvm.gateway.offload import Offload
+from wkvm.gateway.pace import Pace
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import Policy
@@ -66,6 +68,7 @@ class Gateway:
         unwatched: what goes on though its client has left.
         offload: threads for long texts.
         held: the bodies of open requests.
+        pace: of the event loop.
         on_drain: called when the drain begins.
         routes: that are served; set where the application is made.
         document: what ``/openapi.json`` answers, once it was asked for.
@@ -86,6 +89,7 @@ class Gateway:
     running: Running = field(default_factory=Running)
     unwatched: Unwatched = field(default_factory=Unwatched)
     offload: Offload = field(default_factory=Offload)
+    pace: Pace = field(default_factory=Pace)
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     is_draining: bool = False
     routes: "tuple[Route, ...]" = ()
@@ -263,14 +267,14 @@ class Call:
                 requests have too much.
         """
         request, config = self.request, self.gateway.config
-        _check_encoding(request)
+        check_encoding(request)
         self._check_size(request.content_length or 0)
         if request.content.is_eof():
             # It came with the headers, as most do: there is nothing to wait for.
             return self._took(request.content.read_nowait())
         try:
             async with asyncio.timeout(config.body_timeout_s):
-                await _continue(request)
+                await ask_for_body(request)
                 return b"".join([part async for part in self._parts()])
         except TimeoutError as error:
             raise HttpError(408, "the body came too slowly", code="body_timeout") from error
@@ -281,8 +285,8 @@ class Call:
         Raises:
             HttpError: 415; it is compressed.
         """
-        _check_encoding(self.request)
-        await _continue(self.request)
+        check_encoding(self.request)
+        await ask_for_body(self.request)
 
     def release(self) -> None:
         """The call is over: it and its body count no longer."""
@@ -309,37 +313,6 @@ class Call:
         if n_bytes > limit:
             why = f"the body is larger than {limit} bytes"
             raise HttpError(413, why, code="request_too_large")
-
-
-def _check_encoding(request: web.Request) -> None:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        # Nobody needs it, and what a few bytes unfold to has to be bounded.
-        why = "the body is compressed, send it as it is"
-        raise HttpError(415, why, code="unsupported_encoding")
-
-
-async def _continue(request: web.Request) -> None:
-    """Ask for the body, of a client that waits for that."""
-    if check_expectation(request):
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer nothing was sent
-
-
-def check_expectation(request: web.Request) -> bool:
-    """Check that the client expects no more than to be told to go on, before it sends its body.
-
-    Returns:
-        Whether it expects that.
-
-    Raises:
-        HttpError: 417; it expects something else.
-    """
-    expected = request.headers.get("Expect")
-    if expected is None or request.version < HttpVersion11:
-        return False
-    if expected.lower() != "100-continue":
-        raise HttpError(417, "Expect: only 100-continue is understood")
-    return True
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]

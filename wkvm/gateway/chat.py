@@ -133,7 +133,7 @@ async def _stream(
     call: Call, job: _Job, texts: Sequence[ChoiceText], keeper: Keeper
 ) -> web.StreamResponse:
     chunks = _Chunks(job, texts)
-    async with EventStream(call) as events:
+    async with EventStream(call, interval=job.body.stream_interval) as events:
         last = await send_all(texts, events, chunks.of)
         await events.finish(last + await chunks.total(keeper) + DONE)
     return events.response

@@ -301,7 +301,7 @@ async def _stream(
     call: Call, job: _Job, lanes: Lanes, texts: Sequence[ChoiceText], keeper: Keeper
 ) -> web.StreamResponse:
     chunks = _Chunks(job, lanes, texts)
-    async with EventStream(call) as events:
+    async with EventStream(call, interval=job.body.stream_interval) as events:
         last = await send_all(texts, events, chunks.of)
         await events.finish(last + await chunks.total(keeper) + DONE)
     return events.response

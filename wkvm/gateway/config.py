@@ -16,6 +16,8 @@ DEFAULT_MAX_TOKENS = 256
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
+MAX_STREAM_INTERVAL = 1024
+"""Ids of one event of a stream."""
 MAX_LIMIT = 10**12
 """Of requests and tokens a minute."""
 
@@ -80,6 +82,8 @@ class GatewayConfig:
         limits: of a key that has none of its own.
         key_limits: of other keys, by the SHA-256 of the key in hexadecimal digits.
         tenants: names for the log, by the same.
+        stream_interval: how many ids an event of a stream should have, where a request does not
+            say; the first has one.
         request_log: whether a line is written to standard error for each request, and how.
         omit_media: whether a part of a chat message that is no text is replaced by a note that
             says so; otherwise such a message is refused.
@@ -109,6 +113,7 @@ class GatewayConfig:
     limits: Limits = Limits()
     key_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
     tenants: Mapping[str, str] = field(default_factory=dict[str, str])
+    stream_interval: int = 1
     request_log: RequestLogFormat = "off"
 
     @property
@@ -147,6 +152,9 @@ class GatewayConfig:
         ):
             if not 1 <= count < 2**63:
                 raise SettingError(setting, f"{count} is not a positive count")
+        if not 1 <= self.stream_interval <= MAX_STREAM_INTERVAL:
+            why = f"{self.stream_interval} is not in [1, {MAX_STREAM_INTERVAL}]"
+            raise SettingError("stream-interval", why)
         if self.request_log not in get_args(RequestLogFormat):
             raise SettingError("request-log", f"{self.request_log!r} is not off, text or json")
         for limits in (self.limits, *self.key_limits.values()):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from wkvm_client import Grammar
 
+from wkvm.gateway.config import MAX_STREAM_INTERVAL
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.state_fields import StateFields
@@ -57,6 +58,7 @@ class CommonFields(StateFields, kw_only=True):
         include_stop_str_in_output: whether the text ends with what stopped it.
         min_tokens: neither stop ids nor stop strings count before this many.
         skip_special_tokens: whether special tokens have no text.
+        stream_interval: ids of one event of a stream, but for the first.
         timeout_s: of the whole request.
         return_token_ids: whether the answer has ids besides text.
         cache_salt: taken and not used: no request shares anything with another.
@@ -84,6 +86,7 @@ class CommonFields(StateFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
+    stream_interval: Integer | None = None
     skip_special_tokens: bool | None = None
     priority: Integer | None = None
     timeout_s: float | None = None
@@ -138,6 +141,7 @@ class CommonFields(StateFields, kw_only=True):
         Raises:
             HttpError: 400; a field has a value that cannot be, or is not supported.
         """
+        check_interval(self.stream_interval)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "needs stream to be true")
         given: dict[str, Any] = {
@@ -237,3 +241,13 @@ def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int
     the ids that these cut off may be the only ones that lead to an end.
     """
     return {name: x for name, x in suggested.items() if name not in ("top_k", "top_p", "min_p")}
+
+
+def check_interval(interval: int | None) -> None:
+    """Check how many ids an event of a stream should have.
+
+    Raises:
+        HttpError: 400; it cannot be so many.
+    """
+    if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
+        raise invalid("stream_interval", f"{interval} is not in [1, {MAX_STREAM_INTERVAL}]")

@@ -174,8 +174,14 @@ def _of_http(numbers: Mapping[str, float]) -> Iterable[Metric]:
         (totals.TURNS, "wkvm_session_turns", "Turns of sessions that run."),
         (totals.LEFT, "wkvm_http_requests_left", "Requests that go on without a client."),
         (totals.WORKERS, "wkvm_http_workers", "Processes that serve HTTP and answer."),
+        (totals.LAG, "wkvm_http_loop_lag_seconds", "How late event loops with streams were."),
     ):
         yield _gauge(family, what, numbers.get(name, 0))
+    yield CounterMetricFamily(
+        "wkvm_http_events_held",
+        "Times that ids were left for a later event because the event loop was late.",
+        value=numbers.get(totals.HELD, 0),
+    )
     yield CounterMetricFamily(
         "wkvm_http_refused_keys",
         "Requests whose key was refused.",

@@ -33,7 +33,8 @@ async def generate(call: Call) -> web.StreamResponse:
 async def stream(call: Call) -> web.StreamResponse:
     """``POST /v1/stream``: ids as they arrive, each arrival an event."""
     body = await call.body(bodies.GenerateBody)
-    async with EventStream(call) as events, Lanes(call.client) as lanes:
+    interval = body.stream_interval
+    async with EventStream(call, interval=interval) as events, Lanes(call.client) as lanes:
         asked = await _ask(call, body, lanes)
         with call.cancellable(asked):
             await _send_all(events, asked, body)
@@ -130,6 +131,7 @@ async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.Genera
         choice.call_when_ready(partial(ready.note, choice.index))
 
     n_sent = [0] * len(stream.choices)
+    held = [list[int]() for _ in stream.choices]
     n_open = len(stream.choices)
     prompt_logprobs = stream.prompt_logprobs if body.wants_prompt_logprobs else None
     for choice in stream.choices:
@@ -137,12 +139,21 @@ async def _send_all(events: EventStream, stream: aio.Stream, body: bodies.Genera
     while n_open:
         for index in await ready.wait():
             choice = stream.choices[index]
-            ids = choice.take()
+            try:
+                ids = choice.take()
+            except ClientError:
+                if held[index]:
+                    await events.send(bodies.arrival(index, held[index]))
+                raise
             completion = _completion(choice)
             if completion is None:
                 watch(choice)
             else:
                 n_open -= 1
+            ids, held[index] = held[index] + ids, []
+            if not choice.is_over and n_sent[index] and len(ids) < events.interval:
+                held[index] = ids
+                continue
             first = n_sent[index]
             n_sent[index] += len(ids)
             logprobs = choice.logprobs[first : first + len(ids)] if body.wants_logprobs else None

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from wkvm_client import Completion, Grammar, TokenLogprobs
 
 from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.fields import Integer, check_interval
 from wkvm.gateway.state_fields import STATE_FIELDS, STATE_NAMES, StateFields, StateReport, report
 
 MAX_ID_CHARACTERS = 128
@@ -54,6 +55,7 @@ class GenerateBody(StateFields, kw_only=True, forbid_unknown_fields=True):
     n: int | UnsetType = UNSET
     timeout_s: float | UnsetType | None = UNSET
     priority: int | UnsetType = UNSET
+    stream_interval: Integer | None = None
     grammar: GrammarBody | UnsetType | None = UNSET
 
     def keywords(self) -> dict[str, Any]:
@@ -65,7 +67,8 @@ class GenerateBody(StateFields, kw_only=True, forbid_unknown_fields=True):
         if not self.ids and not self.continues:
             raise invalid("ids", "is required, and not empty, where there is no state")
         given = msgspec.structs.asdict(self)
-        for name in ("ids", "model", *STATE_FIELDS):
+        check_interval(self.stream_interval)
+        for name in ("ids", "model", "stream_interval", *STATE_FIELDS):
             del given[name]
         if isinstance(self.grammar, GrammarBody):
             given["grammar"] = Grammar(self.grammar.kind, self.grammar.source)

@@ -129,6 +129,11 @@ class ChoiceText:
         """Ids in all pieces so far."""
         return self._n_output
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self._choice.is_over
+
     async def read(self) -> Piece:
         """Wait for ids, or the end, and return what they say; not after the last piece.
 

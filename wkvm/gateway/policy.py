@@ -104,7 +104,6 @@ _UNUSED = frozenset(
         "session_id",
         "spaces_between_special_tokens",
         "store",
-        "stream_interval",
     }
 )
 _UNSUPPORTED: Mapping[str, Unsupported] = {

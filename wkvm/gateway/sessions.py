@@ -23,6 +23,7 @@ from wkvm.gateway.keeping import choice_text, room_after
 from wkvm.gateway.messages import leaves_space
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.policy import TURNS
+from wkvm.gateway.pump import Merging
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sse import DONE, STREAM_HEADERS, EventStream
 from wkvm.gateway.state_bodies import INPUT, ForkBody, given, known_query, one_json
@@ -248,7 +249,8 @@ async def _generate(
             if body.on_disconnect != "finish":
                 turn.when_left(keeper.leave)
             with call.cancellable(stream):
-                piece, finish, reason = await _read(text, stream, writer)
+                interval = body.stream_interval or gateway.config.stream_interval
+                piece, finish, reason = await _read(text, stream, writer, interval)
                 end = await keeper.settle(finish)
         writer.end(
             piece,
@@ -264,7 +266,7 @@ async def _generate(
 
 
 async def _read(
-    text: ChoiceText, stream: Stream, writer: bodies.TurnWriter
+    text: ChoiceText, stream: Stream, writer: bodies.TurnWriter, interval: int
 ) -> tuple[Piece, Finish, str]:
     """Read a turn to its end.
 
@@ -274,10 +276,16 @@ async def _read(
     Raises:
         ClientError, HttpError: as ``ChoiceText.read``.
     """
+    merging = Merging(1)
     try:
         while (piece := await text.read()).finish is None:
-            writer.add(piece)
+            if (merged := merging.add(piece)) is not None:
+                writer.add(merged)
+                merging = Merging(interval)
+        piece = merging.add(piece) or piece
     except HttpError as error:
+        if (held := merging.rest()) is not None:
+            writer.add(held)
         if error.code != CANCELLED:
             raise
         end = stream.choices[0].result
@@ -285,6 +293,7 @@ async def _read(
             raise
         finish = Finish("length", None, end.n_output, state=end.state)
         return Piece("", [], [], finish), finish, "interrupted"
+    assert piece.finish is not None, "the last one has it"
     return piece, piece.finish, piece.finish.reason
 
 

@@ -46,9 +46,18 @@ class EventStream:
             await events.send(b'{"x":1}')
             await events.finish(DONE)
         return events.response
+
+    Args:
+        interval: how many ids an event should have; None for the server's setting.
+
+    Attributes:
+        interval: likewise.
+        pace: of the event loop.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, interval: int | None = None) -> None:
+        self.interval = call.gateway.config.stream_interval if interval is None else interval
+        self.pace = call.gateway.pace
         self._call = call
         self._request = call.request
         self._protocol = call.request.protocol

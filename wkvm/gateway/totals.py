@@ -12,7 +12,8 @@ from wkvm.gateway.calls import Gateway
 
 ANSWERED, OPEN, STREAMS, TURNS, LEFT = "answered", "open", "streams", "turns", "left"
 REFUSED_KEYS, IGNORED, WORKERS = "refused_keys", "ignored", "workers"
-COUNTERS = frozenset({ANSWERED, REFUSED_KEYS, IGNORED})
+LAG, HELD = "lag_s", "held"
+COUNTERS = frozenset({ANSWERED, HELD, REFUSED_KEYS, IGNORED})
 
 
 def numbers_of(gateway: Gateway) -> dict[str, float]:
@@ -30,16 +31,18 @@ def numbers_of(gateway: Gateway) -> dict[str, float]:
     found[TURNS] = len(gateway.turns)
     found[LEFT] = len(gateway.unwatched)
     found[REFUSED_KEYS] = counts.n_refused_keys
+    found[HELD] = gateway.pace.n_held
     found[WORKERS] = 1
-    return added_up(found, gateway.inherited)
+    return added_up(found, {LAG: gateway.pace.lag_s}, gateway.inherited)
 
 
 def added_up(*tables: Mapping[str, float]) -> dict[str, float]:
-    """The sum of several tables, number by number."""
+    """The sum of several tables, number by number; of lags the longest."""
     total = dict[str, float]()
     for table in tables:
         for name, n in table.items():
-            total[name] = total.get(name, 0) + n
+            before = total.get(name, 0)
+            total[name] = max(before, n) if name == LAG else before + n
     return total
 
 
