@@ -23,7 +23,8 @@ async def events_of(running: Running, path: str, body: dict[str, Any]) -> list[d
     async with running.http.post(path, json=body) as response:
         assert response.status == 200, await response.text()
         lines = (await response.text()).split("\n\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    data = [line.rpartition("data: ")[2] for line in lines]
+    return [json.loads(one) for one in data if one.startswith("{")]
 
 
 async def test_an_event_of_the_native_route_has_as_many_ids_as_were_asked_for() -> None:
