@@ -21,6 +21,7 @@ BENCHES = {
     "engine": "the engine against the bare forward pass, 256 rows, alone and beside a long prompt",
     "fanout": "256 lanes of one connection against one aiohttp stream of events",
     "gateway": "streamed chats of the HTTP gateway against a FastAPI server like vLLM's",
+    "grammars": "the mask of a token, and a batch of 64 rows with none, one and 64 grammars",
     "host": "a server beside a device that takes 3.2 ms a step: what its host takes",
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ping": "a ping over a unix socket against a bare uvloop echo",

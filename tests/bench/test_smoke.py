@@ -48,6 +48,13 @@ CASES = {
         "events, 64 streams",
         "first event, 64 at once",
     ],
+    "grammars": [
+        "mask of a token among 2,000: an object with a schema",
+        "mask of a token among 2,000: any JSON object",
+        "mask of a token among 2,000: a regular expression",
+        "4 rows of the bundled model, 1 with a grammar",
+        "4 rows of the bundled model, 4 with a grammar",
+    ],
     "host": [
         "8 streams, steps of 3.2 ms: from ids to the next launch",
         "8 streams, steps of 3.2 ms: the device waits",
