@@ -9,8 +9,9 @@ import torch
 
 from tests.engine.conftest import BUNDLED
 from tests.engine.driver import Driver, greedy
+from tests.engine.fake_gpu import AheadDriver, SteppingModel, fake_gpu_runner
 from tests.engine.families import CONFIGS, config_of, decoder_of, prompt_of
-from tests.fakes import FakeModel
+from tests.fakes import FakeModel, absorb, hidden_of
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import InvalidParameterError, NonFiniteError
 from wkvm.core.request import Status
@@ -132,6 +133,25 @@ def test_of_a_state_it_is_the_matrices_averaged_over_their_keys() -> None:
         for value in range(n_values):
             expected = sum(float(matrices[head, key, value]) for key in range(n_keys)) / n_keys
             assert float(vector[head * n_values + value]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_steps_ahead_on_a_device_tell_the_same() -> None:
+    ids, state, hidden = (3, 1, 4, 1, 5) * 30, 0, list[float]()
+    for token_id in ids:
+        state = absorb(state, token_id)
+        hidden.append(hidden_of(state))
+    config = EngineConfig(n_slots=4, max_num_batched_tokens=64)
+    driver = AheadDriver(Engine(SteppingModel(), config, make_runner=fake_gpu_runner))  # type: ignore[arg-type]
+    driver.submit((7, 7), greedy(9))
+    asked = {
+        pooling: driver.submit(ids, wanting(pooling)) for pooling in (Pooling.LAST, Pooling.MEAN)
+    }
+    driver.finish()
+    driver.land()
+    last = numbers(vector_of(driver, asked[Pooling.LAST], Pooling.LAST, len(ids)))
+    mean = numbers(vector_of(driver, asked[Pooling.MEAN], Pooling.MEAN, len(ids)))
+    assert last.tolist() == pytest.approx([hidden[-1]])
+    assert mean.tolist() == pytest.approx([sum(hidden) / len(hidden)])
 
 
 @pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])

@@ -196,8 +196,6 @@ class Engine:
         """
         if spec.grammar is not None and self._grammars is None:
             raise InvalidParameterError("grammar", "this engine takes none")
-        if spec.params.pooling is not None and self._model.info.device != "cpu":
-            raise InvalidParameterError("pooling", "there are no embeddings on a GPU yet")
         if spec.params.pooling is Pooling.STATE and not has_matrices(self._model.layout):
             raise InvalidParameterError("pooling", "this model has no recurrence of matrices")
         if spec.start is not None:

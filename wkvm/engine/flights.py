@@ -11,6 +11,7 @@ from wkvm.core.request import Logprobs
 from wkvm.engine.constraints import Choices
 from wkvm.engine.logit_rows import to_logprobs
 from wkvm.engine.page_mover import Job
+from wkvm.engine.pooling import PooledOnTheWay
 from wkvm.engine.state_mover import Copy
 from wkvm.engine.transfers import Mark
 
@@ -67,10 +68,17 @@ class Flight:
     sampled: list[Sampled] = field(default_factory=list[Sampled])
     scored: list[Scored] = field(default_factory=list[Scored])
     scored_prompts: list[Scored] = field(default_factory=list[Scored])
+    pooled: list[tuple[Sequence[int], PooledOnTheWay]] = field(
+        default_factory=list[tuple[Sequence[int], PooledOnTheWay]]
+    )
     failed: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     saves: list[Saving] = field(default_factory=list[Saving])
     unsaved: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     end: Mark | None = None
+
+    def pool(self, places: Sequence[int], found: PooledOnTheWay) -> None:
+        """Note what comes back for the embeddings of the plan's rows at ``places``."""
+        self.pooled.append((places, found))
 
 
 def by_row(scored: list[Scored], broken: set[int]) -> dict[int, list[Logprobs]]:
@@ -84,6 +92,16 @@ def by_row(scored: list[Scored], broken: set[int]) -> dict[int, list[Logprobs]]:
         for at, value in zip(some.rows, values, strict=True):
             by_row.setdefault(at, []).append(value)
     return by_row
+
+
+def pooled_by_row(flight: Flight, broken: set[int]) -> dict[int, tuple[bytes, ...]]:
+    """What ``StepResult.pooled`` holds; rows that are not finite enter ``broken``."""
+    pooled = dict[int, tuple[bytes, ...]]()
+    for places, found in flight.pooled:
+        values, not_finite = found.read(places)
+        pooled |= values
+        broken |= not_finite
+    return pooled
 
 
 def follow(flight: Flight, ids: list[int | None]) -> tuple[frozenset[int], dict[int, RequestError]]:

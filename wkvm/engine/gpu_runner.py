@@ -19,10 +19,11 @@ from wkvm.core.errors import StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
-from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow
+from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow, pooled_by_row
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.images import Images
 from wkvm.engine.logit_rows import LogitRows, logit_rows
+from wkvm.engine.pooling import pooled_of
 from wkvm.engine.row_kinds import fresh_slots, row_kinds, slots_of
 from wkvm.engine.state_mover import StateMover
 from wkvm.engine.transfers import Beside, Transfers
@@ -227,6 +228,7 @@ class GpuRunner:
         self._sampler.feed(rows)
         wanted = logit_rows(rows)
         with self._beside.queue():
+            pooled = pooled_of(rows, self._model)
             slots = tuple(row.slot for row in rows)
             batch = Batch(
                 token_ids=self._transfers.up([token_id for row in rows for token_id in row.ids]),
@@ -234,8 +236,11 @@ class GpuRunner:
                 lengths=tuple(len(row.ids) for row in rows),
                 slot_list=slots,
                 logit_rows=self._transfers.up(wanted.tokens),
+                hidden=pooled,
             )
             logits = self._model.forward(batch, self._arena.views)
+            if pooled is not None:
+                flight.pool(places, pooled.finish(self._arena.views, self._transfers.down))
         self._beside.join()
         self._sample(flight, places, wanted, logits)
         self._score_prompts(flight, places, wanted, logits)
@@ -367,6 +372,7 @@ class GpuRunner:
         complete, unmet = follow(flight, ids)
         return StepResult(
             token_ids=tuple(ids),
+            pooled=pooled_by_row(flight, broken),
             not_finite=frozenset(broken),
             logprobs={
                 at: scores[0]
