@@ -45,6 +45,7 @@ from wkvm.gateway.replies import Completion
 from wkvm.gateway.responses import handlers as responses
 from wkvm.gateway.responses.bodies import CountBody
 from wkvm.gateway.responses.bodies import CreateBody as CreateResponse
+from wkvm.gateway.responses.websocket import handler as responses_socket
 from wkvm.gateway.session_bodies import (
     AppendBody,
     BackBody,
@@ -189,6 +190,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/v1/models", models.models, doc=Doc(answer=models.Models)),
     Route("GET", "/v1/models/{id:.+}", models.model, doc=Doc(answer=models.Model)),
+    Route("GET", "/v1/responses", responses_socket.connect, doc=Doc(status=101)),
     Route(
         "POST",
         "/v1/responses",

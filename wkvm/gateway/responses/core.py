@@ -176,17 +176,19 @@ class Run:
         self._unwatch.close()
 
     async def _keep_begun(self) -> None:
-        asked, shelf = self._asked, self._shelf
+        asked, shelf, past = self._asked, self._shelf, self._asked.past
+        is_kept = past.parent is not None or past.conversation is not None
         made_room = await shelf.database.run(
             records.begin,
             Begun(
                 id=self.id,
                 tenant=self._caller.tenant,
                 resource=self.resource,
-                items=asked.input,
-                parent=asked.past.parent,
-                conversation=asked.past.conversation,
-                revision=asked.past.revision,
+                # What only its connection remembers is kept with it: nobody else has it.
+                items=asked.input if is_kept else [*past.items, *asked.input],
+                parent=past.parent,
+                conversation=past.conversation,
+                revision=past.revision,
             ),
             shelf.limits,
         )
