@@ -84,9 +84,9 @@ def calls_of(client: Any, stranger: Any, given: dict[str, Any]) -> dict[str, Any
     }
 
 
-async def at_once(base_url: str, key: str, given: dict[str, Any]) -> list[str]:
-    """A hundred answers side by side, every other one streamed."""
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=key, max_retries=0) as client:
+async def at_once(settings: dict[str, Any], given: dict[str, Any], n: int) -> list[str]:
+    """Answers side by side, every other one streamed."""
+    async with anthropic.AsyncAnthropic(**settings) as client:
 
         async def whole() -> str:
             return str((await client.messages.create(**given)).content[0].text)
@@ -95,21 +95,23 @@ async def at_once(base_url: str, key: str, given: dict[str, Any]) -> list[str]:
             async with client.messages.stream(**given) as stream:
                 return "".join([piece async for piece in stream.text_stream])
 
-        return list(await asyncio.gather(*(c() for _ in range(50) for c in (whole, streamed))))
+        return list(await asyncio.gather(*(c() for _ in range(n // 2) for c in (whole, streamed))))
 
 
-def main(base_url: str, key: str, model: str, question: str) -> None:
-    """Make all calls and print what came of them."""
+def main(
+    base_url: str, key: str, model: str, question: str, n: str = "100", max_retries: str = "0"
+) -> None:
+    """Make all calls, ``n`` of them at once, and print what came of them."""
     messages = [{"role": "user", "content": question}]
     given: dict[str, Any] = {"model": model, "max_tokens": 100, "messages": messages}
     given["extra_body"] = GREEDY
-    settings = {"base_url": base_url, "max_retries": 0}
+    settings: dict[str, Any] = {"base_url": base_url, "max_retries": int(max_retries)}
     with (
         anthropic.Anthropic(api_key=key, **settings) as client,
         anthropic.Anthropic(api_key="wrong", **settings) as stranger,
     ):
         results = calls_of(client, stranger, given)
-    results["at_once"] = asyncio.run(at_once(base_url, key, given))
+    results["at_once"] = asyncio.run(at_once(settings | {"api_key": key}, given, int(n)))
     print(json.dumps(results | {"asked": asked}))
 
 

@@ -7,6 +7,7 @@ run looks into every test module.
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,14 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     # Answers that nobody limits end by themselves; images are replaced by a note.
     http = ("--default-max-tokens", "1024", "--omit-media")
     with running_server(tmp_path_factory.mktemp("door"), *settings, *http, http="0") as server:
+        yield Door(server.url(), server)
+        assert server.end() == 0
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Door]:
+    """One slot, and room for two more."""
+    with running_server(tmp_path, "--slots", "1", "--max-queue", "2", http="0") as server:
         yield Door(server.url(), server)
         assert server.end() == 0
 

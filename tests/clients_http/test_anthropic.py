@@ -54,6 +54,12 @@ def test_a_hundred_at_once_each_get_the_answer_of_one_alone(results: Any) -> Non
     assert results["at_once"] == [ANSWER] * 100
 
 
+def test_a_client_that_retries_gets_through_a_narrow_door(narrow: Door, key: str) -> None:
+    arguments = (narrow.url, key, MODEL, QUESTION, "20", "60")
+    results = results_of("anthropic_calls.py", *arguments, python=evaluation_python())
+    assert results["at_once"] == [ANSWER] * 20
+
+
 def test_errors_are_of_the_classes_for_them(results: Any) -> None:
     assert results["errors"] == ["BadRequestError", "NotFoundError", "AuthenticationError"]
 

@@ -4,12 +4,12 @@ import asyncio
 import importlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import running_server, wait_until_idle
+from tests.cli.conftest import wait_until_idle
 from tests.clients_http.conftest import ANSWER, MODEL, QUESTION, Door
 
 pytestmark = pytest.mark.slow
@@ -38,14 +38,6 @@ def openai() -> Any:
 async def client(openai: Any, door: Door, key: str) -> AsyncIterator[Any]:
     async with openai.AsyncOpenAI(base_url=door.base_url, api_key=key, max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def narrow(tmp_path: Any) -> Iterator[Door]:
-    """One slot, and room for two more."""
-    with running_server(tmp_path, "--slots", "1", "--max-queue", "2", http="0") as server:
-        yield Door(server.url(), server)
-        assert server.end() == 0
 
 
 async def test_a_hundred_chats_whole_and_streamed_are_each_the_one_alone(
@@ -110,6 +102,41 @@ async def test_a_hundred_answers_by_schema_parse(client: Any) -> None:
     answers = Counter(await asyncio.gather(*(ask() for _ in range(N))))
     assert answers == {(await ask()): N}
     assert json.loads(next(iter(answers))).keys() == {"city"}
+
+
+async def test_a_hundred_responses_each_go_on_from_their_own(client: Any) -> None:
+    given = {"model": MODEL, "temperature": 0, "max_output_tokens": 40}
+
+    async def two_turns() -> tuple[str, str, bool]:
+        first = await client.responses.create(**given, input=QUESTION)
+        second = await client.responses.create(
+            **given, input="What is the moon?", previous_response_id=first.id
+        )
+        n_cached = second.usage.input_tokens_details.cached_tokens
+        goes_on = n_cached >= first.usage.total_tokens
+        return first.output_text, second.output_text, goes_on
+
+    ends = Counter(await asyncio.gather(*(two_turns() for _ in range(N))))
+    ((alone, n),) = ends.items()
+    assert (alone, n) == (await two_turns(), N)
+    assert alone[0] == ANSWER
+    assert alone[2]
+
+
+async def test_a_hundred_conversations_keep_their_own_items(client: Any) -> None:
+    async def talk(number: int) -> list[str]:
+        item = {"type": "message", "role": "user", "content": f"I have {number} dogs."}
+        conversation = await client.conversations.create(items=[item])
+        asked = {"model": MODEL, "input": QUESTION, "max_output_tokens": 4, "temperature": 0}
+        await client.responses.create(**asked, conversation=conversation.id)
+        items = client.conversations.items.list(conversation.id, order="asc")
+        return [item.content[0].text async for item in items]
+
+    talks = await asyncio.gather(*(talk(number) for number in range(N)))
+    assert [texts[:2] for texts in talks] == [
+        [f"I have {number} dogs.", QUESTION] for number in range(N)
+    ]
+    assert {len(texts) for texts in talks} == {3}
 
 
 async def test_a_hundred_chats_of_langchain_are_each_the_one_alone(

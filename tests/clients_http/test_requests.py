@@ -174,7 +174,8 @@ def test_continue_completes_code_by_a_prompt_of_its_own_making(editor: Program) 
         "temperature": 0.01,
         "stop": [
             *("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>", "<|endoftext|>"),
-            *("/src/", "#- coding: utf-8", "```", "t.", "\nt"),
+            *("/src/", "#- coding: utf-8", "```", "t.", "\nt", "<|fim_pad|>", "<|repo_name|>"),
+            *("\nfunction", "\nclass", "\nmodule", "\nexport", "\nimport"),
         ],
         "stream": True,
     }

@@ -537,7 +537,7 @@ def said(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         ({"model": ...}, "model: is required"),
         ({"temperature": -1}, "temperature: "),
         ({"top_p": 2}, "top_p: "),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences: 17 strings"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences: 65 strings"),
         ({"stop_sequences": [""]}, "stop_sequences: "),
         ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
         ({"container": "x"}, "container: not supported"),

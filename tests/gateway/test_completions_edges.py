@@ -98,7 +98,7 @@ async def test_biases_are_counted_before_they_are_read(running: Running, key: st
         ("seed", 1.5),
         ("stop", [""]),
         ("stop", ""),
-        ("stop", ["x"] * 17),
+        ("stop", ["x"] * 65),
         ("stop", "x" * 257),
         ("stop", [1]),
         ("stop_token_ids", [1] * 257),

@@ -18,7 +18,7 @@ from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.texts import Texts
 
 MAX_N = 128
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 """Characters of one stop string."""
 MAX_BIASES = 1024
