@@ -21,6 +21,7 @@ from tests.gateway.responding import (
     text_of,
 )
 from tests.gateway.stateful import ask
+from wkvm.gateway.limits import KeyLimits
 
 SUN = "What is the sun?"
 LOOK = {
@@ -334,6 +335,19 @@ async def test_a_stream_of_a_bad_body_is_no_stream(running: Running) -> None:
     async with running.http.post("/v1/responses", json={"stream": True}) as response:
         assert response.status == 400
         assert response.content_type == "application/json"
+
+
+async def test_a_key_pays_for_the_tokens_of_a_response(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = list[int]()
+    monkeypatch.setattr(KeyLimits, "spend", lambda _self, _key, n: spent.append(n))
+    first = await respond(running, SUN, max_output_tokens=4)
+    assert sum(spent) == first["usage"]["total_tokens"]
+    spent.clear()
+    second = await respond(running, "Why?", previous_response_id=first["id"], max_output_tokens=4)
+    # what the state had read is not paid again; the id that was pending is no part of the prompt
+    assert sum(spent) == second["usage"]["total_tokens"] - first["usage"]["total_tokens"]
 
 
 async def test_events_are_named_by_their_types(running: Running) -> None:

@@ -7,7 +7,7 @@ all of it. So a state saves work, and never changes what is read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from wkvm_client import aio, errors
@@ -24,6 +24,7 @@ from wkvm.gateway.responses.bodies import CreateBody, InputFields, as_response, 
 from wkvm.gateway.responses.items import Kept, chat_messages, kept_items
 from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.truncation import shortened
+from wkvm.gateway.spent import Spent
 from wkvm.gateway.state_fields import Origin as Room
 
 UNUSABLE = (
@@ -46,6 +47,7 @@ class Caller:
         tenant: whose the responses are; see ``Engines.tenant``.
         request_id: what the request is called in the log, and by ``/v1/cancel``.
         n_held: how many bytes were sent: long texts are read in a thread.
+        spent: what their responses have cost so far.
     """
 
     gateway: Gateway
@@ -53,11 +55,18 @@ class Caller:
     tenant: bytes
     request_id: str
     n_held: int = 0
+    spent: Spent = field(default_factory=Spent)
 
     @staticmethod
     def of(call: Call) -> "Caller":
         """Who makes an HTTP request."""
-        return Caller(call.gateway, call.client, call.tenant, call.request_id, call.n_held)
+        return Caller(
+            call.gateway, call.client, call.tenant, call.request_id, call.n_held, call.spent
+        )
+
+    def spend(self, stream: aio.Stream) -> None:
+        """Count what a response has cost that is over, or is given up."""
+        self.gateway.limits.spend(self.tenant, self.spent.add([stream]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ class Asked:
         input: its own items.
         chat: the conversation and the response, in the gateway's own form.
         question: what the engine is asked.
+        n_read: how many tokens the state had read that the answer may go on from.
         generates: whether an answer is wanted, and not just its prompt read.
     """
 
@@ -106,6 +116,7 @@ class Asked:
     input: Sequence[Kept]
     chat: ChatBody
     question: Question
+    n_read: int = 0
     generates: bool = True
 
     @property
@@ -232,11 +243,19 @@ async def ask(
     chat = body.chat(messages_of(body, [*past.items, *own]))
     if not generates:
         chat.add_generation_prompt = False
-    since = await _since(caller, past.origin)
+    since, n_read = await _since(caller, past.origin)
     asked = await _question(caller, chat, since)
     if body.truncation == "auto" and not _fits(caller, body, asked, since):
         asked = await _fitting(caller, body, chat)
-    return Asked(body=body, past=past, input=own, chat=chat, question=asked, generates=generates)
+    return Asked(
+        body=body,
+        past=past,
+        input=own,
+        chat=chat,
+        question=asked,
+        n_read=n_read,
+        generates=generates,
+    )
 
 
 def _fits(caller: Caller, body: CreateBody, asked: Question, since: Since = _WHOLE) -> bool:
@@ -302,14 +321,18 @@ def _size(chat: ChatBody) -> int:
     return sum(len(one.content) for one in chat.messages or () if isinstance(one.content, str))
 
 
-async def _since(caller: Caller, origin: Origin | None) -> Since:
-    """What is known of the state that a response may go on from, if it is still there."""
+async def _since(caller: Caller, origin: Origin | None) -> tuple[Since, int]:
+    """What is known of the state that a response may go on from, if it is still there.
+
+    Returns:
+        How many tokens it has read, too.
+    """
     if origin is None:
-        return Since()
+        return _WHOLE, 0
     try:
         info = await caller.client.states.get(origin.ref)
     except UNUSABLE:
-        return Since()
+        return _WHOLE, 0
     served = caller.gateway.engines.info
     is_ours = (info.model_digest, info.tokenizer_digest, info.layout_fingerprint) == (
         served.model_digest,
@@ -317,6 +340,6 @@ async def _since(caller: Caller, origin: Origin | None) -> Since:
         served.layout_fingerprint,
     )
     if not is_ours or info.n_tokens != origin.n_tokens:
-        return Since()
+        return _WHOLE, 0
     room = await room_after(caller.client, Room((), origin.n_tokens), caller.gateway.max_model_len)
-    return Since(origin.mark, room)
+    return Since(origin.mark, room), info.n_computed

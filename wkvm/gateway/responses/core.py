@@ -42,7 +42,6 @@ from wkvm.gateway.responses.naming import LOCAL_TTL_S, TAG, forget, new_id
 from wkvm.gateway.responses.records import Begun, Origin
 from wkvm.gateway.responses.resource import Resource, begun, cost, ended
 from wkvm.gateway.responses.writer import Event, EventWriter
-from wkvm.gateway.state_fields import n_cached
 from wkvm.gateway.written import ReadMark, read_by
 
 __all__ = ["Asked", "Caller", "Local", "Run", "ask", "forget", "new_id"]
@@ -133,6 +132,7 @@ class Run:
         self._stream = stream
         chat = self._asked.chat
         self._text = choice_text(stream, caller.gateway.texts, question.options, chat)
+        self._unwatch.callback(caller.spend, stream)
         self._unwatch.enter_context(
             caller.gateway.running.joined(caller.tenant, caller.request_id, stream)
         )
@@ -262,7 +262,7 @@ class Run:
             self.resource,
             "completed" if is_whole else "incomplete",
             self._writer.output,
-            usage=self._usage(finish, end),
+            usage=self._usage(finish),
             reason=None if is_whole else "max_output_tokens",
             state=end,
         )
@@ -272,14 +272,23 @@ class Run:
             return [*events, *await self._failed(error)]
         return [*events, self._last("completed" if is_whole else "incomplete")]
 
-    def _usage(self, finish: Finish, end: StateEnd | None) -> dict[str, Any]:
+    def _usage(self, finish: Finish) -> dict[str, Any]:
         origin, n_prompt = self._asked.origin, len(self._asked.question.prompt)
         return cost(
             n_input=n_prompt + (0 if origin is None else origin.n_tokens),
-            n_cached=n_cached([end if end is not None else finish.state]),
+            n_cached=self._n_cached(),
             n_output=finish.n_output,
             n_reasoning=min(self._n_reasoning(), finish.n_output),
         )
+
+    def _n_cached(self) -> int:
+        """How many tokens were not computed for this."""
+        assert self._stream is not None
+        choice = self._stream.choices[0]
+        if choice.is_over:
+            return choice.result.cached_tokens
+        # One that was given up at a stop string does not say.
+        return self._asked.n_read if self._asked.question.continues else 0
 
     def _n_reasoning(self) -> int:
         """How many tokens what was thought is, written as text."""
