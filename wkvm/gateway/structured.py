@@ -7,6 +7,7 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.parsing.forms import in_slashes
 from wkvm.gateway.parsing.grammar import ANSWER
 from wkvm.gateway.schemas import Schema, check_schema, closed, compact, roomy
 
@@ -62,7 +63,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
         if self.json_object:
             found.append(_of_schema({"type": "object"}, FIELD, "json_object"))
         if self.regex is not None:
-            rules = [f"{ANSWER}: /(?:{_in_slashes(self.regex)})/"]
+            rules = [f"{ANSWER}: /(?:{in_slashes(self.regex)})/"]
             found.append(Wanted(FIELD, Grammar("regex", self.regex), rules))
         if self.choice is not None:
             found.append(_of_choice(self.choice))
@@ -140,19 +141,6 @@ def _of_choice(choices: list[str]) -> Wanted:
     # Lark's strings are written as those of JSON.
     either = " | ".join(map(_json, choices))
     return Wanted(FIELD, Grammar("lark", f"start: {either}\n"), [f"{ANSWER}: {either}"])
-
-
-def _in_slashes(regex: str) -> str:
-    """A regular expression as it stands between slashes, on one line."""
-    written, is_escaped = list[str](), False
-    for sign in regex:
-        if sign == "/" and not is_escaped:
-            sign = "\\/"
-        elif sign == "\n":
-            sign = "n" if is_escaped else "\\n"
-        is_escaped = sign == "\\" and not is_escaped
-        written.append(sign)
-    return "".join(written)
 
 
 def _json(value: object) -> str:

@@ -112,11 +112,37 @@ def _xml_arguments(index: int, schema: Schema, word: Word) -> list[str]:
             rules.append(f"{rule}: {opening} ({either}) {ending}")
         elif is_text(value):
             rules.append(f"{rule}: {opening} {rule}_text")
-            rules.append(f"{rule}_text[suffix={_json(XML_ENDING)}]: /(?s:.*)/")
+            rules.append(f"{rule}_text[suffix={_json(XML_ENDING)}]: /{_text_pattern(value)}/")
         else:
             rules.append(f"{rule}: {opening} {rule}_json {ending}")
             rules.append(f"{rule}_json: %json {_json({**value, **shared})}")
     return [f"arguments_{index}: {' '.join(names)}", *rules]
+
+
+def _text_pattern(schema: Schema) -> str:
+    """What a string may be that is written as it is: its pattern if it has one, else its length."""
+    pattern, least, most = (schema.get(key) for key in ("pattern", "minLength", "maxLength"))
+    if isinstance(pattern, str):
+        begins, ends = pattern.startswith("^"), pattern.endswith("$")
+        body = pattern[begins : len(pattern) - ends]
+        before, after = "" if begins else "(?s:.*)", "" if ends else "(?s:.*)"
+        return f"{before}(?:{in_slashes(body)}){after}"
+    low = least if isinstance(least, int) else 0
+    high = most if isinstance(most, int) else ""
+    return f"(?s:.{{{low},{high}}})"
+
+
+def in_slashes(regex: str) -> str:
+    """A regular expression as it stands between slashes, on one line."""
+    written, is_escaped = list[str](), False
+    for sign in regex:
+        if sign == "/" and not is_escaped:
+            sign = "\\/"
+        elif sign == "\n":
+            sign = "n" if is_escaped else "\\n"
+        is_escaped = sign == "\\" and not is_escaped
+        written.append(sign)
+    return "".join(written)
 
 
 XML_ENDING = "\n</parameter>\n"
