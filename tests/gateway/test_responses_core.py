@@ -112,3 +112,15 @@ async def test_what_the_engine_refuses_is_raised_before_any_event(tmp_path: Path
             await run.__aenter__()
         assert caught.value.param == "temperature"
         assert len(running.gateway.responses) == 0
+
+
+async def test_a_conversation_that_went_on_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        caller = await caller_of(running)
+        _, talk = await ask_http(running, "POST", "/v1/conversations")
+        runs = [Run(caller, await ask(caller, body(conversation=talk["id"]))) for _ in range(2)]
+        await events(runs[0])
+        with pytest.raises(HttpError) as caught:
+            await runs[1].__aenter__()
+        assert (caught.value.status, caught.value.code) == (409, "conversation_locked")
+        await until_stats(running, n_running=0)
