@@ -15,6 +15,7 @@ from pydantic import BaseModel
 MODELS = {
     "chat": agents.OpenAIChatCompletionsModel,
     "responses": agents.OpenAIResponsesModel,
+    "websocket": agents.OpenAIResponsesWSModel,
 }
 WEATHER = "What is the weather in Oslo?"
 

@@ -9,7 +9,7 @@ from tests.clients_http.outside import evaluation_python, results_of
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("chat", "responses")
+KINDS = ("chat", "responses", "websocket")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,16 @@ def test_agents_side_by_side_each_answer_as_alone(runs: Any) -> None:
     assert runs["at_once"] == [ANSWER] * 12
 
 
-def test_a_wrong_key_is_an_authentication_error(runs: Any) -> None:
-    assert runs["error"] == "AuthenticationError"
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("chat", "AuthenticationError"),
+        ("responses", "AuthenticationError"),
+        ("websocket", "InvalidStatus"),  # that of the library below
+    ],
+)
+def test_a_wrong_key_is_told_by_its_class(results: Any, kind: str, name: str) -> None:
+    assert results[kind]["error"] == name
 
 
 def test_no_host_but_this_one_is_asked_for(results: Any) -> None:
