@@ -82,9 +82,13 @@ class StreamReader(asyncio.Protocol):
         self.n_read = 0
 
     @classmethod
-    async def connect(cls, path: Path) -> Self:
-        """A connection to the server at ``path``."""
-        _, protocol = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+    async def connect(cls, where: Path | int) -> Self:
+        """A connection to the server at a path, or at a TCP port of this machine."""
+        loop = asyncio.get_running_loop()
+        if isinstance(where, int):
+            _, protocol = await loop.create_connection(cls, "127.0.0.1", where)
+        else:
+            _, protocol = await loop.create_unix_connection(cls, str(where))
         return protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -35,15 +35,22 @@ class NullEngine:
 
     Output counts up from the prompt's last id, so that a receiver can tell a lost, doubled or
     foreign id. Requests end by length only, never by a deadline.
+
+    Args:
+        vocab_size: above the highest id.
+        tokenizer_digest: of whatever makes text of ids.
     """
 
-    def __init__(self, n_slots: int = 1024) -> None:
+    def __init__(
+        self, n_slots: int = 1024, vocab_size: int = VOCAB_SIZE, tokenizer_digest: str = ""
+    ) -> None:
+        self._vocab_size = vocab_size
         self._info = EngineInfo(
             model="null",
             model_digest="0" * 64,
             layout_fingerprint="0" * 64,
-            tokenizer_digest="",
-            vocab_size=VOCAB_SIZE,
+            tokenizer_digest=tokenizer_digest,
+            vocab_size=vocab_size,
             eos_ids=(),
             n_slots=n_slots,
             max_model_len=None,
@@ -145,10 +152,11 @@ class NullEngine:
         del plan, result
         request_ids = list(self._ready)
         indices, token_ids, paused = list[int](), list[int](), list[int]()
+        vocab_size = self._vocab_size
         for request_id, row in self._ready.items():
             n_output = row.n_output
             indices.append(n_output)
-            token_ids.append((row.first_id + n_output) % VOCAB_SIZE)
+            token_ids.append((row.first_id + n_output) % vocab_size)
             row.n_output = n_output = n_output + 1
             if n_output == row.pause_at:
                 paused.append(request_id)

@@ -10,11 +10,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import uvloop
 
@@ -206,7 +207,13 @@ async def _serve_watched(path: str) -> None:
     await watched_gateway.serve(path)
 
 
-SERVERS = {
+async def _serve_workers(path: str, n: int) -> None:
+    from wkvm_bench import workers
+
+    await workers.serve(path, n)
+
+
+SERVERS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
     "echo": _serve_echo,
     "null": _serve_null,
     "timed": _serve_timed,
@@ -215,6 +222,9 @@ SERVERS = {
     "fastapi-at-once": _serve_fastapi_at_once,
     "gateway": _serve_gateway,
     "watched": _serve_watched,
+    "workers-0": partial(_serve_workers, n=0),
+    "workers-1": partial(_serve_workers, n=1),
+    "workers-2": partial(_serve_workers, n=2),
 }
 
 
