@@ -207,10 +207,10 @@ async def _serve_watched(path: str) -> None:
     await watched_gateway.serve(path)
 
 
-async def _serve_workers(path: str, n: int) -> None:
+async def _serve_workers(path: str, n: int, *, is_paced: bool = False) -> None:
     from wkvm_bench import workers
 
-    await workers.serve(path, n)
+    await workers.serve(path, n, is_paced=is_paced)
 
 
 SERVERS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
@@ -222,6 +222,9 @@ SERVERS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
     "fastapi-at-once": _serve_fastapi_at_once,
     "gateway": _serve_gateway,
     "watched": _serve_watched,
+    "paced-0": partial(_serve_workers, n=0, is_paced=True),
+    "paced-1": partial(_serve_workers, n=1, is_paced=True),
+    "paced-2": partial(_serve_workers, n=2, is_paced=True),
     "workers-0": partial(_serve_workers, n=0),
     "workers-1": partial(_serve_workers, n=1),
     "workers-2": partial(_serve_workers, n=2),

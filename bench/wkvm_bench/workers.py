@@ -1,5 +1,8 @@
 """Tokens a second of 256 streams over HTTP, by how many processes serve it, on a null engine.
 
+The engine gives every stream one id a step, and makes a step as often as it can, or every 2 ms as a
+device would: then each id is an event of its own, as long as the gateway keeps up.
+
 Each server is a process with the null engine, and beside it as many gateway processes as its case
 says, or none, where the engine's process serves HTTP itself. The load is this process; it reads as
 little as will do, and checks every text when the clock has stopped. Who was busy is told beside the
@@ -19,11 +22,23 @@ from pathlib import Path
 
 import msgspec
 
+from wkvm.assembly.http import HttpDoor, beside
+from wkvm.assembly.models import BUNDLED
+from wkvm.assembly.texts import load_texts
+from wkvm.assembly.workers import Workers
+from wkvm.core.config import ServerConfig
+from wkvm.core.plan import StepPlan, StepResult
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.text import load_tokenizer
+from wkvm.server.serve import Server
+from wkvm.server.serve import serve as serve_engine
 from wkvm_bench.harness import BenchError, Comparison, alternate
 from wkvm_bench.http_load import StreamReader, at_once
+from wkvm_bench.null_engine import NullEngine
 from wkvm_bench.servers import running
 
 N_STREAMS = 256
+STEP_S = 0.002
 READY_TIMEOUT_S = 120.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 NAMES = ("none: the engine's", "1 process", "2 processes")
@@ -73,6 +88,16 @@ class _Side:
         self.load_s += after[2] - before[2]
         return n_tokens / wall_s
 
+    def clear(self) -> None:
+        """Forget what was measured."""
+        self.n_tokens = self.n_events = 0
+        self.wall_s = self.engine_s = self.worker_s = self.load_s = 0.0
+
+    def close(self) -> None:
+        """Close the connections."""
+        for reader in self.readers:
+            reader.close()
+
     def costs(self, name: str) -> dict[str, float]:
         """Who was busy, and what a token cost whom."""
         return {
@@ -91,27 +116,49 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     n_streams, n_ids, n = (8, 4, 1) if smoke else (N_STREAMS, 256, 11)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = list[_Side]()
-        for count in range(3):
-            path = folder / f"engine-{count}"
-            sides.append(await stack.enter_async_context(_side(path, count, n_streams, n_ids)))
         found = list[Comparison]()
-        for a, b in ((2, 1), (1, 0)):
-            samples = await alternate(sides[a].run, sides[b].run, n)
-            besides = {**sides[a].costs(NAMES[a]), **sides[b].costs(NAMES[b])}
-            case = f"{n_streams} streams, {a} against {b}"
-            found.append(Comparison(case, NAMES[a], NAMES[b], "tokens/s", *samples, None, besides))
-        for side in sides:
-            for reader in side.readers:
-                reader.close()
+        for kind, how in (("paced", f"a step every {STEP_S * 1e3:g} ms"), ("workers", "any step")):
+            sides = list[_Side]()
+            for count in range(3):
+                side = _side(folder, f"{kind}-{count}", n_streams, n_ids)
+                sides.append(await stack.enter_async_context(side))
+            for a, b in ((2, 1), (1, 0)):
+                for one in sides:
+                    one.clear()
+                samples = await alternate(sides[a].run, sides[b].run, n)
+                besides = {**sides[a].costs(NAMES[a]), **sides[b].costs(NAMES[b])}
+                case = f"{n_streams} streams, {how}, {a} against {b}"
+                found.append(
+                    Comparison(case, NAMES[a], NAMES[b], "tokens/s", *samples, None, besides)
+                )
+            for one in sides:
+                one.close()
     return found
 
 
-@asynccontextmanager
-async def _side(path: Path, n_workers: int, n_streams: int, n_ids: int) -> AsyncIterator[_Side]:
-    from wkvm.assembly.models import BUNDLED
-    from wkvm.gateway.text import load_tokenizer
+class _PacedEngine(NullEngine):
+    """A null engine that makes no more than a step every so often."""
 
+    def __init__(self, n_slots: int, vocab_size: int, tokenizer_digest: str) -> None:
+        super().__init__(n_slots, vocab_size, tokenizer_digest)
+        self._next_at = 0.0
+
+    @property
+    def blocks(self) -> bool:
+        """A step takes its time."""
+        return True
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """Wait for the time of the step."""
+        now = time.monotonic()
+        self._next_at = max(self._next_at + STEP_S, now)
+        time.sleep(self._next_at - now)
+        return super().collect(plan)
+
+
+@asynccontextmanager
+async def _side(folder: Path, kind: str, n_streams: int, n_ids: int) -> AsyncIterator[_Side]:
+    path = folder / kind
     tokenizer = load_tokenizer(BUNDLED)
     expected = [
         tokenizer.decode(
@@ -119,7 +166,7 @@ async def _side(path: Path, n_workers: int, n_streams: int, n_ids: int) -> Async
         )
         for index in range(n_streams)
     ]
-    async with running(f"workers-{n_workers}", path) as pid:
+    async with running(kind, path) as pid:
         said = _said(path)
         until = time.monotonic() + READY_TIMEOUT_S
         while not said.exists():
@@ -129,25 +176,16 @@ async def _side(path: Path, n_workers: int, n_streams: int, n_ids: int) -> Async
         yield _Side(int(said.read_text(encoding="utf-8")), pid, expected, n_ids)
 
 
-async def serve(path: str, n: int) -> None:
+async def serve(path: str, n: int, *, is_paced: bool) -> None:
     """Serve the null engine and HTTP, by ``n`` processes beside this one, until SIGTERM."""
-    from wkvm.assembly.http import HttpDoor, beside
-    from wkvm.assembly.models import BUNDLED
-    from wkvm.assembly.texts import load_texts
-    from wkvm.assembly.workers import Workers
-    from wkvm.core.config import ServerConfig
-    from wkvm.gateway.config import GatewayConfig
-    from wkvm.gateway.text import load_tokenizer
-    from wkvm.server.serve import Server
-    from wkvm.server.serve import serve as serve_engine
-    from wkvm_bench.null_engine import NullEngine
-
     tokenizer = load_tokenizer(BUNDLED)
     texts = load_texts(BUNDLED, tokenizer, default_max_tokens=16)
     # What the model's maker suggests has no meaning for an engine that does not sample.
     texts = dataclasses.replace(texts, suggested={})
     config = GatewayConfig(port=0)
-    engine = NullEngine(1024, tokenizer.vocab_size, tokenizer.digest)
+    engine = (_PacedEngine if is_paced else NullEngine)(
+        1024, tokenizer.vocab_size, tokenizer.digest
+    )
     opened = list[HttpDoor | Workers]()
 
     def doors(server: Server) -> list[HttpDoor | Workers]:

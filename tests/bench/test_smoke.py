@@ -85,7 +85,12 @@ CASES = {
         "a live stream moves: its client waits, p99",
         "a live stream moves: ids lost, repeated or others",
     ],
-    "workers": ["8 streams, 2 against 1", "8 streams, 1 against 0"],
+    "workers": [
+        "8 streams, a step every 2 ms, 2 against 1",
+        "8 streams, a step every 2 ms, 1 against 0",
+        "8 streams, any step, 2 against 1",
+        "8 streams, any step, 1 against 0",
+    ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
         f"null, {backend}, 4 in, 3 out, {n}"
