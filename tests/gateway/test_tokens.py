@@ -56,7 +56,7 @@ async def test_the_calls_of_an_evaluation_harness(running: Running, bundled: Tok
     assert "messages" in info["chat_template"]
     tokens = (await post(running, "/tokenize", prompt=TEXT, add_special_tokens=False))["tokens"]
     assert tokens == bundled.encode(TEXT)
-    assert (await post(running, "/detokenize", tokens=tokens)) == {"prompt": TEXT}
+    assert (await post(running, "/detokenize", tokens=tokens)) == {"prompt": TEXT, "content": TEXT}
     end = await post(running, "/tokenize", prompt=info["eos_token"], add_special_tokens=False)
     assert end["tokens"] == info["eos_token_ids"]
 
@@ -126,7 +126,7 @@ async def test_ids_become_text_with_special_tokens_by_name(
     running: Running, bundled: Tokenizer, tokens: list[int]
 ) -> None:
     expected = bundled.decode(tokens, skip_special=False)
-    assert await post(running, "/detokenize", tokens=tokens) == {"prompt": expected}
+    assert (await post(running, "/detokenize", tokens=tokens))["prompt"] == expected
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**31, 2**63 - 1, 2**63, True, 1.5, "1", None, [1]])

@@ -52,7 +52,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 async def completions(call: Call) -> web.StreamResponse:
     """Answer a completion."""
-    job = await _job(call)
+    job = await completion_job(call, await call.body(CompletionRequest, COMPLETIONS))
     async with Lanes(call.client) as lanes:
         for prompt in job.prompts:
             await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n_made)
@@ -67,7 +67,7 @@ async def completions(call: Call) -> web.StreamResponse:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Job:
+class CompletionJob:
     """A request, checked as far as the gateway can. Choice ``i`` is of prompt ``i // n_made``.
 
     Attributes:
@@ -135,14 +135,18 @@ class _Job:
         return [len(prompt.ids) for prompt in self.prompts]
 
 
-async def _job(call: Call) -> _Job:
-    """Read and check a body.
+async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
+    """Check a completion, and make ids of its prompts; long ones in a thread of their own.
+
+    Args:
+        call: whose body was read.
+        body: as it was sent, or made from what another interface sends.
 
     Raises:
-        HttpError: 400, 404, 408 or 413.
+        HttpError: 400 or 404.
+        ClientError: the state that it goes on from is not there, or the engine is not.
     """
     gateway = call.gateway
-    body = await call.body(CompletionRequest, COMPLETIONS)
     if body.model is None:
         raise invalid("model", "is required")
     gateway.check_model(body.model)
@@ -173,7 +177,7 @@ async def _job(call: Call) -> _Job:
     ranked = body.logprobs is None and n_made > n
     keywords["logprobs"] = 0 if ranked else body.logprobs
     keywords["prompt_logprobs"] = _n_prompt_logprobs(body)
-    return _Job(
+    return CompletionJob(
         body=body,
         texts=texts,
         response_id=body.response_id("cmpl", call.request_id),
@@ -221,7 +225,7 @@ def _n_prompt_logprobs(body: CompletionRequest) -> int | None:
 class _ChoiceWriter:
     """Writes one choice, whole or in chunks: what was cut adds up to what was not."""
 
-    def __init__(self, job: _Job, lanes: Lanes, at: int, index: int) -> None:
+    def __init__(self, job: CompletionJob, lanes: Lanes, at: int, index: int) -> None:
         self._job = job
         self._index = index
         self._stream = lanes.streams[at]
@@ -280,7 +284,7 @@ class _ChoiceWriter:
 
 
 def _reply(
-    job: _Job, lanes: Lanes, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]
+    job: CompletionJob, lanes: Lanes, wholes: Sequence[Whole], ends: Sequence[StateEnd | None]
 ) -> Completion:
     lengths = [whole.finish.n_output for whole in wholes]
     return Completion(
@@ -298,7 +302,7 @@ def _reply(
 
 
 async def _stream(
-    call: Call, job: _Job, lanes: Lanes, texts: Sequence[ChoiceText], keeper: Keeper
+    call: Call, job: CompletionJob, lanes: Lanes, texts: Sequence[ChoiceText], keeper: Keeper
 ) -> web.StreamResponse:
     chunks = _Chunks(job, lanes, texts)
     async with EventStream(call, interval=job.body.stream_interval) as events:
@@ -310,7 +314,7 @@ async def _stream(
 class _Chunks:
     """The events of a stream. What all chunks of a choice have in common is encoded once."""
 
-    def __init__(self, job: _Job, lanes: Lanes, texts: Sequence[ChoiceText]) -> None:
+    def __init__(self, job: CompletionJob, lanes: Lanes, texts: Sequence[ChoiceText]) -> None:
         self._job = job
         self._texts = texts
         body, options = job.body, job.body.stream_options or StreamOptions()

@@ -120,6 +120,7 @@ async def _embed_all(call: Call, body: EmbeddingBody, prompts: Sequence[Prompt])
                 timeout_s=body.timeout_s,
                 priority=body.priority or 0,
             )
+            call.absorbs(len(prompt.ids))
             vector = shaped(vector, body.dimensions, normalize=body.normalize is not False)
             if len(vector) * len(prompts) > MAX_NUMBERS:
                 why = f"{len(prompts)} vectors of {len(vector)} numbers are more than {MAX_NUMBERS}"

@@ -161,8 +161,11 @@ TURNS = Policy(
 )
 TOKENS = Policy(
     "/tokenize",
-    frozenset({"add_special_tokens"}),
-    {"chat_template": CHATS.unsupported["chat_template"]},
+    frozenset({"add_special", "add_special_tokens", "parse_special"}),
+    {
+        "chat_template": CHATS.unsupported["chat_template"],
+        "with_pieces": Unsupported((False,), "not supported: use return_token_strs"),
+    },
 )
 MESSAGES = Policy(
     "/v1/messages",

@@ -29,6 +29,7 @@ from wkvm.gateway.chat_replies import ChatCompletion
 from wkvm.gateway.completions import CompletionRequest
 from wkvm.gateway.conversations import handlers as conversations
 from wkvm.gateway.described import BYTES, EVENTS, Doc, Query
+from wkvm.gateway.llama_cpp import routes as llama_cpp
 from wkvm.gateway.native_bodies import (
     Accepted,
     Answer,
@@ -92,6 +93,7 @@ _IMPORT = Doc(
 )
 
 ROUTES: tuple[Route, ...] = (
+    *llama_cpp.ROUTES,
     Route(
         "POST",
         "/detokenize",

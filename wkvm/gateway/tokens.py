@@ -29,11 +29,13 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     """What ``/tokenize`` takes: a prompt, or messages.
 
     Attributes:
+        content: llama.cpp's name of ``prompt``.
         return_token_strs: whether the text of each id is wanted too.
     """
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
     return_token_strs: bool | None = None
     messages: list[Message] | None = None
     # As of a chat.
@@ -60,9 +62,10 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class Text(msgspec.Struct):
-    """The text of ids."""
+    """The text of ids, by vLLM's name and by llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class TokenizerInfo(msgspec.Struct):
@@ -89,6 +92,8 @@ async def tokenize(call: Call) -> web.Response:
     body = await call.body(TokenizeBody, TOKENS)
     if body.model is not None:
         gateway.check_model(body.model)
+    if body.prompt is None:
+        body.prompt = body.content
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give either prompt or messages")
     if body.prompt is not None and len(body.prompt) > MAX_TEXT:
@@ -105,9 +110,8 @@ async def detokenize(call: Call) -> web.Response:
         gateway.check_model(body.model)
 
     def work() -> bytes:
-        return msgspec.json.encode(
-            Text(gateway.texts.tokenizer.decode(body.tokens, skip_special=False))
-        )
+        text = gateway.texts.tokenizer.decode(body.tokens, skip_special=False)
+        return msgspec.json.encode(Text(text, text))
 
     try:
         answer = await gateway.offload.run(work, size=call.n_held)

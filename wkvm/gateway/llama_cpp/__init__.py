@@ -1,0 +1,1 @@
+"""The interface of llama.cpp's server, as far as it is another one than OpenAI's."""

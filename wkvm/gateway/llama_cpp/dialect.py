@@ -1,0 +1,65 @@
+"""Errors as clients of llama.cpp's server expect them."""
+
+from dataclasses import replace
+
+import msgspec
+
+from wkvm.gateway.dialects import Dialect
+from wkvm.gateway.failures import HttpError, short_message
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+"""By the status; others are ``invalid_request_error`` below 499 and ``server_error`` from there."""
+
+NAMES = {
+    "logprobs": "n_probs",
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "save_as": "id_slot",
+    "state": "id_slot",
+    "structured_outputs": "json_schema",
+}
+"""What bodies call fields of the completion that they are turned into, where it is another name."""
+
+
+class Told(msgspec.Struct):
+    """What went wrong."""
+
+    code: int
+    message: str
+    type: str
+
+
+class ErrorReply(msgspec.Struct):
+    """The body of an error."""
+
+    error: Told
+
+
+class LlamaCppDialect(Dialect):
+    """The format of llama.cpp's errors. Fields at fault are named in the message alone."""
+
+    def body(self, error: HttpError, request_id: str) -> bytes:
+        """The JSON of an error."""
+        del request_id
+        default = "invalid_request_error" if error.status < 499 else "server_error"
+        kind = _TYPES.get(error.status, default)
+        if error.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"
+        told = Told(error.status, short_message(_renamed(error)), kind)
+        return msgspec.json.encode(ErrorReply(told))
+
+
+LLAMA_CPP = LlamaCppDialect()
+
+
+def _renamed(error: HttpError) -> HttpError:
+    name = error.param or ""
+    if name not in NAMES or not error.message.startswith(f"{name}:"):
+        return error
+    return replace(error, message=NAMES[name] + error.message.removeprefix(name))
