@@ -172,6 +172,8 @@ class Client(Texts):
         received: int = 0,
         tags: Mapping[str, str] | None = None,
         expires_in_s: float | None = None,
+        borders: Iterable[int] = (),
+        cache_salt: str = "",
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -223,6 +225,11 @@ class Client(Texts):
                 again.
             tags, expires_in_s: of the handle ``save_as``.
 
+            borders: after how many tokens of the prompt a message of it ends. Where other prompts
+                part from it there, they go on from what was computed of it.
+            cache_salt: only requests with the same one share what is computed of prompts. Not
+                across tenants in any case.
+
         Raises:
             RequestError: the request cannot be sent. The server's own refusals are
                 raised by the stream.
@@ -270,6 +277,8 @@ class Client(Texts):
                 tags=tags,
                 expires_in_s=expires_in_s,
             ),
+            borders=borders,
+            cache_salt=cache_salt,
         )
         return await self._open(request)
 

@@ -249,6 +249,8 @@ class Client(Texts):
         received: int = 0,
         tags: Mapping[str, str] | None = None,
         expires_in_s: float | None = None,
+        borders: Iterable[int] = (),
+        cache_salt: str = "",
     ) -> Stream:
         """Send a request. Returns when it is sent, not when it is answered.
 
@@ -293,6 +295,8 @@ class Client(Texts):
                 tags=tags,
                 expires_in_s=expires_in_s,
             ),
+            borders=borders,
+            cache_salt=cache_salt,
         )
         return self._open(request)
 

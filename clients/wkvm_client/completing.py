@@ -55,6 +55,7 @@ def completion_of(
     embedding: list[float] | None,
     before: Before,
     data: bytes | None,
+    n_reused: int = 0,
 ) -> Completion:
     """What became of a choice."""
     first_token_us = before.first_token_us or before.total_us + message.first_token_us
@@ -77,6 +78,7 @@ def completion_of(
         ),
         state=state,
         embedding=embedding,
+        n_reused=n_reused,
     )
 
 

@@ -15,6 +15,7 @@ from wkvm_protocol.messages import (
     EMBED_FEATURE,
     FEATURES,
     GRAMMAR_FEATURE,
+    MAX_SHORT_TEXT,
     SCORE_FEATURE,
     STATES_FEATURE,
     Embed,
@@ -23,6 +24,7 @@ from wkvm_protocol.messages import (
     GenerateOn,
     Generation,
     Message,
+    PromptHint,
     Sampling,
     Score,
     StateOperation,
@@ -78,12 +80,14 @@ class Draft:
         window: ids that may wait for their consumer; None for no limit.
         timeout_s: what the server was told; None for the server's default.
         data: a state to start from, which is sent along.
+        hint: what is known of the prompt; of no number either.
     """
 
     message: Generation | Score | Embed
     window: int | None
     timeout_s: float | None
     data: bytes = b""
+    hint: PromptHint | None = None
 
     def numbered(self, request_id: int) -> Generation | Score | Embed:
         """The message for one lane."""
@@ -144,11 +148,15 @@ def draft(
     priority: int,
     grammar: Grammar | None = None,
     keep: Keep = NOTHING_KEPT,
+    borders: Iterable[int] = (),
+    cache_salt: str = "",
 ) -> Draft:
     """Check and pack one request.
 
     Args:
         keep: what it does with states.
+        borders, cache_salt: what is known of the prompt; servers that have no use for it are not
+            told.
 
     Raises:
         TokenOutOfRangeError: an id does not fit 32 bits.
@@ -183,6 +191,12 @@ def draft(
         )
     if n > MAX_CHOICES:
         raise InvalidParameterError(f"n: {n} exceeds {MAX_CHOICES}", field="n")
+    hint = None
+    if cache_salt or borders:
+        hint = PromptHint(0, pack("borders", borders), cache_salt)
+        if len(cache_salt) > MAX_SHORT_TEXT or not _is_text(cache_salt):
+            why = f"text of at most {MAX_SHORT_TEXT} characters is allowed"
+            raise InvalidParameterError(f"cache_salt: {why}", field="cache_salt")
     message: Generation
     if keep != NOTHING_KEPT:
         return Draft(
@@ -212,6 +226,7 @@ def draft(
             credit,
             timeout_s,
             keep.data,
+            hint,
         )
     if grammar is None:
         message = Generate(
@@ -233,7 +248,7 @@ def draft(
             timeout_ms=milliseconds("timeout_s", timeout_s),
             priority=priority,
         )
-    return Draft(message, credit, timeout_s)
+    return Draft(message, credit, timeout_s, hint=hint)
 
 
 def score_draft(

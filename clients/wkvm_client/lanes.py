@@ -243,6 +243,7 @@ class Lane:
             embedding=self.embedding,
             before=self.before,
             data=None if self._data is None else bytes(self._data),
+            n_reused=track.n_reused,
         )
         self._over(track)
         if self.n_open == 0 and self.on_over is not None:

@@ -12,6 +12,7 @@ from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
     FEATURES,
+    PREFIX_FEATURE,
     Cancel,
     Credit,
     Embedding,
@@ -26,6 +27,8 @@ from wkvm_protocol.messages import (
     Logprobs,
     Ping,
     Pong,
+    PromptHint,
+    Reused,
     ServerMessage,
     StateBytesEnd,
     StateChunk,
@@ -130,7 +133,7 @@ class LinkCore:
                 request cannot be sent. Nothing was sent.
         """
         message = draft.numbered(self._new_request_id())
-        frame = self._frame(message)
+        frame = self._frame(message, draft.hint)
         lane = Lane(message.request_id, draft, self)
         self._lanes.add(lane)
         self._send(frame)
@@ -157,7 +160,7 @@ class LinkCore:
             ClientError: as ``open``.
         """
         message = lane.next_leg(self._new_request_id())
-        frame = self._frame(message)
+        frame = self._frame(message, lane.draft.hint)
         lane.move(self, message)
         self._lanes.add(lane)
         self._send(frame)
@@ -221,14 +224,17 @@ class LinkCore:
             return
         self._send(self._wire.send(Ping(0)))
 
-    def _frame(self, message: Sent) -> bytes:
-        """A message that opens a lane, as it is sent.
+    def _frame(self, message: Sent, hint: PromptHint | None = None) -> bytes:
+        """A message that opens a lane, as it is sent, and before it what is known of its prompt.
 
         Raises:
             ClientError: it cannot be sent.
         """
         check_features(message, self._wire.features)
         try:
+            if hint is not None and PREFIX_FEATURE in self._wire.features:
+                hint = msgspec.structs.replace(hint, request_id=message.request_id)
+                return self._wire.send(hint) + self._wire.send(message)
             return self._wire.send(message)
         except LocalProtocolError as error:
             raise refusal(message, error, max_frame_bytes=self._wire.max_frame_bytes) from None
@@ -339,6 +345,8 @@ class LinkCore:
                 self._failed(message)
             case Logprobs() | Embedding():
                 self._lanes[message.request_id].add_told(message)
+            case Reused():
+                self._lanes[message.request_id].tracks[message.choice].n_reused = message.n_tokens
             case Ping():
                 self._answer(message)
             case Pong():

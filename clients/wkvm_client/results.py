@@ -72,6 +72,7 @@ class Completion:
         timings: how long it took on the server.
         state: what came of its states; None for a request that has nothing to do with any.
         embedding: of the prompt; None if none was asked for, or it was cut short.
+        n_reused: tokens of the prompt that were not computed, since another one began alike.
     """
 
     choice: int
@@ -85,11 +86,12 @@ class Completion:
     timings: Timings
     state: StateEnd | None = None
     embedding: list[float] | None = None
+    n_reused: int = 0
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that came with a state, and were not computed again."""
-        return 0 if self.state is None else self.state.cached_tokens
+        """Tokens that were not computed for it: of a state before the prompt, and of the prompt."""
+        return self.n_reused + (0 if self.state is None else self.state.cached_tokens)
 
 
 def scores_of(completion: Completion, timeout_s: float | None) -> list[TokenLogprobs]:

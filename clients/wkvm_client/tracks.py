@@ -53,6 +53,7 @@ class Track:
         completion: set when the choice has ended well.
         is_alone: whether the lane has no other; then nobody but its own reader has to be told.
         abandoned: whether its consumer left before the end.
+        n_reused: how many tokens of the prompt were not computed for it.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class Track:
         "lane",
         "logprobs",
         "n_read",
+        "n_reused",
         "on_end",
         "on_ids",
         "watcher",
@@ -76,6 +78,7 @@ class Track:
         self.is_alone = is_alone
         self.ids: array[int] = array("I")
         self.n_read = 0
+        self.n_reused = 0
         self.hook: Callable[[], None] | None = None
         self.on_ids: Callable[[], None] | None = None
         self.watcher: Callable[[], None] | None = None

@@ -37,6 +37,14 @@ class ChoiceView:
         return self._track.logprobs
 
     @property
+    def n_reused(self) -> int:
+        """How many tokens of the prompt were not computed for it; known before its first id.
+
+        What a state had absorbed that it goes on from is not among them.
+        """
+        return self._track.n_reused
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will arrive."""
         return self._track.is_over

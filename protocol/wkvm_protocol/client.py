@@ -14,6 +14,7 @@ from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_FRAME_BYTES,
     MAX_REQUEST_ID,
+    PREFIX_FEATURE,
     PROTOCOL_VERSION,
     Cancel,
     ClientMessage,
@@ -26,6 +27,7 @@ from wkvm_protocol.messages import (
     Opening,
     Ping,
     Pong,
+    PromptHint,
     ServerMessage,
     StateBytesEnd,
     StateChunk,
@@ -163,6 +165,9 @@ class ClientConnection(Connection[ServerMessage]):
                 self._going_away = True
             case Hello() | Ping() | Pong():
                 pass
+            case PromptHint():
+                if PREFIX_FEATURE not in self._features:
+                    raise LocalProtocolError(f"the feature {PREFIX_FEATURE} was not agreed")
             case _:
                 problem = self._open(message)
         if problem is not None:

@@ -24,6 +24,7 @@ from wkvm_protocol.messages import (
     HelloOk,
     Logprobs,
     Message,
+    PromptHint,
     Sampling,
     Score,
     StateCreate,
@@ -186,6 +187,10 @@ def _check_embedding(message: Message) -> str | None:
     return _packed(message, "vector")
 
 
+def _check_hint(message: Message) -> str | None:
+    return _packed(message, "borders")
+
+
 def _check_end(message: Message) -> str | None:
     assert isinstance(message, End)
     if message.reason is EndReason.MOVED:
@@ -253,6 +258,7 @@ _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     Score: _check_prompt,
     Embed: _check_prompt,
     Embedding: _check_embedding,
+    PromptHint: _check_hint,
     End: _check_end,
     EndOn: _check_end_on,
     StateVersions: _check_state,

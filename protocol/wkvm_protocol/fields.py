@@ -28,6 +28,8 @@ EMBED_FEATURE = "embed"
 """The feature under which a client may send Embed."""
 SCORE_FEATURE = "score"
 """The feature under which a client may send Score."""
+PREFIX_FEATURE = "prefix"
+"""The feature under which a client may send PromptHint, and a server Reused."""
 
 RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
 """Chosen by the client; names a lane of the connection until its last End or Failed."""

@@ -17,6 +17,7 @@ from wkvm_protocol.messages import (
     Logprobs,
     Message,
     Opening,
+    Reused,
     Score,
     StateBytesEnd,
     StateChunk,
@@ -129,7 +130,7 @@ class Lanes:
                 return self.problem_with_tokens(
                     unpack_ids(message.lanes), unpack_ids(message.choices)
                 )
-            case Logprobs():
+            case Logprobs() | Reused():
                 return self.problem_with_choice(message.request_id, message.choice)
             case Embedding():
                 return self._embed(message.request_id)

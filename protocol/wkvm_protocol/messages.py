@@ -20,6 +20,7 @@ from wkvm_protocol.fields import (
     MAX_LONG_TEXT,
     MAX_REQUEST_ID,
     MAX_SHORT_TEXT,
+    PREFIX_FEATURE,
     PROTOCOL_VERSION,
     SCORE_FEATURE,
     Count,
@@ -103,6 +104,7 @@ __all__ = [
     "MAX_SHORT_TEXT",
     "MAX_STATES",
     "MAX_TAGS",
+    "PREFIX_FEATURE",
     "PROTOCOL_VERSION",
     "REPLIES",
     "SCORE_FEATURE",
@@ -137,7 +139,9 @@ __all__ = [
     "PackedIds",
     "Ping",
     "Pong",
+    "PromptHint",
     "RequestId",
+    "Reused",
     "Sampling",
     "Score",
     "ServerMessage",
@@ -231,6 +235,20 @@ class Credit(Message, frozen=True, tag=0x12):
     n_tokens: Grant
 
 
+class PromptHint(Message, frozen=True, tag=0x17):
+    """Client to server: what is known of the prompt of the request that comes next.
+
+    Sent right before the Generate, GenerateConstrained or GenerateOn of that number, and of no use
+    otherwise. Legal only where the feature ``prefix`` was agreed.
+    """
+
+    request_id: RequestId
+    borders: PackedIds = b""
+    """After how many tokens of the prompt a message ends: there other prompts may part from it."""
+    cache_salt: ShortText = ""
+    """Only requests with the same one share what is computed of their prompts."""
+
+
 class Tokens(Message, frozen=True, tag=0x18):
     """Server to client: the ids of one step, for all lanes of the connection.
 
@@ -281,6 +299,17 @@ class End(Message, frozen=True, tag=0x1A):
     total_us: Count
 
 
+class Reused(Message, frozen=True, tag=0x1E):
+    """Server to client: so much of the prompt of a choice was not computed for it.
+
+    Before the first id of the choice, if at all. Only where the feature ``prefix`` was agreed.
+    """
+
+    request_id: RequestId
+    choice: Count
+    n_tokens: Count
+
+
 class Failed(Message, frozen=True, tag=0x1B):
     """Server to client: the lane is closed without success. Other lanes are unaffected."""
 
@@ -316,7 +345,16 @@ Generation: TypeAlias = Generate | GenerateConstrained | GenerateOn
 Opening: TypeAlias = Generation | Score | Embed | Stats | StateOperation
 """What opens a lane."""
 ClientMessage: TypeAlias = (
-    Hello | Ping | Pong | GoAway | Opening | Cancel | Credit | Interrupt | StateTransfer
+    Hello
+    | Ping
+    | Pong
+    | GoAway
+    | Opening
+    | PromptHint
+    | Cancel
+    | Credit
+    | Interrupt
+    | StateTransfer
 )
 ServerMessage: TypeAlias = (
     HelloOk
@@ -329,6 +367,7 @@ ServerMessage: TypeAlias = (
     | Embedding
     | End
     | EndOn
+    | Reused
     | Failed
     | StatsReply
     | StateReply
@@ -350,6 +389,8 @@ FEATURES: dict[type[Message], str] = {
     Score: SCORE_FEATURE,
     Embed: EMBED_FEATURE,
     Embedding: EMBED_FEATURE,
+    PromptHint: PREFIX_FEATURE,
+    Reused: PREFIX_FEATURE,
     **dict.fromkeys(
         (
             GenerateOn,

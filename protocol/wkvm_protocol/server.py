@@ -32,6 +32,7 @@ from wkvm_protocol.messages import (
     Opening,
     Ping,
     Pong,
+    PromptHint,
     ServerMessage,
     StateBytesEnd,
     StateChunk,
@@ -125,6 +126,11 @@ class ServerConnection(Connection[ServerEvent]):
                 self._peer_going_away = True
                 return message
             case Ping() | Pong():
+                return message
+            case PromptHint():
+                if message.request_id in self._lanes:
+                    why = f"request id {message.request_id} is open already"
+                    raise RemoteProtocolError(f"PromptHint.request_id: {why}")
                 return message
             case Hello():
                 raise AssertionError("the codec takes no second Hello")

@@ -82,6 +82,10 @@ class FakeDevice:
             self.slots.pop(slot, None)
         for page in plan.freed_pages:
             self.pages[page] = [None] * PAGE_TOKENS
+        for copy in plan.copies:
+            source = self.slots[copy.source]
+            self.slots[copy.target] = Slot(source.first, list(self._log(copy.source)))
+            self.table.pop(copy.target, None)
         for grant in plan.grants:
             assert len(set(grant.pages)) == len(grant.pages)
             self.table[grant.slot] = grant.pages
@@ -143,9 +147,11 @@ class FakeDevice:
         return token_id
 
     def _begin(self, row: RowPlan) -> None:
+        kept = dict(self.slots)
         slot = self.slots[row.slot] = Slot(row, n_output=row.n_output)
         if row.entry is not None:
-            slot.log += row.entry.record
+            source = row.entry.slot
+            slot.log += row.entry.record if source is None else kept[source].log
             assert len(slot.log) == row.entry.n_start + row.position
         else:
             assert row.position == 0

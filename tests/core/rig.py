@@ -13,10 +13,12 @@ from wkvm.core.request import (
     PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
+    ReusedEvent,
     SavedEvent,
     TokenEvent,
     by_request,
 )
+from wkvm.core.reuse import Budget
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Grant, Saved, SavedRecord, Start
@@ -32,6 +34,7 @@ class Told:
     ids: list[int] = field(default_factory=list[int])
     saved: list[SavedEvent] = field(default_factory=list[SavedEvent])
     end: EndEvent | None = None
+    reused: int = 0
 
     @property
     def last(self) -> Saved:
@@ -52,6 +55,8 @@ class Rig:
         limit: int | None = None,
         n_pages: int = 0,
         late: int = 0,
+        budget: Budget | None = None,
+        most_tokens: int = 2048,
     ) -> None:
         """``n_pages``: of the guest, if there is one. ``late``: steps until a copy comes."""
         config = EngineConfig(
@@ -60,6 +65,7 @@ class Rig:
             max_slots_per_tenant=limit,
             guest_tokens=n_pages * PAGE_TOKENS or None,
             poison_freed_slots=n_pages > 0,
+            max_num_batched_tokens=most_tokens,
         )
         self.scheduler = Scheduler(
             config,
@@ -69,7 +75,9 @@ class Rig:
             blank=(),
             has_guest=n_pages > 0,
             loads_beside=n_pages > 0 and late > 0,
+            budget=budget,
         )
+        self.n_computed = 0
         self.n_late = late
         self.late = deque[tuple[dict[int, SavedRecord], tuple[Grant, ...]]]()
         self.unloaded = False
@@ -93,7 +101,8 @@ class Rig:
             self.note()
             if plan is None:
                 return
-            assert plan.rows or plan.saves or plan.grants or any(map(any, self.late))
+            assert plan.rows or plan.saves or plan.copies or plan.grants or any(map(any, self.late))
+            self.n_computed += sum(row.n_ids for row in plan.rows if row.position < row.n_prompt)
             self.in_flight.append(plan)
 
     def land(self) -> None:
@@ -114,12 +123,17 @@ class Rig:
             tuple(None if at in bad else one for at, one in enumerate(ids)),
             not_finite=bad,
             saved=saved,
+            unsaved=dict.fromkeys(self._unkept(plan), StepFailedError()),
             late=late,
             loaded=frozenset() if self.unloaded else tickets,
             unloaded=dict.fromkeys(tickets, StepFailedError()) if self.unloaded else {},
         )
         self.scheduler.commit(plan, result, self.now)
         self.note()
+
+    def _unkept(self, plan: StepPlan) -> list[int]:
+        """Copies within the device that come to nothing."""
+        return [copy.ticket for copy in plan.copies if self.unsaved]
 
     def fail(self, *, runs: bool = True) -> None:
         plan = self.in_flight.popleft()
@@ -167,6 +181,10 @@ class Rig:
                     raise AssertionError
                 case PooledEvent():
                     raise AssertionError
+                case ReusedEvent():
+                    assert not told.ids
+                    assert not told.reused
+                    told.reused = event.n_tokens
                 case SavedEvent():
                     told.saved.append(event)
                 case EndEvent():

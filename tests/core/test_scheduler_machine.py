@@ -27,6 +27,7 @@ from wkvm.core.request import (
     PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
+    ReusedEvent,
     SavedEvent,
     Status,
     TokenEvent,
@@ -495,7 +496,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     r.n_scored += len(event.logprobs)
                     scored = [logprobs.token_id for logprobs in event.logprobs]
                     assert scored == r.known[event.first : event.first + len(scored)]
-                case SavedEvent() | PooledEvent():
+                case SavedEvent() | PooledEvent() | ReusedEvent():
                     raise AssertionError("nobody asked for it")
                 case EndEvent():
                     r.end = event

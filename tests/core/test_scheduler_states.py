@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.rig import VOCAB_SIZE, Rig, Told, alone, check, length, start_of
+from wkvm.core.admission import MAX_ENTRIES
 from wkvm.core.errors import InvalidParameterError, NonFiniteError, StepFailedError
 from wkvm.core.lives import PATIENCE_S
 from wkvm.core.request import (
@@ -15,7 +16,6 @@ from wkvm.core.request import (
     Status,
 )
 from wkvm.core.saving import MAX_SAVES
-from wkvm.core.scheduler import MAX_ENTRIES
 from wkvm.core.start import Saved
 
 depths = pytest.mark.parametrize("depth", [1, 2, 3])

@@ -10,6 +10,7 @@ from wkvm.core.request import (
     PooledEvent,
     PromptLogprobsEvent,
     RequestSpec,
+    ReusedEvent,
     SavedEvent,
     Status,
     TokenEvent,
@@ -31,6 +32,7 @@ class Outcome:
     pooled: list[bytes] = field(default_factory=list[bytes])
     saved: list[Saved] = field(default_factory=list[Saved])
     end: EndEvent | None = None
+    reused: int = 0
 
     @property
     def last(self) -> Saved:
@@ -83,6 +85,10 @@ class Driver:
                     outcome.prompt_logprobs += event.logprobs
                 case PooledEvent():
                     outcome.pooled.append(event.values)
+                case ReusedEvent():
+                    assert not outcome.ids
+                    assert not outcome.reused, "told twice"
+                    outcome.reused = event.n_tokens
                 case SavedEvent():
                     assert event.saved is not None
                     outcome.saved.append(event.saved)

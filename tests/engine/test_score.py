@@ -14,6 +14,7 @@ from wkvm.core.request import (
     Logprobs,
     PooledEvent,
     PromptLogprobsEvent,
+    ReusedEvent,
     SavedEvent,
     Status,
     TokenEvent,
@@ -46,7 +47,7 @@ def run(
                 case TokenEvent():
                     assert event.logprobs is not None
                     scores.append(event.logprobs)
-                case SavedEvent() | PooledEvent():
+                case SavedEvent() | PooledEvent() | ReusedEvent():
                     raise AssertionError("nobody asked for it")
                 case EndEvent():
                     end = event

@@ -133,6 +133,7 @@ async def test_every_counter_of_the_engine_is_told() -> None:
     elsewhere = {"n_completed_remembered", "draining", "step_age_us"}
     tables = (metrics._GAUGES, metrics._COUNTERS, metrics._ENDS)
     known = {name for table in tables for name in table} | elsewhere
+    known |= {name for _, names in metrics._TIERS.values() for name in names.values()}
     histograms = {*metrics._SECONDS, *metrics._LENGTHS}
     async with gateway_running() as running:
         for name in running.engine_loop.stats():

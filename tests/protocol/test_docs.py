@@ -41,6 +41,7 @@ from tests.protocol.vectors import sender_of
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import MAX_GRAMMAR_BYTES
+from wkvm.core.reuse import Budget
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
 from wkvm.server.operations import (
@@ -55,7 +56,7 @@ from wkvm.state.exchange import MAX_INLINE_BYTES
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
 FLOATS = {"bias_values", "logprobs", "top_logprobs", "vector"}
-U32S = {"lanes", "choices", "counts", "ranks"}
+U32S = {"borders", "lanes", "choices", "counts", "ranks"}
 
 Row = dict[str, str]
 
@@ -295,7 +296,8 @@ def test_the_counters_are_documented(tmp_path: Path) -> None:
         async with running(tmp_path) as states:
             return set(states.service.stats())
 
-    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=(), has_guest=True)
+    budget = Budget(host_bytes=1, device_bytes=1, every=0, record_bytes=1)
+    scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=(), has_guest=True, budget=budget)
     of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
     names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):

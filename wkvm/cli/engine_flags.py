@@ -114,6 +114,30 @@ ENGINE_FLAGS = (
         "their slots (default: %(default)s)",
     ),
     Flag(
+        names=("--prefix-cache-bytes",),
+        field="prefix_cache_bytes",
+        kind=int,
+        metavar="N",
+        text="host memory for states on the way through prompts, from which prompts that begin "
+        "alike go on; 0 keeps none, on the device neither (default: %(default)s)",
+    ),
+    Flag(
+        names=("--prefix-cache-device-bytes",),
+        field="prefix_cache_device_bytes",
+        kind=int,
+        metavar="N",
+        text="what such states may take of slots and pages that no request needs just now "
+        "(default: half of all on a GPU and of models with attention layers, else none)",
+    ),
+    Flag(
+        names=("--prefix-cache-every",),
+        field="prefix_cache_every",
+        kind=int,
+        metavar="N",
+        text="keep such a state each N tokens of a prompt, besides where messages end and the "
+        "prompt does; 0 for nowhere else (default: %(default)s)",
+    ),
+    Flag(
         names=("--deterministic",),
         field="deterministic",
         kind=None,

@@ -43,6 +43,12 @@ class EngineConfig:
         stall_timeout_s: how long a request without credit may hold its slot.
         max_hibernated: how many requests may be put to host memory, where each takes the bytes
             of a state, so that others get their slots; 0 for none.
+        prefix_cache_bytes: of host memory, for states on the way through prompts, from which other
+            prompts go on that begin alike; 0 keeps none, anywhere.
+        prefix_cache_device_bytes: of slots that nobody needs just now, and of pages, for the same;
+            None for what suits: half of all on a GPU, and where states have pages.
+        prefix_cache_every: keep such a state each so many tokens, besides where messages end; 0
+            for nowhere else.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: of weights and activations: ``auto`` (float32 on a CPU, the checkpoint's
             on a GPU), ``float32``, ``bfloat16`` or ``float16``.
@@ -71,6 +77,9 @@ class EngineConfig:
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
     max_hibernated: int = 16
+    prefix_cache_bytes: int = 2**30
+    prefix_cache_device_bytes: int | None = None
+    prefix_cache_every: int = 1024
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
@@ -95,6 +104,10 @@ class EngineConfig:
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)
         _at_least("max-hibernated", self.max_hibernated, 0)
+        _at_least("prefix-cache-bytes", self.prefix_cache_bytes, 0)
+        if self.prefix_cache_device_bytes is not None:
+            _at_least("prefix-cache-device-bytes", self.prefix_cache_device_bytes, 0)
+        _at_least("prefix-cache-every", self.prefix_cache_every, 0)
         if self.max_model_len is not None:
             _at_least("max-model-len", self.max_model_len, 1)
         if self.n_threads is not None:

@@ -5,11 +5,12 @@ its row of the table is written once, and it never has to stop for want of a pag
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from wkvm.core.errors import PromptTooLongError
 from wkvm.core.layout import PAGE_TOKENS, pages_for
 from wkvm.core.pages import Holding, PageAllocator, Prefix
+from wkvm.core.prefixes import Checkpoint
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Grant
 from wkvm.core.table import Request
@@ -52,6 +53,8 @@ class Guests:
         self._coming = dict[int, int]()
         self._notes_freed = notes_freed
         self._freed = dict[int, None]()
+        self.reclaim: Callable[[int], None] = _nothing
+        """Called for so many more unused pages, where idle ones have to be taken back first."""
 
     @property
     def n_pages(self) -> int:
@@ -65,8 +68,13 @@ class Guests:
 
     @property
     def n_free(self) -> int:
-        """How many of them nobody holds."""
+        """How many of them nobody holds, those included that are idle."""
         return self._pages.n_free
+
+    @property
+    def n_unused(self) -> int:
+        """How many of these are not idle."""
+        return self._pages.n_unused
 
     @property
     def n_coming(self) -> int:
@@ -86,8 +94,8 @@ class Guests:
             raise PromptTooLongError(n_before, max_tokens, self.most_tokens, has_guest=True)
 
     def n_needed(self, request: Request) -> int:
-        """How many free pages a request needs to get a slot."""
-        return pages_for(agreed_tokens(request.spec)) - len(self._shared_with(request))
+        """How many free pages a request needs to get a slot, idle ones that it shares included."""
+        return pages_for(agreed_tokens(request.spec)) - self._n_shared_with(request)
 
     def is_at_limit(self, request: Request) -> bool:
         """Whether a tenant would hold too much with a request's pages, however many are free."""
@@ -95,21 +103,45 @@ class Guests:
 
     def take(self, request: Request) -> None:
         """Give a request its pages, which are free."""
-        shared, prefix = self._shared_with(request), None
-        n_own = pages_for(agreed_tokens(request.spec)) - n_full_pages(request)
-        if shared:
-            self._pages.share(shared)
-            prefix = self._prefixes[id(_image_of(request))]
-        elif n_full_pages(request):
-            image = _image_of(request)
-            pages = self._pages.alloc(n_full_pages(request))
-            prefix = self._prefixes[id(image)] = Prefix(image, request.tenant, pages)
-            self._n_held[request.tenant] += len(pages)
+        prefix = self._prefix_of(request)
         if prefix is not None:
             prefix.n_holders += 1
-        request.holding = Holding(prefix, self._pages.alloc(n_own), _image_of(request))
+        n_own = pages_for(agreed_tokens(request.spec)) - n_full_pages(request)
+        request.holding = Holding(prefix, self._alloc(n_own), _image_of(request))
         self._n_held[request.tenant] += n_own
         self._granting.append(request)
+
+    def _prefix_of(self, request: Request) -> Prefix | None:
+        """The full pages that a request begins with, held once more; None for none."""
+        source, n_pages = _source_of(request), n_full_pages(request)
+        if not n_pages:
+            return None
+        prefix = self._prefixes.get(id(source))
+        if prefix is not None:
+            self._pages.share(prefix.pages)
+            return prefix
+        if isinstance(source, Checkpoint):
+            n_idle = sum(not self._pages.n_holders(page) for page in source.pages)
+            prefix = Prefix(source, request.tenant, source.pages, n_idle, is_filled=True)
+            self._pages.share(source.pages)
+        else:
+            prefix = Prefix(source, request.tenant, self._alloc(n_pages), n_pages)
+        self._prefixes[id(source)] = prefix
+        self._n_held[request.tenant] += prefix.n_counted
+        return prefix
+
+    def _alloc(self, n_pages: int) -> tuple[int, ...]:
+        if n_pages > self._pages.n_unused:
+            self.reclaim(n_pages - self._pages.n_unused)
+        return self._pages.alloc(n_pages)
+
+    def lend(self, pages: tuple[int, ...]) -> None:
+        """Let what is in these full pages outlive the request that has them."""
+        self._pages.lend(pages)
+
+    def take_back(self, pages: tuple[int, ...]) -> None:
+        """Undo ``lend``."""
+        self._note_freed(self._pages.take_back(pages))
 
     def give_back(self, request: Request) -> None:
         """Take the pages of a request that has some; those of copies on their way stay."""
@@ -121,7 +153,7 @@ class Guests:
             prefix.n_holders -= 1
             if not prefix.n_holders:
                 del self._prefixes[id(prefix.record)]
-                self._n_held[prefix.tenant] -= len(prefix.pages)
+                self._n_held[prefix.tenant] -= prefix.n_counted
         self._n_held[request.tenant] -= len(holding.own)
         self._free(holding.pages)
 
@@ -134,7 +166,8 @@ class Guests:
 
     def must_load(self, request: Request) -> bool:
         """Whether a request that got its slot has rows only once its image is loaded."""
-        return self._loads_beside and bool(request.entry) and request.holding is not None
+        has_image = request.entry is not None and request.entry.slot is None
+        return self._loads_beside and has_image and request.holding is not None
 
     def grants(self) -> tuple[Grant, ...]:
         """What the device is to be told of the requests that took pages since the last call."""
@@ -235,15 +268,21 @@ class Guests:
         return freed
 
     def _free(self, pages: tuple[int, ...]) -> None:
-        freed = self._pages.free(pages)
+        self._note_freed(self._pages.free(pages))
+
+    def _note_freed(self, freed: tuple[int, ...]) -> None:
         if self._notes_freed:
             self._freed |= dict.fromkeys(freed)
 
-    def _shared_with(self, request: Request) -> tuple[int, ...]:
+    def _n_shared_with(self, request: Request) -> int:
+        """How many pages that others hold a request would hold, too."""
         if not n_full_pages(request):
-            return ()
-        prefix = self._prefixes.get(id(_image_of(request)))
-        return () if prefix is None else prefix.pages
+            return 0
+        source = _source_of(request)
+        if isinstance(source, Checkpoint):
+            return sum(self._pages.n_holders(page) > 0 for page in source.pages)
+        prefix = self._prefixes.get(id(source))
+        return 0 if prefix is None else len(prefix.pages)
 
 
 def _is_new(request: Request) -> bool:
@@ -252,8 +291,16 @@ def _is_new(request: Request) -> bool:
 
 
 def _image_of(request: Request) -> object:
-    """The image that a request is to be filled with."""
+    """The image that a request is to be filled with; None for none, or what is on the device."""
+    if request.prefix is not None:
+        return request.prefix.record
     return None if request.entry is None else request.entry.record
+
+
+def _source_of(request: Request) -> object:
+    """By what the full pages that a request begins with are told apart."""
+    prefix = request.prefix
+    return prefix if prefix is not None and prefix.slot is not None else _image_of(request)
 
 
 def n_full_pages(request: Request) -> int:
@@ -261,7 +308,13 @@ def n_full_pages(request: Request) -> int:
 
     None of what it left itself: nobody else begins from that.
     """
+    if request.prefix is not None:
+        return request.prefix.n_tokens // PAGE_TOKENS
     start = request.spec.start
     if start is None or _image_of(request) is not start.record:
         return 0
     return start.n_computed // PAGE_TOKENS
+
+
+def _nothing(n_pages: int) -> None:
+    del n_pages

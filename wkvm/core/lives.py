@@ -10,11 +10,12 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
 from wkvm.core.errors import InvalidParameterError, StalledError, StepFailedError, WkvmError
-from wkvm.core.grammar import Constraint, Unbound
+from wkvm.core.grammar import Unbound
 from wkvm.core.guests import Guests
 from wkvm.core.outcome import held_back
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, SavedEvent, Status
+from wkvm.core.reuse import Budget, Reuse
 from wkvm.core.saving import Purpose, Savings, Wanted, saved_of
 from wkvm.core.slots import TenantSlots
 from wkvm.core.start import Entry, Saved, SavedRecord
@@ -36,10 +37,17 @@ class Lives:
         blank: the record of the empty sequence, for requests that end before they absorb anything.
         has_guest: whether states have pages, too.
         loads_beside: whether these are filled while other steps run.
+        budget: for checkpoints of prompts; None keeps none.
     """
 
     def __init__(
-        self, config: EngineConfig, *, blank: Any, has_guest: bool, loads_beside: bool
+        self,
+        config: EngineConfig,
+        *,
+        blank: Any,
+        has_guest: bool,
+        loads_beside: bool,
+        budget: Budget | None,
     ) -> None:
         self._config = config
         self._blank = blank
@@ -68,10 +76,13 @@ class Lives:
         """By tenant and priority."""
         self._planned_at = 0.0
         self._savings = Savings()
+        self._reuse: Reuse | None = None
+        if budget is not None:
+            self._reuse = Reuse(budget, self._waiting, self._slots, self._guests, self._savings)
         self._late = set[int]()
         """Tickets of copies that come with the result of a later plan than their own."""
         self._deadlines = Deadlines(self._due)
-        self._unbound = list[Unbound]()
+        self._unbound: list[Unbound] = []
         self._events = list[Event]()
         self._counters = Counters()
 
@@ -154,24 +165,6 @@ class Lives:
             request.held = held
             self._note_pause(request, now)
 
-    def take_unbound(self) -> list[Unbound]:
-        """The requests with grammars that got slots since the last call, perhaps ended since."""
-        unbound, self._unbound = self._unbound, []
-        return unbound
-
-    def bind(self, request_id: int, constraint: Constraint) -> None:
-        """Let a request with a grammar produce. Unknown and ended ones are ignored."""
-        request = self._table.get(request_id)
-        if request is not None:
-            request.constraint = constraint
-            request.is_ready = True
-
-    def refuse(self, request_id: int, error: WkvmError, now: float) -> None:
-        """End a request whose grammar is wrong. Unknown and ended ones are ignored."""
-        request = self._table.get(request_id)
-        if request is not None:
-            self._end(request, Status.FINISHED_ERROR, now, error=error)
-
     def status(self, request_id: int) -> Status | None:
         """Where a request is; None if it is unknown, or ended so long ago that it is forgotten."""
         return self._table.status(request_id)
@@ -197,10 +190,12 @@ class Lives:
         for ticket in tickets:
             if self._guests is not None:
                 self._guests.let_go(ticket)
+            record, reuse = result.saved.get(ticket), self._reuse
+            if reuse is not None and reuse.landed(ticket, record and record.record):
+                continue
             wanted = self._savings.landed(ticket)
             if wanted is None:
                 continue
-            record = result.saved.get(ticket)
             if record is None:
                 error = result.unsaved.get(ticket, StepFailedError())
                 self._not_saved(wanted, error, now)
@@ -248,6 +243,10 @@ class Lives:
     def _unchanged(self, request: Request, ending: Ending | None = None) -> Saved:
         """The state of a request that has absorbed nothing since it got, or lost, its slot."""
         record, entry = SavedRecord(self._blank), request.entry
+        if request.prefix is not None:
+            return saved_of(
+                request, record, 0, ending
+            )  # of another's prompt nothing is its own yet
         if entry is not None:
             record = SavedRecord(entry.record, tuple(entry.counts), frozenset(entry.seen))
         return saved_of(request, record, request.n_computed, ending)
@@ -278,6 +277,8 @@ class Lives:
                 del self._n_active[key]
         self._paused.pop(request.request_id, None)
         self._checkpointed.pop(request.request_id, None)
+        if self._reuse is not None:
+            self._reuse.left(request)
 
     def _end(
         self,

@@ -8,7 +8,7 @@ from wkvm.core.errors import RequestError, WkvmError
 from wkvm.core.grammar import Constraint
 from wkvm.core.request import Logprobs
 from wkvm.core.sampling import SamplingParams
-from wkvm.core.start import Entry, Grant, Save, SavedRecord
+from wkvm.core.start import Copy, Entry, Grant, Save, SavedRecord
 
 POOLED_UNIT = 2.0**-24
 """In what sums of hidden states are counted. A mean is exact to half of it."""
@@ -74,10 +74,10 @@ class StepPlan:
 
     It is carried out in this order: first ``saves`` are copied, as the plans before left them;
     then ``freed`` are filled with NaN, if that debugging aid is on, and what is kept for them is
-    forgotten; then ``grants`` are carried out in their order, the fresh rows are started, and all
-    are run. So a slot may be in all three: saved for one request and handed out to the next. There
-    may be saves or grants and no rows, and nothing at all where what plans before began is waited
-    for.
+    forgotten; then ``copies`` are made; then ``grants`` are carried out in their order, the fresh
+    rows are started, and all are run. So a slot may be in all of it: saved for one request and
+    handed out to the next. There may be saves, copies or grants and no rows, and nothing at all
+    where what plans before began is waited for.
 
     Attributes:
         freed_pages: pages that were freed, to be filled with NaN if that debugging aid is on.
@@ -90,6 +90,7 @@ class StepPlan:
     saves: tuple[Save, ...] = ()
     grants: tuple[Grant, ...] = ()
     freed_pages: tuple[int, ...] = ()
+    copies: tuple[Copy, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -117,7 +118,7 @@ class StepResult:
         failed: what ends a row's request, by row index, where the rest of the step ran.
         saved: the copies of ``StepPlan.saves``, by ticket, and those of plans before that came
             late.
-        unsaved: why there is none, by ticket.
+        unsaved: why there is none, by ticket; also of ``StepPlan.copies``.
         late: tickets of ``StepPlan.saves`` whose copies come with the result of a later plan.
         loaded: tickets of grants, of this plan or plans before, whose pages are filled.
         unloaded: why they are not, by ticket.

@@ -91,6 +91,8 @@ def absorbable(request: Request) -> int:
         end = cut(request.n_known - 1)
     if request.next_checkpoint is not None:
         end = min(end, request.next_checkpoint)
+    if request.marks:
+        end = min(end, request.marks[-1])
     return end - request.n_computed
 
 

@@ -76,6 +76,10 @@ class RequestSpec:
         checkpoint_every: tell the state whenever it has absorbed a multiple of so many tokens; in
             a prompt, where it may be cut next; later, where more copies are due than a step can
             make. None for never.
+        borders: after how many tokens of the prompt a message ends: there others may go on from.
+            Hints: none is wrong.
+        cache_salt: only requests with the same one share what is kept of their prompts.
+        reuses: whether it may go on from what is kept of prompts, and leaves its own.
     """
 
     prompt: Sequence[int]
@@ -91,11 +95,15 @@ class RequestSpec:
     save: bool = False
     hold_back_last: bool = False
     checkpoint_every: int | None = None
+    borders: Sequence[int] = ()
+    cache_salt: str = ""
+    reuses: bool = True
 
     @property
     def n_ids(self) -> int:
         """How many ids it brings, of those that only the size of a message bounds."""
-        return len(self.prompt) + len(self.forced) + len(self.params.allowed_ids or ())
+        n_of_params = len(self.params.allowed_ids or ())
+        return len(self.prompt) + len(self.forced) + len(self.borders) + n_of_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,7 @@ class EndEvent:
             first id, and to the end; None for what never happened.
         saved: the state, if the request was to save it and ended well or was interrupted.
         state: what came of the states of the request, once that is known.
+        n_reused: how many tokens of the prompt were not computed, but kept from another one.
     """
 
     request_id: int
@@ -194,6 +203,19 @@ class EndEvent:
     total_s: float
     saved: Saved | None = None
     state: StateEnd | None = None
+    n_reused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedEvent:
+    """A request begins from what was kept of another one's prompt. Before its first id.
+
+    Attributes:
+        n_tokens: how many tokens of its own are not computed for that.
+    """
+
+    request_id: int
+    n_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +234,10 @@ class SavedEvent:
     error: WkvmError | None = None
 
 
-Event = TokensEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
+Event = TokensEvent | ReusedEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
 """What an engine tells, in order."""
 
-RequestEvent = TokenEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
+RequestEvent = TokenEvent | ReusedEvent | PromptLogprobsEvent | PooledEvent | SavedEvent | EndEvent
 """What happened to one request."""
 
 

@@ -90,12 +90,17 @@ class Savings:
             if wanted.request.slot is None or not wanted.counts:
                 continue
             wanted.n_computed = wanted.request.n_computed
-            self._n_tickets += 1
-            self._planned[self._n_tickets] = wanted
-            taken.append((Save(slot_of(wanted.request), self._n_tickets), wanted))
+            ticket = self.ticket()
+            self._planned[ticket] = wanted
+            taken.append((Save(slot_of(wanted.request), ticket), wanted))
             if wanted.purpose is Purpose.LAST:
                 wanted.request.slot = None
         return taken
+
+    def ticket(self) -> int:
+        """The number of another copy."""
+        self._n_tickets += 1
+        return self._n_tickets
 
     def _next(self) -> Wanted:
         if self._wanted:

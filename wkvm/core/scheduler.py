@@ -10,10 +10,11 @@ absorb an id that is still on its way.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
-from wkvm.core.beginning import told_before
+from wkvm.core.admission import Admission
 from wkvm.core.checks import check_room, check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.decode import decode_rows
@@ -21,25 +22,17 @@ from wkvm.core.errors import (
     DrainingError,
     WkvmError,
 )
-from wkvm.core.grammar import Unbound
-from wkvm.core.hibernation import Hibernation
 from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prompts import divide, prompt_row
-from wkvm.core.request import (
-    RequestSpec,
-    Status,
-)
-from wkvm.core.saving import Purpose, checkpoint_after
-from wkvm.core.start import Save
+from wkvm.core.request import RequestSpec, ReusedEvent, Status
+from wkvm.core.reuse import Budget
+from wkvm.core.saving import MAX_SAVES, Purpose, checkpoint_after
+from wkvm.core.start import Copy, Save
 from wkvm.core.table import Request, choices_of
 
-MAX_ENTRIES = 4
-"""States that are put into slots by one plan, those of one record counted once: the device waits
-for all of them, which must not take longer than a step."""
 
-
-class Scheduler(Hibernation):
+class Scheduler(Admission):
     """Requests in, plans out; results in, events out.
 
     Admission: in ``plan``, a waiting request gets a slot iff one is free and its tenant
@@ -80,6 +73,7 @@ class Scheduler(Hibernation):
         blank: the record of the empty sequence, for requests that end before they absorb anything.
         has_guest: whether states have pages in a guest pool.
         loads_beside: whether these are filled while other steps run, before the first row.
+        budget: for what is kept of prompts, from which others go on; None keeps nothing.
     """
 
     def __init__(
@@ -93,14 +87,16 @@ class Scheduler(Hibernation):
         blank: Any = None,
         has_guest: bool = False,
         loads_beside: bool = False,
+        budget: Budget | None = None,
     ) -> None:
-        super().__init__(config, blank=blank, has_guest=has_guest, loads_beside=loads_beside)
+        super().__init__(
+            config, blank=blank, has_guest=has_guest, loads_beside=loads_beside, budget=budget
+        )
         self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._in_flight = deque[StepPlan]()
-        self._turn = 0
         self._draining = False
 
     # --- requests in ----------------------------------------------------------------------
@@ -190,8 +186,12 @@ class Scheduler(Hibernation):
                 if anybody_waits:
                     left = min(left, self._decode_prompt_tokens)
                 rows += self._prompt_rows(prompts, max(left, CUT_MULTIPLE))
-        guests = self._guests
-        if not (rows or saves):
+        guests, reuse, copies = self._guests, self._reuse, tuple[Copy, ...]()
+        if reuse is not None:
+            more, copies = reuse.take()
+            saves += more
+            self._events += starmap(ReusedEvent, reuse.started())
+        if not (rows or saves or copies):
             if not self._in_flight:
                 self._counters.idle()
             # What comes late comes with the result of a plan: of an empty one, at worst.
@@ -201,9 +201,10 @@ class Scheduler(Hibernation):
         self._counters.planned(now)
         freed = self._slots.take_freed()
         if guests is None:
-            plan = StepPlan(tuple(rows), freed, saves)
+            plan = StepPlan(tuple(rows), freed, saves, copies=copies)
         else:
-            plan = StepPlan(tuple(rows), freed, saves, guests.grants(), guests.take_freed())
+            of_guests = guests.grants(), guests.take_freed()
+            plan = StepPlan(tuple(rows), freed, saves, *of_guests, copies)
         self._in_flight.append(plan)
         return plan
 
@@ -224,68 +225,9 @@ class Scheduler(Hibernation):
             saves.append(save)
             if is_last:
                 self._slots.free(save.slot, request.tenant)
+        if self._reuse is not None:
+            self._reuse.capture(MAX_SAVES - len(saves))
         return tuple(saves)
-
-    def _admit(self, now: float) -> bool:
-        """Give out slots. Returns whether somebody was passed over for want of room for records."""
-        entries, n_passed = dict[int, object](), 0
-        guests, lacks_pages = self._guests, False
-
-        def may_go(request: Request) -> bool:
-            nonlocal n_passed, lacks_pages
-            if lacks_pages or not self._slots.n_free_for(request.tenant):
-                return False
-            entry = request.entry
-            fits = entry is None or id(entry.record) in entries or len(entries) < MAX_ENTRIES
-            n_passed += not fits
-            if guests is None or not fits:
-                return fits
-            if guests.is_at_limit(request):
-                return False
-            lacks_pages = guests.n_needed(request) > guests.n_free
-            return not lacks_pages
-
-        while self._slots.n_free:
-            request = self._waiting.pop(may_go)
-            if request is None:
-                break
-            if request.entry is not None:
-                entries[id(request.entry.record)] = request.entry
-                self._counters.n_starts += 1
-            self._settle(request, now)
-            if not request.n_known:
-                self._end_unsaved(request, Status.LENGTH, now)
-                continue
-            request.next_checkpoint = checkpoint_after(request)
-            if request.next_checkpoint is not None:
-                self._checkpointed[request.request_id] = request
-            self._next_turn(request)
-            self._note_pause(request, now)
-            if not request.is_ready:
-                assert request.grammar is not None
-                wanted = Unbound(
-                    request.request_id,
-                    request.grammar,
-                    request.stops,
-                    request.params.allowed_ids,
-                    told_before(request.spec),
-                )
-                self._unbound.append(wanted)
-        return n_passed > 0
-
-    def _settle(self, request: Request, now: float) -> None:
-        """Give a request a slot."""
-        request.slot = self._slots.alloc(request.tenant)
-        if self._guests is not None:
-            self._guests.take(request)
-        if request.admitted_at is None:
-            request.admitted_at = now
-            self._counters.admitted(now - request.submitted_at)
-        self._table.move(request, Status.RUNNING)
-        self._hibernated.discard(request.request_id)
-        self._running[request.request_id] = request
-        if self._guests is None or not self._guests.must_load(request):
-            self._activate(request)
 
     def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
         """Rows for the prompts that get a share of ``budget``."""
@@ -301,10 +243,6 @@ class Scheduler(Hibernation):
                 request.n_ahead = 1
         return rows
 
-    def _next_turn(self, request: Request) -> None:
-        self._turn += 1
-        request.turn = self._turn
-
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Apply a step's result. Rows whose requests ended meanwhile are ignored.
 
@@ -315,6 +253,7 @@ class Scheduler(Hibernation):
             raise ValueError(f"{len(result.token_ids)} results for {len(plan.rows)} rows")
         self._land(plan, now)
         self._take_saved(plan, result, now)
+        self._take_copied(plan, lost=result.unsaved)
         if self._guests is not None:
             self._take_loaded(self._guests, result, now)
         counters = self._counters
@@ -346,9 +285,12 @@ class Scheduler(Hibernation):
         for save in plan.saves:
             if guests is not None:
                 guests.let_go(save.ticket)
+            if self._reuse is not None and self._reuse.landed(save.ticket, None):
+                continue
             wanted = self._savings.landed(save.ticket)
             if wanted is not None:
                 self._not_saved(wanted, error, now)
+        self._take_copied(plan, lost={copy.ticket for copy in plan.copies})
         lost = [] if guests is None else guests.lost(plan.grants, self._running.values())
         for row in plan.rows:
             request = self._running.get(row.request_id)
@@ -359,6 +301,11 @@ class Scheduler(Hibernation):
                 guests.grant_again(request)
             elif not request.status.is_final:
                 self._end(request, Status.FINISHED_ERROR, now, error=error)
+
+    def _take_copied(self, plan: StepPlan, *, lost: Container[int]) -> None:
+        if self._reuse is not None:
+            for copy in plan.copies:
+                self._reuse.copied(copy.ticket, is_there=copy.ticket not in lost)
 
     def _land(self, plan: StepPlan, now: float) -> None:
         if not self._in_flight or plan is not self._in_flight[0]:
@@ -380,10 +327,12 @@ class Scheduler(Hibernation):
                 "n_free_pages": guests.n_free,
                 "most_request_tokens": guests.most_tokens,
             }
+        of_prefixes = {} if self._reuse is None else self._reuse.by_name()
         return {
             "n_slots": self._slots.n_slots,
             "n_free_slots": self._slots.n_free,
             **of_guests,
+            **of_prefixes,
             "n_queued": len(live) - n_running,
             "n_running": n_running,
             "n_hibernated": len(self._hibernated),

@@ -61,7 +61,7 @@ class SlotAllocator:
 
 
 class TenantSlots:
-    """The slots of all tenants.
+    """The slots of all tenants, and those that are lent to what anybody's request goes before.
 
     Args:
         limit: how many one tenant may hold; None for all.
@@ -71,6 +71,7 @@ class TenantSlots:
         self._slots = SlotAllocator(n_slots)
         self._limit = n_slots if limit is None else limit
         self._n_held = Counter[str]()
+        self._n_idle = 0
         self._freed = dict[int, None]()
 
     @property
@@ -80,7 +81,12 @@ class TenantSlots:
 
     @property
     def n_free(self) -> int:
-        """How many of them nobody holds."""
+        """How many of them a request may have: those that nobody holds, and idle ones."""
+        return self._slots.n_free + self._n_idle
+
+    @property
+    def n_unused(self) -> int:
+        """How many of these nobody holds. Before another one is taken, an idle one is reclaimed."""
         return self._slots.n_free
 
     def n_free_for(self, tenant: str) -> int:
@@ -107,6 +113,28 @@ class TenantSlots:
         self._n_held[tenant] -= 1
         if not self._n_held[tenant]:
             del self._n_held[tenant]
+        self._freed[slot] = None
+
+    def lend(self) -> int:
+        """Take a slot for what is no request's.
+
+        Raises:
+            OutOfSlotsError: none is unused.
+        """
+        (slot,) = self._slots.alloc()
+        return slot
+
+    def adopt(self, tenant: str) -> None:
+        """A slot that was lent, and is not idle, is a tenant's from now on."""
+        self._n_held[tenant] += 1
+
+    def idle(self, n: int) -> None:
+        """So many slots more that are lent may be reclaimed, or fewer."""
+        self._n_idle += n
+
+    def reclaim(self, slot: int) -> None:
+        """Give back a slot that was lent. It is not counted as idle any more."""
+        self._slots.free(slot)
         self._freed[slot] = None
 
     def take_freed(self) -> tuple[int, ...]:

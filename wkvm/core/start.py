@@ -70,6 +70,7 @@ class Entry:
         seen: ids that occurred before; empty likewise.
         fed_output: ids of output that the request absorbs with its prompt. They are counted
             before it.
+        slot: where the record is on the device instead; its pages are granted with the slot.
     """
 
     record: Any
@@ -77,6 +78,7 @@ class Entry:
     counts: Sequence[tuple[int, float]] = ()
     seen: Collection[int] = ()
     fed_output: tuple[int, ...] = ()
+    slot: int | None = None
 
 
 class Save(NamedTuple):
@@ -86,9 +88,26 @@ class Save(NamedTuple):
         pages: that hold its tokens, in order, if all rows of the plans before run. They are
             nobody else's until the copy has come back; rows write to the last one alone, and to
             that only if it is not full.
+        check_from: look for NaN and infinity in the record, and in ``pages`` from this one on: a
+            state with any is not saved. None for not looking.
     """
 
     slot: int
+    ticket: int
+    pages: tuple[int, ...] = ()
+    check_from: int | None = None
+
+
+class Copy(NamedTuple):
+    """A slot whose record is copied to another one, and looked at for NaN and infinity.
+
+    Attributes:
+        ticket: under which it is told that they are there; no Save has it.
+        pages: that are looked at, too.
+    """
+
+    source: int
+    target: int
     ticket: int
     pages: tuple[int, ...] = ()
 

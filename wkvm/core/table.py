@@ -3,7 +3,7 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wkvm.core.beginning import entry_of, ids_to_feed, is_fed_alone, may_be_saved
@@ -11,6 +11,7 @@ from wkvm.core.errors import WkvmError
 from wkvm.core.forced import Forced
 from wkvm.core.grammar import Constraint, Grammar
 from wkvm.core.pages import Holding
+from wkvm.core.prefixes import Checkpoint, Claim
 from wkvm.core.request import TRANSITIONS, EndEvent, RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.start import Entry, Saved
@@ -82,6 +83,17 @@ class Request:
         constraint: what its grammar makes of the output so far, or what forces the output.
         is_ready: whether it has a constraint or needs none; else it may not produce.
         turn: rises each time a share of the budget is given to it; orders the prompts.
+        prefix: the checkpoint of another's prompt that it begins from, while it is fresh, or would
+            begin from now, while it waits.
+        looked_up: as of which version of what is kept that was found out.
+        awaits: the checkpoint that it is set aside for.
+        is_patient: whether it may be set aside.
+        claims: the checkpoints that it is to leave, by their numbers of tokens.
+        marks: these numbers, the next one last: it stops there until its state is kept.
+        n_stalled: how many plans it has waited for that.
+        n_checked: up to where its pages were looked at for NaN.
+        n_cached: how many tokens of its prompt came with ``prefix``.
+        ids: of its prompt as bytes, while they are compared with others.
     """
 
     request_id: int
@@ -124,6 +136,16 @@ class Request:
     held: bool = False
     paused_since: float | None = None
     turn: int = 0
+    prefix: Checkpoint | None = None
+    looked_up: int = -1
+    awaits: Claim | None = None
+    is_patient: bool = True
+    claims: dict[int, Claim] = field(default_factory=dict[int, Claim])
+    marks: list[int] = field(default_factory=list[int])
+    n_stalled: int = 0
+    n_checked: int = 0
+    n_cached: int = 0
+    ids: bytes | None = None
 
     @property
     def may_produce(self) -> bool:
@@ -163,6 +185,7 @@ class Request:
             first_token_s=None if first_token_at is None else first_token_at - since,
             total_s=now - since,
             saved=saved,
+            n_reused=self.n_cached,
         )
 
 

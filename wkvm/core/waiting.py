@@ -13,10 +13,43 @@ class _TenantLine:
     def __init__(self) -> None:
         self.n_requests = 0
         self.n_ids = 0
+        self._aside = dict[int, Request]()
         self._lines = dict[int, OrderedDict[int, Request]]()
         self._priorities = list[int]()
 
     def push(self, request: Request, *, first: bool) -> None:
+        self._enter(request, first=first)
+        self.n_requests += 1
+        if not request.shared.n_waiting:
+            self.n_ids += request.shared.n_ids
+        request.shared.n_waiting += 1
+
+    def first(self) -> Request | None:
+        """None if all were set aside."""
+        if not self._priorities:
+            return None
+        return next(iter(self._lines[self._priorities[0]].values()))
+
+    def set_aside(self, request: Request) -> None:
+        self._leave(request)
+        self._aside[request.request_id] = request
+
+    def bring_back(self, request: Request) -> None:
+        del self._aside[request.request_id]
+        self._enter(request, first=True)
+
+    def remove(self, request: Request) -> bool:
+        """Whether it had been set aside."""
+        is_aside = self._aside.pop(request.request_id, None) is not None
+        if not is_aside:
+            self._leave(request)
+        self.n_requests -= 1
+        request.shared.n_waiting -= 1
+        if not request.shared.n_waiting:
+            self.n_ids -= request.shared.n_ids
+        return is_aside
+
+    def _enter(self, request: Request, *, first: bool) -> None:
         line = self._lines.get(request.priority)
         if line is None:
             line = self._lines[request.priority] = OrderedDict()
@@ -24,21 +57,10 @@ class _TenantLine:
         line[request.request_id] = request
         if first:
             line.move_to_end(request.request_id, last=False)
-        self.n_requests += 1
-        if not request.shared.n_waiting:
-            self.n_ids += request.shared.n_ids
-        request.shared.n_waiting += 1
 
-    def first(self) -> Request:
-        return next(iter(self._lines[self._priorities[0]].values()))
-
-    def remove(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
         line = self._lines[request.priority]
         del line[request.request_id]
-        self.n_requests -= 1
-        request.shared.n_waiting -= 1
-        if not request.shared.n_waiting:
-            self.n_ids -= request.shared.n_ids
         if not line:
             del self._lines[request.priority]
             self._priorities.remove(request.priority)
@@ -57,6 +79,8 @@ class WaitingLine:
     def __init__(self) -> None:
         self._ring = OrderedDict[str, _TenantLine]()
         self._n = 0
+        self.n_aside = 0
+        """How many of the requests were set aside."""
 
     def __len__(self) -> int:
         return self._n
@@ -80,23 +104,38 @@ class WaitingLine:
         request.in_line = True
         self._n += 1
 
-    def pop(self, may_go: Callable[[Request], bool]) -> Request | None:
+    def pop(self, may_go: Callable[[Request], bool | None]) -> Request | None:
         """Take the request whose turn it is, passing over tenants whose first may not go now.
+
+        Args:
+            may_go: None for one that is set aside: it waits, and nobody waits behind it.
 
         Returns:
             None if nobody waits who may go. Linear in the tenants that are passed over.
         """
         for tenant, line in self._ring.items():
-            request = line.first()
-            if may_go(request):
+            while (request := line.first()) is not None:
+                verdict = may_go(request)
+                if verdict is None:
+                    line.set_aside(request)
+                    self.n_aside += 1
+                    continue
+                if not verdict:
+                    break
                 self._ring.move_to_end(tenant)
                 self.remove(request)
                 return request
         return None
 
+    def bring_back(self, request: Request) -> None:
+        """Put one that was set aside before all others of its priority."""
+        self._ring[request.tenant].bring_back(request)
+        self.n_aside -= 1
+
     def firsts(self) -> list[Request]:
         """The first request of each tenant, in the order of their turns."""
-        return [line.first() for line in self._ring.values()]
+        firsts = (line.first() for line in self._ring.values())
+        return [request for request in firsts if request is not None]
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands.
@@ -105,7 +144,7 @@ class WaitingLine:
             KeyError: it does not wait.
         """
         line = self._ring[request.tenant]
-        line.remove(request)
+        self.n_aside -= line.remove(request)
         request.in_line = False
         self._n -= 1
         if not line.n_requests:

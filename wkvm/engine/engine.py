@@ -12,6 +12,7 @@ from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Event, RequestSpec, Status
+from wkvm.core.reuse import Budget
 from wkvm.core.sampling import Pooling
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Start
@@ -64,6 +65,26 @@ def _decode_prompt_tokens(model: Model, config: EngineConfig) -> int | None:
 def pages_of(model: Model, config: EngineConfig) -> int:
     """Pages of the guest pool; 0 for a model without a guest."""
     return 0 if model.layout.guest is None else config.n_pages
+
+
+def budget_of(model: Model, config: EngineConfig) -> Budget | None:
+    """What checkpoints of prompts may take; None where none are kept."""
+    if not config.prefix_cache_bytes:
+        return None
+    layout, device_bytes = model.layout, config.prefix_cache_device_bytes
+    page_bytes = 0 if layout.guest is None else layout.guest.page_bytes
+    if device_bytes is None:
+        # On a CPU a slot is host memory like any other; but pages are shared there, not copied.
+        suits = model.info.device != "cpu" or layout.guest is not None
+        of_all = config.n_slots * layout.record_bytes + pages_of(model, config) * page_bytes
+        device_bytes = of_all // 2 if suits else 0
+    return Budget(
+        host_bytes=config.prefix_cache_bytes,
+        device_bytes=device_bytes,
+        every=config.prefix_cache_every,
+        record_bytes=layout.record_bytes,
+        page_bytes=page_bytes,
+    )
 
 
 def _max_model_len(model: Model, config: EngineConfig) -> int | None:
@@ -144,6 +165,7 @@ class Engine:
             blank=torch.zeros(model.layout.record_bytes, dtype=torch.uint8),
             has_guest=model.layout.guest is not None,
             loads_beside=self._runner.loads_beside,
+            budget=budget_of(model, config),
         )
         self._seed = int.from_bytes(os.urandom(8)) if config.seed is None else config.seed
         self._n_reserved = 0

@@ -74,6 +74,7 @@ class Flight:
     failed: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
     saves: list[Saving] = field(default_factory=list[Saving])
     unsaved: dict[int, WkvmError] = field(default_factory=dict[int, WkvmError])
+    finite: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     end: Mark | None = None
 
     def pool(self, places: Sequence[int], found: PooledOnTheWay) -> None:

@@ -19,6 +19,7 @@ from wkvm.core.errors import StepFailedError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
+from wkvm.engine.finite import not_finite, suspects
 from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow, pooled_by_row
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
 from wkvm.engine.images import Images
@@ -104,6 +105,7 @@ class GpuRunner:
         self._has_masks = False
         self._told = set[int]()
         self._lost = set[int]()
+        self._stained = set[int]()
         self._flights = deque[Flight]()
 
     @property
@@ -126,6 +128,10 @@ class GpuRunner:
         prompt's forward pass that raises ends the plan's prompts alone: ``collect`` says so, and
         that of their rows in later plans, which are not run.
         """
+        finite = {
+            one.ticket: self._transfers.down(self._arena.is_finite(one.slot, one.pages).view(1))
+            for one in suspects(plan)
+        }
         saves, unsaved = self._save(plan.saves)
         if plan.freed:
             self._sampler.forget(plan.freed)
@@ -134,6 +140,8 @@ class GpuRunner:
                 self._arena.poison(plan.freed)
         if plan.freed_pages and self._arena.pool is not None:
             self._arena.pool.poison(plan.freed_pages)
+        for copy in plan.copies:
+            self._arena.copy(copy.source, (copy.target,))
         if plan.grants:
             self._images.grant(plan.grants)
         kinds = row_kinds(plan.rows)
@@ -147,7 +155,9 @@ class GpuRunner:
             kinds = kinds.without(failed)
         decodes, prompts = kinds.decodes, kinds.prompts
         choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
-        flight = Flight(plan, kinds.held, choices, failed=failed, saves=saves, unsaved=unsaved)
+        flight = Flight(
+            plan, kinds.held, choices, failed=failed, saves=saves, unsaved=unsaved, finite=finite
+        )
         if prompts:
             self._beside.begin()
         try:
@@ -187,12 +197,14 @@ class GpuRunner:
         starting = [rows[at] for at in fresh]
         slots = [row.slot for row in starting]
         self._lost.difference_update(slots)
-        blank, entries = fresh_slots(starting)
+        blank, entries, copies = fresh_slots(starting)
         if blank:
             self._arena.zero(blank)
         for image, targets in entries:
             with self._mover.up(image) as there:
                 self._arena.fill(there, targets)
+        for source, targets in copies:
+            self._arena.copy(source, targets)
         try:
             self._sampler.start(starting)
         except torch.OutOfMemoryError:
@@ -360,13 +372,20 @@ class GpuRunner:
         self._images.turn(waits=not plan.rows)
         come, late = self._images.come(), self._images.hold(flight.saves)
         saved = dict[int, SavedRecord]()
+        self._stained.update(ticket for ticket, ok in flight.finite.items() if not bool(ok))
+        stained = self._stained.intersection(copy.ticket for copy in plan.copies)
+        flight.unsaved |= {ticket: not_finite() for ticket in stained}
         for saving in (*come, *flight.saves):
             if saving.ticket in late:
+                continue
+            if saving.ticket in self._stained:
+                flight.unsaved[saving.ticket] = not_finite()
                 continue
             try:
                 saved[saving.ticket] = self._saved(saving)
             except StepFailedError as error:
                 flight.unsaved[saving.ticket] = error
+        self._stained.difference_update(flight.unsaved)
         loaded, unloaded = self._images.loaded()
         prompt_logprobs = by_row(flight.scored_prompts, broken)
         complete, unmet = follow(flight, ids)

@@ -63,16 +63,32 @@ def slots_of(rows: Sequence[RowPlan], places: Sequence[int]) -> tuple[int, ...]:
     return tuple(rows[at].slot for at in places)
 
 
-def fresh_slots(rows: Iterable[RowPlan]) -> tuple[list[int], list[tuple[Any, list[int]]]]:
-    """The slots of fresh rows: those that start from zero, and the others by their record.
+class FreshSlots(NamedTuple):
+    """The slots of fresh rows.
 
-    Records are told apart as objects, not by what they hold.
+    Attributes:
+        blank: those that start from zero.
+        entries: records on the host, and the slots that start from each. They are told apart as
+            objects, not by what they hold.
+        copies: slots with records, and those that start from each.
     """
+
+    blank: list[int]
+    entries: list[tuple[Any, list[int]]]
+    copies: list[tuple[int, list[int]]]
+
+
+def fresh_slots(rows: Iterable[RowPlan]) -> FreshSlots:
+    """Sort the slots of fresh rows by what they start from."""
     blank, entries = list[int](), dict[int, tuple[Any, list[int]]]()
+    copies = dict[int, list[int]]()
     for row in rows:
-        if row.entry is not None:
-            record = row.entry.record
-            entries.setdefault(id(record), (record, []))[1].append(row.slot)
-        elif row.fresh:
-            blank.append(row.slot)
-    return blank, list(entries.values())
+        entry = row.entry
+        if entry is None:
+            if row.fresh:
+                blank.append(row.slot)
+        elif entry.slot is not None:
+            copies.setdefault(entry.slot, []).append(row.slot)
+        else:
+            entries.setdefault(id(entry.record), (entry.record, []))[1].append(row.slot)
+    return FreshSlots(blank, list(entries.values()), list(copies.items()))

@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from wkvm.core.errors import WkvmError
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import Logprobs
 from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.alone import run_alone
 from wkvm.engine.constraints import constrained
+from wkvm.engine.finite import not_finite, suspects
 from wkvm.engine.logit_rows import LogitRows, logit_rows, to_logprobs
 from wkvm.engine.pooling import Pooled, pooled_of
 from wkvm.engine.row_kinds import fresh_slots
@@ -71,15 +73,26 @@ class Runner:
         Whatever the model raises comes through. The states of the plan's rows are then
         undefined, and all others are as they were.
         """
-        saved = {save.ticket: self._save(save) for save in plan.saves}
+        unsaved = self._not_finite(plan)
+        saved = {save.ticket: self._save(save) for save in plan.saves if save.ticket not in unsaved}
         if plan.freed:
             self.sampler.forget(plan.freed)
             if self._poison_freed:
                 self._arena.poison(plan.freed)
+        for copy in plan.copies:
+            self._arena.copy(copy.source, (copy.target,))
         if plan.grants or plan.freed_pages:
             self._grant(plan)
         result = run_alone(plan, self._run) if self._deterministic else self._run(plan)
-        return replace(result, saved=saved) if saved else result
+        return replace(result, saved=saved, unsaved=unsaved) if saved or unsaved else result
+
+    def _not_finite(self, plan: StepPlan) -> dict[int, WkvmError]:
+        """Why states that are to be kept only if they are finite are not, by ticket."""
+        return {
+            one.ticket: not_finite()
+            for one in suspects(plan)
+            if not bool(self._arena.is_finite(one.slot, one.pages))
+        }
 
     def _save(self, save: Save) -> SavedRecord:
         with torch.inference_mode(mode=False):
@@ -102,11 +115,13 @@ class Runner:
     def _run(self, plan: StepPlan) -> StepResult:
         if not plan.rows:
             return StepResult(())
-        blank, entries = fresh_slots(plan.rows)
+        blank, entries, copies = fresh_slots(plan.rows)
         if blank:
             self._arena.zero(blank)
         for image, slots in entries:
             self._arena.fill(image[: self._arena.layout.record_bytes], slots)
+        for source, slots in copies:
+            self._arena.copy(source, slots)
         self.sampler.feed(plan.rows)
         wanted = logit_rows(plan.rows)
         pooled = pooled_of(plan.rows, self._model)

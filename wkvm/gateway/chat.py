@@ -211,7 +211,8 @@ class _Chunks:
     def _event(self, choice: ChunkChoice) -> bytes:
         cost, more, prompt = None, b"", self._job.question.prompt
         if self._frame.tells_costs:
-            cost = Usage.of([len(prompt)], [self._texts[choice.index].n_output])
+            text = self._texts[choice.index]
+            cost = Usage.of([len(prompt)], [text.n_output], n_reused=text.n_reused)
         if self._job.body.return_token_ids and choice.delta.role is not UNSET:
             more = b',"prompt_token_ids":' + self._encode(prompt)
         return self._frame.event(choice, cost, more=more)

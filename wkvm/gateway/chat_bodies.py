@@ -197,6 +197,8 @@ def _question(
     max_tokens = _max_tokens(body, default, room)
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     keywords |= body.state_keywords(n=body.n_choices)
+    if prompt.borders and len(ids) == len(prompt.ids):
+        keywords["borders"] = prompt.borders
     if n_top is not None:
         keywords["logprobs"] = n_top
     if body.prompt_logprobs is not None:
@@ -255,12 +257,16 @@ def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt; the fields are those of ``Question``, where ``ids`` is ``prompt``."""
+    """A prompt; the fields are those of ``Question``, where ``ids`` is ``prompt``.
+
+    ``borders`` says after how many of the ids messages end.
+    """
 
     ids: list[int]
     drops_space: bool = False
     read: bytes = b""
     continues: bool = False
+    borders: Sequence[int] = ()
 
 
 def _prompt(
@@ -307,7 +313,8 @@ def _prompt(
     ids = ids or written.ids()
     if not ids:
         raise invalid("messages", "the chat template makes an empty prompt of them")
-    return _Prompt(ids, opens and leaves_space(ids, tokenizer), read, goes_on)
+    borders = [] if goes_on else written.borders_in(ids)
+    return _Prompt(ids, opens and leaves_space(ids, tokenizer), read, goes_on, borders)
 
 
 def _wanted(body: ChatBody, use: ToolUse | None) -> Wanted | None:

@@ -16,7 +16,7 @@ from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.keeping import choice_text, origin_of, room_after
 from wkvm.gateway.pieces import ChoiceText, Finish
-from wkvm.gateway.replies import Usage
+from wkvm.gateway.replies import Usage, n_reused
 from wkvm.gateway.state_fields import NO_ORIGIN, n_cached
 from wkvm.gateway.texts import Texts
 
@@ -54,7 +54,8 @@ class ChatJob:
     def usage(self, finishes: Sequence[Finish], ends: Sequence[StateEnd | None]) -> Usage:
         """What all choices cost."""
         lengths = [finish.n_output for finish in finishes]
-        return Usage.of([len(self.question.prompt)], lengths, n_cached(ends[:1]))
+        reused = n_reused(finishes, len(finishes))
+        return Usage.of([len(self.question.prompt)], lengths, n_cached(ends[:1]), reused)
 
 
 async def chat_job(call: Call, body: ChatBody) -> ChatJob:

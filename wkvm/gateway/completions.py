@@ -20,7 +20,14 @@ from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.policy import COMPLETIONS
 from wkvm.gateway.prompts import Prompt, PromptField, n_kept, read_prompts
 from wkvm.gateway.pump import send_all
-from wkvm.gateway.replies import Completion, CompletionChoice, CompletionLogprobs, Frame, Usage
+from wkvm.gateway.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Frame,
+    Usage,
+    n_reused,
+)
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_fields import n_cached, report
 from wkvm.gateway.texts import Texts
@@ -296,7 +303,12 @@ def _reply(
             job.writer(lanes, at, index).whole(wholes[at])
             for index, at in enumerate(job.told(wholes))
         ],
-        usage=Usage.of(job.prompt_lengths, lengths, job.n_cached(ends)),
+        usage=Usage.of(
+            job.prompt_lengths,
+            lengths,
+            job.n_cached(ends),
+            n_reused([whole.finish for whole in wholes], job.n_made),
+        ),
         state=report(ends[0]),
     )
 
@@ -363,12 +375,14 @@ class _Chunks:
         finishes = [self._finishes[index] for index in range(len(self._texts))]
         ends = [await keeper.settle(finish) for finish in finishes]
         outputs = [finish.n_output for finish in finishes]
-        cost = Usage.of(self._job.prompt_lengths, outputs, self._job.n_cached(ends))
+        reused = n_reused(finishes, self._job.n_made)
+        cost = Usage.of(self._job.prompt_lengths, outputs, self._job.n_cached(ends), reused)
         return self._frame.total(cost, report(ends[0]))
 
     def _event(self, index: int, choice: CompletionChoice) -> bytes:
         cost = None
         if self._frame.tells_costs:
             n_prompt = len(self._job.prompts[index // self._job.n].ids)
-            cost = Usage.of([n_prompt], [self._texts[index].n_output])
+            text = self._texts[index]
+            cost = Usage.of([n_prompt], [text.n_output], n_reused=text.n_reused)
         return self._frame.event(choice, cost)

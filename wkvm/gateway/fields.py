@@ -61,8 +61,8 @@ class CommonFields(StateFields, kw_only=True):
         stream_interval: ids of one event of a stream, but for the first.
         timeout_s: of the whole request.
         return_token_ids: whether the answer has ids besides text.
-        cache_salt: taken and not used: no request shares anything with another.
-        user: likewise.
+        cache_salt: only requests with the same one go on from each other's prompts.
+        user: taken and not used.
     """
 
     model: str | None = None
@@ -161,6 +161,7 @@ class CommonFields(StateFields, kw_only=True):
             "min_tokens": self.min_tokens,
             "priority": self.priority,
             "timeout_s": self.timeout_s,
+            "cache_salt": self.cache_salt,
         }
         given = {name: value for name, value in given.items() if value is not None}
         if grammar is None:

@@ -40,6 +40,7 @@ _GAUGES = {
     "n_states_running": ("wkvm_states_running", "Requests on states that run."),
     "n_states_committing": ("wkvm_states_committing", "Requests whose states are being kept."),
     "n_states_parked": ("wkvm_states_parked", "Requests that wait while their states are moved."),
+    "n_prefix_waiting": ("wkvm_prefix_waiting", "Requests that wait for another one's prompt."),
 }
 _COUNTERS = {
     "requests_total": ("wkvm_requests", "Requests that the engine took; each choice is one."),
@@ -53,6 +54,20 @@ _COUNTERS = {
     "starts_total": ("wkvm_slot_loads", "Slots that were filled with a state for a request."),
     "saves_total": ("wkvm_slot_saves", "States copied from slots to host memory."),
     "hibernated_total": ("wkvm_hibernations", "Times that a request gave up its slot."),
+    "prefix_hits_total": ("wkvm_prefix_hits", "Requests that went on from another one's prompt."),
+    "prefix_misses_total": ("wkvm_prefix_misses", "Requests that could have, and found none."),
+    "prefix_tokens_total": ("wkvm_prefix_tokens", "Tokens that were not computed for that."),
+    "prefix_evictions_total": ("wkvm_prefix_evictions", "Checkpoints of prompts given up."),
+}
+_TIERS = {
+    "wkvm_prefix_entries": (
+        "Checkpoints of prompts that are kept.",
+        {"device": "n_prefixes_device", "host": "n_prefixes_host"},
+    ),
+    "wkvm_prefix_bytes": (
+        "What they take.",
+        {"device": "prefix_device_bytes", "host": "prefix_host_bytes"},
+    ),
 }
 _ENDS = {
     "stopped_total": "stop",
@@ -199,6 +214,7 @@ def _of_engine(counters: Mapping[str, int]) -> Iterable[Metric]:
     for name, (family, what) in _COUNTERS.items():
         if name in counters:
             yield CounterMetricFamily(family, what, value=counters[name])
+    yield from _tiers(counters)
     ended = CounterMetricFamily("wkvm_requests_ended", "Requests that ended.", labels=["reason"])
     for name, reason in _ENDS.items():
         if name in counters:
@@ -206,6 +222,16 @@ def _of_engine(counters: Mapping[str, int]) -> Iterable[Metric]:
     if ended.samples:
         yield ended
     yield from _histograms(counters)
+
+
+def _tiers(counters: Mapping[str, int]) -> Iterable[Metric]:
+    for family, (what, names) in _TIERS.items():
+        gauge = GaugeMetricFamily(family, what, labels=["tier"])
+        for tier, name in names.items():
+            if name in counters:
+                gauge.add_metric([tier], counters[name])
+        if gauge.samples:
+            yield gauge
 
 
 def _histograms(counters: Mapping[str, int]) -> Iterable[Metric]:

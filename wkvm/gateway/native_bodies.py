@@ -57,6 +57,8 @@ class GenerateBody(StateFields, kw_only=True, forbid_unknown_fields=True):
     priority: int | UnsetType = UNSET
     stream_interval: Integer | None = None
     grammar: GrammarBody | UnsetType | None = UNSET
+    borders: list[int] | UnsetType = UNSET
+    cache_salt: str | UnsetType = UNSET
 
     def keywords(self) -> dict[str, Any]:
         """What was given, as keywords of ``wkvm_client.aio.Client.generate``.
@@ -127,7 +129,8 @@ class Usage(msgspec.Struct, omit_defaults=True):
     """How many ids: the prompt once, the output of all choices.
 
     Attributes:
-        n_cached: of a request on a state: what that had absorbed, which was not computed again.
+        n_cached: what was not computed: of a request on a state what that had absorbed, which is
+            not among ``n_prompt``; else those of the prompt with which another one began.
     """
 
     n_prompt: int
@@ -305,8 +308,9 @@ def failed_answer(request_id: str, model: str, error: HttpError) -> bytes:
 def usage(completions: Sequence[Completion]) -> Usage:
     """Counts over some choices of one request."""
     told = Usage(completions[0].n_prompt, sum(one.n_output for one in completions))
-    if (end := completions[0].state) is not None:
-        told.n_cached = end.cached_tokens
+    end, n_reused = completions[0].state, min(one.n_reused for one in completions)
+    if end is not None or n_reused:
+        told.n_cached = n_reused + (0 if end is None else end.cached_tokens)
     return told
 
 

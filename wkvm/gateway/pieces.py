@@ -32,6 +32,7 @@ class Finish:
         n_excess: of these, how many the state at the end has that it should not have: the choice
             was over before it could be cut where its stop string begins.
         state: what came of its states; None if it was on none and kept none.
+        n_reused: how many tokens of the prompt were not computed for it.
     """
 
     reason: FinishReason
@@ -39,6 +40,7 @@ class Finish:
     n_output: int
     n_excess: int = 0
     state: StateEnd | None = None
+    n_reused: int = 0
 
 
 @dataclass(slots=True)
@@ -133,6 +135,11 @@ class ChoiceText:
     def is_over(self) -> bool:
         """Whether nothing more will arrive."""
         return self._choice.is_over
+
+    @property
+    def n_reused(self) -> int:
+        """How many tokens of the prompt were not computed for it; known with its first piece."""
+        return self._choice.n_reused
 
     async def read(self) -> Piece:
         """Wait for ids, or the end, and return what they say; not after the last piece.
@@ -259,7 +266,9 @@ class ChoiceText:
         stop_id = completion.stop_id
         if stop_id is not None and self._options.include_stop:
             text += self._tokenizer.decode((stop_id,), skip_special=self._options.skip_special)
-        finish = Finish(reason, stop_id, self._n_output, state=completion.state)
+        finish = Finish(
+            reason, stop_id, self._n_output, state=completion.state, n_reused=self.n_reused
+        )
         return Piece(text, ids, list(logprobs), finish)
 
     def _stopped(
@@ -267,7 +276,7 @@ class ChoiceText:
     ) -> Piece:
         if self._options.include_stop:
             text += stop
-        finish = Finish("stop", stop, self._n_output)
+        finish = Finish("stop", stop, self._n_output, n_reused=self.n_reused)
         if self._cut is None or self._borders is None:
             self._choice.abandon()
             return Piece(text, ids, logprobs, finish)

@@ -6,12 +6,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from wkvm.gateway.fields import StreamOptions
-from wkvm.gateway.pieces import FinishReason
+from wkvm.gateway.pieces import Finish, FinishReason
 from wkvm.gateway.state_fields import StateReport
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Of a prompt's ids: how many came with a state, and were not computed again."""
+    """Of the ids of prompts, and of states before them: how many were not computed for this."""
 
     cached_tokens: int = 0
 
@@ -26,7 +26,10 @@ class Usage(msgspec.Struct):
 
     @staticmethod
     def of(
-        prompt_lengths: Iterable[int], output_lengths: Iterable[int], n_cached: int = 0
+        prompt_lengths: Iterable[int],
+        output_lengths: Iterable[int],
+        n_cached: int = 0,
+        n_reused: int = 0,
     ) -> "Usage":
         """Add up.
 
@@ -34,9 +37,22 @@ class Usage(msgspec.Struct):
             prompt_lengths: one for each prompt.
             output_lengths: one for each choice.
             n_cached: tokens that the states had absorbed, from which the prompts went on.
+            n_reused: tokens of the prompts that were not computed.
         """
         n_prompt, n_output = n_cached + sum(prompt_lengths), sum(output_lengths)
-        return Usage(n_prompt, n_output, n_prompt + n_output, PromptTokensDetails(n_cached))
+        details = PromptTokensDetails(n_cached + n_reused)
+        return Usage(n_prompt, n_output, n_prompt + n_output, details)
+
+
+def n_reused(finishes: Iterable[Finish], n: int) -> int:
+    """How many tokens of prompts were not computed: of each, what none of its choices did.
+
+    Args:
+        finishes: of all choices, those of a prompt next to each other.
+        n: choices of each prompt.
+    """
+    counts = [finish.n_reused for finish in finishes]
+    return sum(min(counts[at : at + n]) for at in range(0, len(counts), n))
 
 
 class Frame:

@@ -256,7 +256,7 @@ async def _generate(
             piece,
             reason,
             stop_reason=body.stop_reason(finish.stop_reason),
-            usage=Usage.of([len(ids)], [finish.n_output], n_cached([end])),
+            usage=Usage.of([len(ids)], [finish.n_output], n_cached([end]), finish.n_reused),
             state=report(end),
             session=_name(call),
             model=gateway.model,

@@ -57,6 +57,10 @@ WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 _CUT = "\ufdd2"
 """Stands where a prompt is to end that the model continues, and where one begins that continues
 a state."""
+LONG_PROMPT = 256
+"""Characters from which on it is of use to know where messages end."""
+FIRST_BORDERS, LAST_BORDERS = 2, 3
+"""Of so many messages, the first and the last ones, it is found out: each is a rendering more."""
 _ANSWERED: Sequence[Message] = (
     {"role": "user", "content": "."},
     {"role": "assistant", "content": _CUT},
@@ -232,7 +236,33 @@ class ChatTemplate:
             if end < 0:
                 raise TemplateError("chat template: the last message cannot be continued")
             text = text[:end]
-        return Written(text, plain, tokenizer)
+        borders = list[int]()
+        if not after and len(text) >= LONG_PROMPT:
+            borders = self._borders(text, hidden, tools=hidden_tools, options=hidden_options)
+        return Written(text, plain, tokenizer, borders)
+
+    def _borders(
+        self,
+        text: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message],
+        options: Mapping[str, object],
+    ) -> list[int]:
+        """Where messages end in their text: the first ones, which others share, and the last ones.
+
+        Those before were the last ones once, when the conversation was shorter.
+        """
+        n = len(messages)
+        ends = {*range(1, min(FIRST_BORDERS, n) + 1), *range(max(n - LAST_BORDERS, 0) + 1, n + 1)}
+        borders = list[int]()
+        for end in sorted(ends):
+            with contextlib.suppress(TemplateError):  # it may not write a part of a conversation
+                part = self.render(
+                    messages[:end], tools=tools, add_generation_prompt=False, options=options
+                )
+                borders.append(_n_shared(text, part))
+        return borders
 
     def _closed(self, after: Sequence[int], tokenizer: Tokenizer) -> str:
         """How much of what closes an answer a state ends with already."""
@@ -298,8 +328,14 @@ def _plain_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
 
 def _n_shared(one: str, other: str) -> int:
     """How many characters two texts have in common from their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def load_chat_template(path: Path) -> ChatTemplate:

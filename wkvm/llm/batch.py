@@ -13,7 +13,7 @@ from wkvm_client.results import TokenLogprobs
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.keeping import choice_text, settled
-from wkvm.gateway.pieces import Finish, TextOptions
+from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.texts import Texts
 from wkvm.llm.params import SamplingParams
@@ -158,10 +158,17 @@ class Batch:
             stop_reason=stop_reason,
             logprobs=logprobs if options.logprobs else None,
             state=state,
+            cached_tokens=_n_cached(reader, finish),
         )
 
     def _went_on(self) -> None:
         self._patient_until_s = time.monotonic() + PATIENCE_S
+
+
+def _n_cached(reader: ChoiceText, finish: Finish | None) -> int:
+    """How many tokens of a choice's state and prompt were not computed for it."""
+    end = None if finish is None else finish.state
+    return reader.n_reused + (0 if end is None else end.cached_tokens)
 
 
 async def _side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

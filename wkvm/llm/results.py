@@ -21,6 +21,7 @@ class CompletionOutput:
             model's own end.
         logprobs: one entry for each of ``ids``; None if none were asked for.
         state: what the state at the end was saved as; None if it was not.
+        cached_tokens: of the state before the prompt and of the prompt, how many were not computed.
     """
 
     index: int
@@ -30,6 +31,7 @@ class CompletionOutput:
     stop_reason: str | int | None
     logprobs: list[TokenLogprobs] | None
     state: StateEnd | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,8 @@ class RequestOutput:
     prompt_ids: list[int]
     prompt_logprobs: list[TokenLogprobs] | None
     outputs: list[CompletionOutput]
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt, and of the state before it, none of them had computed."""
+        return min((output.cached_tokens for output in self.outputs), default=0)

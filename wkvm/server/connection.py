@@ -11,6 +11,7 @@ from typing import cast
 from wkvm_protocol.connection import Refused, ServerConnection
 from wkvm_protocol.errors import ErrorCode, RemoteProtocolError
 from wkvm_protocol.messages import (
+    PREFIX_FEATURE,
     GoAway,
     Hello,
     Ping,
@@ -71,6 +72,11 @@ class Connection(asyncio.Protocol):
         self._is_output_full = False
         self._corked: list[bytes] | None = None
         self._clocks = Clocks(config, self._tick)
+
+    @property
+    def takes_reused(self) -> bool:
+        """Whether the peer is to be told what of its prompts was not computed."""
+        return PREFIX_FEATURE in self._wire.features
 
     # --- the transport's side -------------------------------------------------------------
 

@@ -8,7 +8,14 @@ from wkvm_protocol import messages as wire
 from wkvm_protocol.connection import Ignored, failure
 from wkvm_protocol.errors import ErrorCode
 
-from wkvm.core.request import EndEvent, Event, PooledEvent, PromptLogprobsEvent, TokensEvent
+from wkvm.core.request import (
+    EndEvent,
+    Event,
+    PooledEvent,
+    PromptLogprobsEvent,
+    ReusedEvent,
+    TokensEvent,
+)
 from wkvm.server.embeddings import EmbeddingSum, embed_spec
 from wkvm.server.ends import end_of, logprobs_of, reason_of
 from wkvm.server.errors import failed, refusal
@@ -18,7 +25,7 @@ from wkvm.server.operation import StateClient
 from wkvm.server.operations import Operations
 from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
-from wkvm.server.specs import spec_of
+from wkvm.server.specs import NO_HINT, spec_of
 from wkvm.server.state_fields import use_of
 
 
@@ -26,6 +33,11 @@ class Client(StateClient, Protocol):
     """A connection that is open, as the dispatcher sees it."""
 
     box: Outbox
+
+    @property
+    def takes_reused(self) -> bool:
+        """Whether it is to be told what of its prompts was not computed."""
+        ...
 
     @property
     def is_held(self) -> bool:
@@ -47,6 +59,7 @@ class Dispatcher:
         self._operations = None if states is None else Operations(states, time.time)
         self._choices: dict[int, Choice] = {}
         self._clients: dict[Outbox, Client] = {}
+        self._hints: dict[Outbox, wire.PromptHint] = {}
         self._routes: Routes | None = None
 
     @property
@@ -76,6 +89,7 @@ class Dispatcher:
     def lost(self, client: Client) -> None:
         """Forget a connection and cancel what it asked for. Nothing more is sent to it."""
         self._clients.pop(client.box, None)
+        self._hints.pop(client.box, None)
         for lane in list(client.lanes.values()):
             self._close(client, lane, is_lost=True)
         if self._operations is not None:
@@ -102,6 +116,8 @@ class Dispatcher:
                 self._score(client, message)
             case wire.Embed():
                 self._embed(client, message)
+            case wire.PromptHint():
+                self._hints[client.box] = message
             case wire.Cancel(request_id=request_id):
                 lane = client.lanes.get(request_id)
                 if lane is not None:
@@ -137,7 +153,8 @@ class Dispatcher:
         lane_id, n = message.request_id, message.sampling.n
         shares_credit = message.credit > 0 and n > 1
         try:
-            spec = spec_of(message, client.tenant, shares_credit=shares_credit)
+            hint = self._hint(client, lane_id)
+            spec = spec_of(message, client.tenant, shares_credit=shares_credit, hint=hint)
             engine_ids = self._loop.submit(spec)
         except Exception as error:  # noqa: BLE001  (failed() logs what was not raised on purpose)
             client.send([failed(lane_id, error)])
@@ -148,6 +165,11 @@ class Dispatcher:
         self._take_on(client, lane, is_plain=is_plain)
         if pool is not None:
             self._grant(lane, pool.deal())
+
+    def _hint(self, client: Client, lane_id: int) -> wire.PromptHint:
+        """What was said of the prompt of a request just before it, if anything."""
+        hint = self._hints.pop(client.box, NO_HINT)
+        return hint if hint.request_id == lane_id else NO_HINT
 
     def _await_inline(
         self, client: Client, message: wire.GenerateOn, operations: Operations
@@ -170,7 +192,8 @@ class Dispatcher:
         shares_credit = message.credit > 0 and n > 1
         has_place = False
         try:
-            spec = spec_of(message, client.tenant, shares_credit=shares_credit)
+            hint = self._hint(client, lane_id)
+            spec = spec_of(message, client.tenant, shares_credit=shares_credit, hint=hint)
             use = use_of(message, time.time(), inline)
             if message.want_inline:
                 self._operations.take_place(client.tenant)
@@ -286,6 +309,10 @@ class Dispatcher:
             choice.box.touch(touched)
             if isinstance(event, EndEvent):
                 self._end(choice, event)
+            elif isinstance(event, ReusedEvent):
+                if self._clients[choice.box].takes_reused:
+                    told = wire.Reused(choice.lane_id, choice.index, event.n_tokens)
+                    choice.box.logprobs.append(told)
             elif isinstance(event, PromptLogprobsEvent):
                 choice.box.logprobs.append(
                     logprobs_of(choice, event.logprobs, event.first, of_prompt=True)

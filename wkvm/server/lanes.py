@@ -99,7 +99,7 @@ class Outbox:
             touched.append(self)
 
     def take(self) -> list[ServerMessage]:
-        """Empty the box: log probabilities first, then ids, then ends and failures."""
+        """Empty the box: what is said of prompts and ids, then ids, then ends and failures."""
         messages = [*self.logprobs, *self.tokens, *self.ends]
         self.is_fresh = True
         self.logprobs, self.tokens, self.ends = [], [], []

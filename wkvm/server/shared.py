@@ -4,7 +4,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from wkvm_protocol.messages import EMBED_FEATURE, GRAMMAR_FEATURE, SCORE_FEATURE, STATES_FEATURE
+from wkvm_protocol.messages import (
+    EMBED_FEATURE,
+    GRAMMAR_FEATURE,
+    PREFIX_FEATURE,
+    SCORE_FEATURE,
+    STATES_FEATURE,
+)
 
 from wkvm.core.config import ServerConfig
 from wkvm.engine.interface import EngineInfo
@@ -50,7 +56,7 @@ class Shared:
 
     def features(self) -> list[str]:
         """What clients may use of what the protocol leaves open."""
-        features = [SCORE_FEATURE, EMBED_FEATURE]
+        features = [SCORE_FEATURE, EMBED_FEATURE, PREFIX_FEATURE]
         if self.info.takes_grammars:
             features.append(GRAMMAR_FEATURE)
         if self.dispatcher.takes_states:

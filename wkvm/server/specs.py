@@ -9,8 +9,17 @@ from wkvm.core.grammar import Grammar
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 
+NO_HINT = wire.PromptHint(0)
+"""Of a request whose prompt nothing was said of."""
 
-def spec_of(message: wire.Generation, tenant: str, *, shares_credit: bool) -> RequestSpec:
+
+def spec_of(
+    message: wire.Generation,
+    tenant: str,
+    *,
+    shares_credit: bool,
+    hint: wire.PromptHint = NO_HINT,
+) -> RequestSpec:
     """What a request asks of the engine. Where choices share credit, they start without.
 
     Raises:
@@ -30,6 +39,8 @@ def spec_of(message: wire.Generation, tenant: str, *, shares_credit: bool) -> Re
         timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
         credit=0 if shares_credit else message.credit or None,
         grammar=grammar,
+        borders=unpack_ids(hint.borders),
+        cache_salt=hint.cache_salt,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wkvm.core.layout import GUEST_PAGES, GUEST_TABLE, GUEST_TOKENS, ITEM_BYTES, StateLayout
 from wkvm.state.dtypes import DTYPES
-from wkvm.state.guest import GuestPool, finished
+from wkvm.state.guest import GuestPool, finished, runs
 from wkvm.state.memory import host_memory
 
 
@@ -94,13 +94,32 @@ class Arena:
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the record of ``source`` over each of ``targets``, padding included.
 
-        Without a guest: its pages would be shared by who writes to them.
+        Pages are granted by the pool: whoever writes to one must not share it. Does not wait for
+        the device.
         """
-        if self.pool is not None:
-            raise ValueError("a state with a guest is copied as an image")
-        index = self._index(targets)
         # The clone keeps the read apart from the write; then all targets are one launch.
-        self.records[index] = self.records[self._checked(source)].clone()
+        self.fill(self.records[self._checked(source)].clone(), targets)
+
+    def is_finite(self, slot: int, pages: Sequence[int] = ()) -> Tensor:
+        """Whether there is no NaN or infinity in the record of ``slot``, nor in these pages.
+
+        One pass over them. Does not wait for the device.
+
+        Args:
+            pages: full ones: what was never written counts, too.
+
+        Returns:
+            A bool, on the arena's device.
+        """
+        at = self._checked(slot)
+        views = [view[at] for view in self._of_records.values() if view.is_floating_point()]
+        if self.pool is not None:
+            views += [self.pool.pages[first : first + n] for _, first, n in runs(pages)]
+        # A sum has a NaN if anything in it is one, or infinite; one too large for float32 is none.
+        sums = [view.sum(dtype=torch.float32) for view in views]
+        if not sums:
+            return torch.ones((), dtype=torch.bool, device=self.records.device)
+        return torch.stack(sums).isfinite().all()
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """A copy of each tensor of ``slot``'s record, on the arena's device."""

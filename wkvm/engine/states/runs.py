@@ -102,6 +102,7 @@ def again_spec(
         save=True,
         hold_back_last=leaves_pending and not outputs,
         checkpoint_every=checkpoint_every,
+        reuses=False,  # it is computed to be compared, or to be what it was
     )
 
 
