@@ -72,6 +72,22 @@ async def test_items_are_added_listed_and_taken_out(running: Running) -> None:
         assert (status, answer["error"]["code"]) == (404, "item_not_found")
 
 
+async def test_items_that_are_sent_again_have_ids_of_their_own(running: Running) -> None:
+    name = await begin(running, {**said("one"), "id": "msg_x"}, {**said("two"), "id": "msg_x"})
+    again = {"items": [{**said("three"), "id": "msg_x"}]}
+    _, added = await ask(running, "POST", f"{BASE}/{name}/items", again)
+    _, listed = await ask(running, "GET", f"{BASE}/{name}/items?order=asc")
+    names = [one["id"] for one in listed["data"]]
+    assert names[0] == "msg_x"
+    assert names[2] == added["first_id"]
+    assert len(set(names)) == 3
+    first = await respond(running, SUN, conversation=name)
+    await respond(running, [*first["output"], said("Why?")], conversation=name)
+    _, listed = await ask(running, "GET", f"{BASE}/{name}/items?order=asc")
+    names = [one["id"] for one in listed["data"]]
+    assert len(set(names)) == len(names) == 8
+
+
 async def test_a_response_adds_what_it_took_and_gave(running: Running) -> None:
     name = await begin(running)
     made = await respond(running, SUN, conversation=name)

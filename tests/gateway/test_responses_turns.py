@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from wkvm_client.aio import Client
 
-from tests.gateway.harness import Running
+from tests.gateway.harness import Running, gateway_running
 from tests.gateway.responding import (
     ask_for,
     bundled_texts,
@@ -212,3 +212,16 @@ async def test_a_reference_stands_for_its_item(tmp_path: Path, watch: Watch) -> 
         ]
         await respond(running, [*references, {"role": "user", "content": MOON}])
     assert watch.prompts[1] == whole(("user", SUN), ("assistant", text_of(first)), ("user", MOON))
+
+
+async def test_without_states_a_turn_reads_everything() -> None:
+    async with gateway_running() as running:
+        body = {"model": "fake", "input": "Who?", "max_output_tokens": 4}
+        status, first = await ask(running, "POST", "/v1/responses", body)
+        assert status == 200
+        assert "state" not in first
+        body |= {"input": "Why?", "previous_response_id": first["id"]}
+        status, second = await ask(running, "POST", "/v1/responses", body)
+        assert status == 200
+        assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+        assert cached(second) == 0

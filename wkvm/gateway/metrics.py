@@ -187,6 +187,7 @@ def _of_http(numbers: Mapping[str, float]) -> Iterable[Metric]:
     for name, family, what in (
         (totals.STREAMS, "wkvm_http_streams_open", "Answers that are being streamed."),
         (totals.TURNS, "wkvm_session_turns", "Turns of sessions that run."),
+        (totals.RESPONSES, "wkvm_responses_running", "Responses that are being made."),
         (totals.LEFT, "wkvm_http_requests_left", "Requests that go on without a client."),
         (totals.WORKERS, "wkvm_http_workers", "Processes that serve HTTP and answer."),
         (totals.LAG, "wkvm_http_loop_lag_seconds", "How late event loops with streams were."),

@@ -12,6 +12,7 @@ from wkvm.gateway.calls import Gateway
 
 ANSWERED, OPEN, STREAMS, TURNS, LEFT = "answered", "open", "streams", "turns", "left"
 REFUSED_KEYS, IGNORED, WORKERS = "refused_keys", "ignored", "workers"
+RESPONSES = "responses"
 LAG, HELD = "lag_s", "held"
 COUNTERS = frozenset({ANSWERED, HELD, REFUSED_KEYS, IGNORED})
 
@@ -29,6 +30,7 @@ def numbers_of(gateway: Gateway) -> dict[str, float]:
         found[f"{IGNORED} {template} {name}"] += n
     found[STREAMS] = counts.n_streams
     found[TURNS] = len(gateway.turns)
+    found[RESPONSES] = len(gateway.responses)
     found[LEFT] = len(gateway.unwatched)
     found[REFUSED_KEYS] = counts.n_refused_keys
     found[HELD] = gateway.pace.n_held

@@ -81,7 +81,7 @@ async def add_items(call: Call) -> web.StreamResponse:
     if not body.items:
         raise invalid("items", "at least one is needed")
     items = await _items(call, body.items)
-    await gateway.responses.database.run(
+    items = await gateway.responses.database.run(
         talks.append, call.tenant, _name(call), items, gateway.responses.limits
     )
     return _json(page(items, has_more=False))

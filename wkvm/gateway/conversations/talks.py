@@ -141,15 +141,18 @@ def history(there: Connection, tenant: bytes, name: str) -> TalkSoFar:
 
 def append(
     there: Connection, tenant: bytes, name: str, items: Sequence[Kept], limits: Limits
-) -> None:
+) -> list[Kept]:
     """Add items at the end.
+
+    Returns:
+        The items, as they are kept there.
 
     Raises:
         HttpError: 404, as ``get``; 409, a response is being made; 507, there is no room.
     """
     with there.transaction() as db:
         _check_idle(there, tenant, name)
-        _append(db, tenant, name, items, limits)
+        return _append(db, tenant, name, items, limits)
 
 
 def item(there: Connection, tenant: bytes, name: str, item_id: str) -> Kept:
@@ -197,7 +200,8 @@ def no_item(item_id: str) -> HttpError:
 
 def _append(
     db: sqlite3.Connection, tenant: bytes, name: str, items: Sequence[Kept], limits: Limits
-) -> None:
+) -> list[Kept]:
+    items = rows.told_apart(db, name, items)
     bodies = [msgspec.json.encode(one) for one in items]
     n_bytes = sum(map(len, bodies))
     check_room(db, tenant, n_bytes, limits)
@@ -208,6 +212,7 @@ def _append(
         "WHERE id = ?",
         (position + len(items), n_bytes, name),
     )
+    return items
 
 
 def _row(db: sqlite3.Connection, tenant: bytes, name: str, columns: str) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from wkvm.gateway.responses.rows import (
     occupy,
     put_items,
     release,
+    told_apart,
 )
 from wkvm.gateway.written import ReadMark
 
@@ -109,7 +110,8 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
     """
     now = time.time()
     resource = encode(begun.resource)
-    bodies = [encode(item) for item in begun.items]
+    items = told_apart(there.db, begun.id, begun.items)
+    bodies = [encode(item) for item in items]
     n_bytes = len(resource) + sum(map(len, bodies))
     with there.transaction() as db:
         if begun.conversation is not None:
@@ -131,7 +133,7 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
                 n_bytes,
             ),
         )
-        put_items(db, begun.tenant, begun.id, INPUT, 0, zip(begun.items, bodies, strict=True))
+        put_items(db, begun.tenant, begun.id, INPUT, 0, zip(items, bodies, strict=True))
     return made_room
 
 

@@ -4,6 +4,7 @@ All of it is for the database's own thread.
 """
 
 import sqlite3
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,6 +65,22 @@ def page(
     return [decode(body) for (body,) in rows[:limit]], len(rows) > limit
 
 
+def told_apart(db: sqlite3.Connection, holder: str, items: Iterable[Kept]) -> list[Kept]:
+    """Items as they can be added to a holder's: each has an id there that no other has.
+
+    Clients may send an item twice, or one of an earlier answer again.
+    """
+    rows = db.execute("SELECT id FROM items WHERE holder = ? AND part = ?", (holder, INPUT))
+    taken, result = {name for (name,) in rows}, list[Kept]()
+    for item in items:
+        if item["id"] in taken:
+            kind = item["id"].partition("_")[0]
+            item = {**item, "id": f"{kind[:16]}_{uuid.uuid4().hex}"}
+        taken.add(item["id"])
+        result.append(item)
+    return result
+
+
 def put_items(
     db: sqlite3.Connection,
     tenant: bytes,
@@ -120,8 +137,9 @@ def release(
     if output is None:
         db.execute("UPDATE talks SET running = NULL, owner = NULL WHERE id = ?", (conversation,))
         return None
-    bodies = [encode(item) for item in items_of(db, response_id, INPUT)] + output
-    items = [decode(body) for body in bodies]
+    answered = [*items_of(db, response_id, INPUT), *map(decode, output)]
+    items = told_apart(db, conversation, answered)
+    bodies = [encode(item) for item in items]
     put_items(db, tenant, conversation, INPUT, position, zip(items, bodies, strict=True))
     end: int = position + len(bodies)
     db.execute(
