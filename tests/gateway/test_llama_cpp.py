@@ -305,7 +305,7 @@ async def test_a_template_is_applied_and_nothing_generated(running: Running) -> 
 
 
 async def test_a_gap_cannot_be_filled(running: Running) -> None:
-    error = (await call(running, "/infill", {"input_prefix": "a"}, status=501))["error"]
+    error = (await call(running, "/infill", {"input_prefix": "a"}, status=400))["error"]
     assert error["type"] == "not_supported_error"
 
 

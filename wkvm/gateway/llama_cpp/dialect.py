@@ -7,11 +7,13 @@ import msgspec
 from wkvm.gateway.dialects import Dialect
 from wkvm.gateway.failures import HttpError, short_message
 
+NOT_SUPPORTED = "not_supported"
+"""The code of what a model cannot do at all."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    501: "not_supported_error",
     503: "unavailable_error",
 }
 """By the status; others are ``invalid_request_error`` below 499 and ``server_error`` from there."""
@@ -49,6 +51,8 @@ class LlamaCppDialect(Dialect):
         del request_id
         default = "invalid_request_error" if error.status < 499 else "server_error"
         kind = _TYPES.get(error.status, default)
+        if error.code == NOT_SUPPORTED:
+            kind = "not_supported_error"
         if error.code == "context_length_exceeded":
             kind = "exceed_context_size_error"
         told = Told(error.status, short_message(_renamed(error)), kind)

@@ -9,6 +9,7 @@ from wkvm.gateway.chat_bodies import ChatBody, question
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.llama_cpp.bodies import TEMPLATE, TemplateBody
 from wkvm.gateway.llama_cpp.completion import settings
+from wkvm.gateway.llama_cpp.dialect import NOT_SUPPORTED
 
 
 class DefaultSettings(msgspec.Struct):
@@ -79,4 +80,5 @@ async def apply_template(call: Call) -> web.StreamResponse:
 async def infill(call: Call) -> web.StreamResponse:
     """``POST /infill``: no model here has tokens for a gap."""
     del call
-    raise HttpError(501, "this model cannot fill in: it has no tokens for a gap")
+    why = "this model cannot fill in: it has no tokens for a gap"
+    raise HttpError(400, why, code=NOT_SUPPORTED)
