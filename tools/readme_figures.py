@@ -35,6 +35,10 @@ def _prompts(file: int, what: str) -> Lines:
     return f"2026-11-29-gpu-prefill-{file}.jsonl", {"timing": f"prefill, eager, {what} tokens"}
 
 
+def _family(what: str, shape: str, rows: int) -> Lines:
+    return "2026-11-30-gpu-families.jsonl", {"what": what, "shape": shape, "rows": rows}
+
+
 GPU_ROWS: dict[str, Lines] = {
     "1.5B decodes 1 row": _step("1.5B", 1),
     "1.5B decodes 32 rows": _step("1.5B", 32),
@@ -50,6 +54,17 @@ GPU_ROWS: dict[str, Lines] = {
     "1.5B absorbs a prompt of 4,096 tokens": _prompts(2, "1.5B, 1 prompts of 4096"),
     "1.5B absorbs 32 prompts of 1,024": _prompts(2, "1.5B, 32 prompts of 1024"),
     "7.2B absorbs 32 prompts of 1,024": _prompts(3, "7.2B, 32 prompts of 1024"),
+    "Mamba-2 2.7B decodes 1 row": _family("decode", "mamba2-2.7B", 1),
+    "Mamba-2 2.7B decodes 32 rows": _family("decode", "mamba2-2.7B", 32),
+    "Mamba-2 2.7B decodes 256 rows": _family("decode", "mamba2-2.7B", 256),
+    "Mamba-2 2.7B absorbs a prompt of 8,192 tokens": _family("prompts", "mamba2-2.7B", 1),
+    "Qwen3.5 9B decodes 1 row after 4,096 tokens": _family("decode", "qwen3.5-9B", 1),
+    "Qwen3.5 9B decodes 32 rows after 4,096 tokens each": _family("decode", "qwen3.5-9B", 32),
+    "Qwen3.5 9B decodes 256 rows after 4,096 tokens each": _family("decode", "qwen3.5-9B", 256),
+    "Qwen3.5 9B absorbs a prompt of 8,192 tokens": _family("prompts", "qwen3.5-9B", 1),
+    "Qwen3-Next 80B in float8 decodes 1 row": _family("decode", "qwen3-next-80B", 1),
+    "Qwen3-Next 80B in float8 decodes 32 rows": _family("decode", "qwen3-next-80B", 32),
+    "Qwen3-Next 80B in float8 decodes 256 rows": _family("decode", "qwen3-next-80B", 256),
 }
 """Forward passes on a GPU that README.md shows, by what it calls them."""
 
@@ -76,7 +91,8 @@ def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, An
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
-            if field in record:
+            # Lines of tools for a GPU are of no benchmark, and are read by name.
+            if field in record and "bench" in record:
                 latest[record["bench"], record["case"], record["command"]] = record
     return latest
 
@@ -160,7 +176,8 @@ def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
             raise ValueError(f"{file} has no line of {name}")
         record = min(found, key=_ms)
         ms = _ms(record)
-        rate = record["tokens_per_s"] if "tokens_per_s" in record else record["rows"] / ms * 1e3
+        rates = (record[field] for field in ("tokens_per_s", "tok_s") if field in record)
+        rate = next(rates, None) or record["rows"] / ms * 1e3
         lines.append(f"| {name} | {ms:,.4g} | {rate:,.0f} | [{file}](bench/results/{file}) |")
     return "\n".join(lines) + "\n"
 
