@@ -84,7 +84,7 @@ async def test_a_tool_that_others_run_is_left_out(running: Running, kind: str) -
     plain = await respond(running, ASKED, tools=[LOOK])
     with_it = await respond(running, ASKED, tools=[{"type": kind, "x": 1}, LOOK])
     assert with_it["output"][0]["content"] == plain["output"][0]["content"]
-    assert with_it["usage"] == plain["usage"]
+    assert with_it["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -276,19 +276,18 @@ class Run:
         origin, n_prompt = self._asked.origin, len(self._asked.question.prompt)
         return cost(
             n_input=n_prompt + (0 if origin is None else origin.n_tokens),
-            n_cached=self._n_cached(),
+            n_cached=self._n_cached(finish),
             n_output=finish.n_output,
             n_reasoning=min(self._n_reasoning(), finish.n_output),
         )
 
-    def _n_cached(self) -> int:
+    def _n_cached(self, finish: Finish) -> int:
         """How many tokens were not computed for this."""
-        assert self._stream is not None
-        choice = self._stream.choices[0]
-        if choice.is_over:
-            return choice.result.cached_tokens
-        # One that was given up at a stop string does not say.
-        return self._asked.n_read if self._asked.question.continues else 0
+        if finish.state is not None:
+            return finish.state.cached_tokens + finish.n_reused
+        # One that was given up at a stop string does not say what its state had read.
+        n_read = self._asked.n_read if self._asked.question.continues else 0
+        return n_read + finish.n_reused
 
     def _n_reasoning(self) -> int:
         """How many tokens what was thought is, written as text."""
