@@ -1,7 +1,6 @@
 """Grammars to constraints: what may come next, by llguidance.
 
-A grammar is compiled in a thread of its own, one after the other; what was compiled last is
-kept. Only here is llguidance known, and it is imported when the first grammar comes, or
+Grammars are compiled in threads of their own, a few at a time; what was compiled last is kept. Only here is llguidance known, and it is imported when the first grammar comes, or
 ``prepare`` is called.
 """
 
@@ -28,6 +27,9 @@ _Compiled: TypeAlias = "llguidance.LLMatcher | str"
 
 N_KEPT = 16
 """Compiled grammars that are kept. A large one can take tens of MiB."""
+
+N_COMPILING = 4
+"""Grammars that are compiled at a time, so that a slow one keeps few others waiting."""
 
 STACK_BYTES = 128 * 2**20
 """Stack of the thread that compiles. A grammar may nest as deep as it is long, each level
@@ -78,7 +80,8 @@ class GrammarCompiler:
         self._kept = OrderedDict[Grammar, _Compiled]()
         self._waiting = dict[Grammar, list[Unbound]]()
         self._finished = deque[tuple[Grammar, _Compiled]]()
-        self._is_busy = False
+        self._compiling = set[Grammar]()
+        self._preparing = threading.Lock()
         self._has_finished = threading.Event()
         self.wake: Callable[[], None] = _ignore
         """Called from another thread when ``turn`` has something to return."""
@@ -91,8 +94,9 @@ class GrammarCompiler:
         Raises:
             MissingExtraError: llguidance is not installed.
         """
-        if self._tokenizer is None:
-            self._tokenizer = _read_vocabulary(self._token_bytes, self._vocab_size)
+        with self._preparing:
+            if self._tokenizer is None:
+                self._tokenizer = _read_vocabulary(self._token_bytes, self._vocab_size)
 
     def want(self, unbound: Iterable[Unbound]) -> None:
         """Take on requests; ``turn`` returns their constraints."""
@@ -102,7 +106,7 @@ class GrammarCompiler:
     def turn(
         self, is_wanted: Callable[[int], bool]
     ) -> list[tuple[int, Constraint | InvalidParameterError]]:
-        """What has become of grammars since the last call; starts to compile the next one.
+        """What has become of grammars since the last call; starts to compile the next ones.
 
         Args:
             is_wanted: whether a request, by its id, has not ended meanwhile.
@@ -110,9 +114,10 @@ class GrammarCompiler:
         Returns:
             For each request whose grammar is ready its constraint, or what is wrong with it.
         """
+        self._has_finished.clear()
         while self._finished:
             grammar, compiled = self._finished.popleft()
-            self._is_busy = False
+            self._compiling.discard(grammar)
             self._kept[grammar] = compiled
             if len(self._kept) > N_KEPT:
                 self._kept.popitem(last=False)
@@ -127,15 +132,18 @@ class GrammarCompiler:
                 self._waiting[grammar] = wanted
                 continue
             del self._waiting[grammar]
-        if self._waiting and not self._is_busy:
-            self._start(next(iter(self._waiting)))
+        for grammar in self._waiting:
+            if len(self._compiling) >= N_COMPILING:
+                break
+            if grammar not in self._compiling:
+                self._start(grammar)
         return ready
 
     def wait(self) -> bool:
-        """Wait for the grammar that is being compiled. Returns whether there was one."""
-        if self._is_busy:
+        """Wait for one of the grammars that are being compiled. Returns whether there was one."""
+        if self._compiling:
             self._has_finished.wait()
-        return self._is_busy
+        return bool(self._compiling)
 
     def _bound(self, request: Unbound, compiled: _Compiled) -> "Follower | InvalidParameterError":
         if isinstance(compiled, str):
@@ -160,8 +168,7 @@ class GrammarCompiler:
         return Numbers(self._number_ids)
 
     def _start(self, grammar: Grammar) -> None:
-        self._is_busy = True
-        self._has_finished.clear()
+        self._compiling.add(grammar)
         thread = threading.Thread(
             target=self._work, args=(grammar,), name="wkvm-grammar", daemon=True
         )
