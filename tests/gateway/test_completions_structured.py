@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -96,10 +97,71 @@ async def test_an_engine_without_grammars_says_so() -> None:
         assert (await refused(running, **body))[0] == "structured_outputs"
 
 
-@pytest.mark.parametrize("field", ["response_format", "guided_json", "guided_choice"])
+@pytest.mark.parametrize("field", ["guided_json", "guided_choice"])
 async def test_other_names_for_it_are_refused_and_say_what_to_use(field: str) -> None:
     async with gateway_running() as running:
         param, message = await refused(running, prompt="x", **{field: {"type": "json_object"}})
         assert param == field
         assert "structured_outputs" in message
         await complete(running, prompt="x", max_tokens=1, response_format={"type": "text"})
+
+
+async def test_a_format_is_that_of_chats_and_there_is_one_of_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with gateway_running(constrained()) as running:
+        (choice,) = (await complete(running, prompt="x", response_format=form))["choices"]
+        assert choice["text"] in ('{"a":1}', '{"a":2}')
+        assert choice["finish_reason"] == "stop"
+        body = {"prompt": "x", "response_format": form, "structured_outputs": {"regex": "a"}}
+        assert (await refused(running, **body))[0] == "structured_outputs"
+        for wrong in ({"type": "xml"}, {"type": "json_schema"}):
+            assert (await refused(running, prompt="x", response_format=wrong))[0] == (
+                "response_format"
+            )
+        schema["properties"] = {"a": {"pattern": "("}}
+        assert (await refused(running, prompt="x", response_format=form))[0] == "response_format"
+
+
+TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "as text"])
+async def test_in_free_text_a_trigger_begins_a_structure(field: str) -> None:
+    fields: dict[str, Any] = {"response_format": TAG}
+    if field != "response_format":
+        tag = json.dumps(TAG) if field == "as text" else TAG
+        fields = {"structured_outputs": {"structural_tag": tag}}
+    bias = {str(ord(sign)): 6 for sign in "<f="}
+    async with gateway_running(constrained()) as running:
+        body = {"prompt": "x", "max_tokens": 400, "n": 4, "seed": 3, "logit_bias": bias, **fields}
+        texts = [choice["text"] for choice in (await complete(running, **body))["choices"]]
+    parts = [part for text in texts for part in text.split("<f=")[1:]]
+    whole = re.compile("(a>(1|22)|b>(true|false))</f>")
+    assert len(parts) > 4
+    assert all(whole.match(part) or len(part) < 12 for part in parts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"structures": []},
+        {"triggers": [""]},
+        {"triggers": ["<g"]},
+        {"structures": [{"begin": "<f=", "end": "", "schema": {"not": {}}}]},
+    ],
+)
+async def test_a_structural_tag_that_makes_no_grammar_is_refused(change: dict[str, Any]) -> None:
+    async with gateway_running(constrained()) as running:
+        body = {"prompt": "x", "response_format": {**TAG, **change}}
+        assert (await refused(running, **body))[0] == "response_format"
+        tag = json.dumps({**TAG, **change})
+        body = {"prompt": "x", "structured_outputs": {"structural_tag": tag}}
+        assert (await refused(running, **body))[0] == "structured_outputs"

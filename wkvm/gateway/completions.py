@@ -12,7 +12,7 @@ from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
-from wkvm.gateway.failures import invalid
+from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions
 from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
@@ -30,6 +30,7 @@ from wkvm.gateway.replies import (
 )
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_fields import n_cached, report
+from wkvm.gateway.structured import ResponseFormat, wanted
 from wkvm.gateway.texts import Texts
 
 
@@ -42,7 +43,7 @@ class CompletionRequest(CommonFields, kw_only=True):
         prompt_logprobs: vLLM's; likewise for the prompt, in a field of its own.
         best_of: so many choices are made of each prompt, of which the ``n`` likeliest, by the
             mean of their log probabilities, are told.
-        response_format: not supported, but for text.
+        response_format: what the text must be, as of a chat.
         truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
             many as the engine does.
     """
@@ -54,7 +55,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt_logprobs: Integer | None = None
     best_of: Integer | None = None
     truncate_prompt_tokens: Integer | None = None
-    response_format: object = None
+    response_format: ResponseFormat | None = None
 
 
 async def completions(call: Call) -> web.StreamResponse:
@@ -177,8 +178,10 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
         origin = await origin_of(call.client, body, pins=False)
         most_tokens = await room_after(call.client, origin, most_tokens)
     max_tokens = texts.default_max_tokens if body.max_tokens is None else body.max_tokens
-    outputs = body.structured_outputs
-    grammar = None if outputs is None else outputs.to_grammar()
+    must_be = wanted(body.response_format, body.structured_outputs)
+    grammar = None if must_be is None else must_be.grammar
+    if must_be is not None:
+        call.names = {**OPENAI_NAMES, "grammar": must_be.field}
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     keywords |= body.state_keywords(n=n_made * len(prompts))
     ranked = body.logprobs is None and n_made > n
@@ -211,8 +214,6 @@ def _n_made(body: CompletionRequest, n: int) -> int:
 
 def _refuse(body: CompletionRequest) -> None:
     """Refuse what is not supported, or contradicts itself."""
-    if body.response_format not in (None, {"type": "text"}):
-        raise invalid("response_format", "not supported: use structured_outputs")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
 
@@ -225,8 +226,8 @@ def _mean_logprob(whole: Whole) -> float:
 
 def _n_prompt_logprobs(body: CompletionRequest) -> int | None:
     """How many most likely ids the engine reports for the prompt."""
-    wanted = [body.logprobs if body.echo else None, body.prompt_logprobs]
-    return max((n for n in wanted if n is not None), default=None)
+    counts = [body.logprobs if body.echo else None, body.prompt_logprobs]
+    return max((n for n in counts if n is not None), default=None)
 
 
 class _ChoiceWriter:

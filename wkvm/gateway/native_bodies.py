@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from wkvm_client import Completion, Grammar, TokenLogprobs
+from wkvm_client import Completion, TokenLogprobs
 
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.fields import Integer, check_interval
 from wkvm.gateway.state_fields import STATE_FIELDS, STATE_NAMES, StateFields, StateReport, report
+from wkvm.gateway.structured import checked_grammar
 
 MAX_ID_CHARACTERS = 128
 """In the name of a request."""
@@ -73,7 +74,7 @@ class GenerateBody(StateFields, kw_only=True, forbid_unknown_fields=True):
         for name in ("ids", "model", "stream_interval", *STATE_FIELDS):
             del given[name]
         if isinstance(self.grammar, GrammarBody):
-            given["grammar"] = Grammar(self.grammar.kind, self.grammar.source)
+            given["grammar"] = checked_grammar(self.grammar.kind, self.grammar.source, "grammar")
         n = self.n if isinstance(self.n, int) else 1
         given = {name: value for name, value in given.items() if value is not UNSET}
         return given | self.state_keywords(n=n)

@@ -1,5 +1,6 @@
 """What the text of an answer must be, as requests say it, made a grammar."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -30,6 +31,57 @@ class Wanted:
     rules: list[str] | None
 
 
+class Structure(msgspec.Struct):
+    """A part of a text that begins and ends with words, and is JSON between them."""
+
+    begin: str
+    end: str
+    schema: Schema | None = None
+
+
+class StructuralTag(msgspec.Struct):
+    """vLLM's and SGLang's: any text, in which each trigger begins one of the structures.
+
+    Attributes:
+        structures: each begins with a trigger.
+        triggers: what the model may not write otherwise.
+        type: always this one.
+    """
+
+    structures: list[Structure] = msgspec.field(default_factory=list[Structure])
+    triggers: list[str] = msgspec.field(default_factory=list[str])
+    type: Literal["structural_tag"] = "structural_tag"
+
+    def to_wanted(self, field: str) -> Wanted:
+        """What the text must be.
+
+        Raises:
+            HttpError: 400; it makes no grammar.
+        """
+        if not self.structures or not all(self.triggers):
+            raise invalid(field, "a structural_tag needs structures, and no empty trigger")
+        lines = list[str]()
+        for index, one in enumerate(self.structures):
+            trigger = next((word for word in self.triggers if one.begin.startswith(word)), None)
+            if trigger is None:
+                why = f"structures[{index}].begin begins with none of the triggers"
+                raise invalid(field, why)
+            schema = {} if one.schema is None else one.schema
+            checked = check_schema(schema, field, at=f"structures[{index}].schema")
+            rest = one.begin.removeprefix(trigger)
+            lines += [
+                f"part_{index}_trigger[lazy]: ANY_TEXT {_json(trigger)}",
+                f"part_{index}: part_{index}_trigger {_json(rest)} part_{index}_json "
+                f"{_json(one.end)}",
+                f"part_{index}_json: %json {_json(compact(cast('Schema', checked)))}",
+            ]
+        parts = " | ".join(f"part_{index}" for index in range(len(self.structures)))
+        rules = [f"{ANSWER}: ({parts})* last_text", "last_text: ANY_TEXT", *lines]
+        rules.append("ANY_TEXT: /(?s:.*)/")
+        grammar = "\n".join([f"start: {ANSWER}", *rules, ""])
+        return Wanted(field, Grammar("lark", grammar), rules)
+
+
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's. Exactly one of these counts. Other fields are ignored.
 
@@ -39,7 +91,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
         regex: matches all of the output.
         choice: the output is one of these.
         grammar: in the dialect of Lark that llguidance has.
-        structural_tag: not supported.
+        structural_tag: free text with parts that follow schemas; see ``StructuralTag``. As an
+            object, or as JSON in a string.
     """
 
     json: dict[str, object] | bool | str | None = None
@@ -47,7 +100,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    structural_tag: object = None
+    structural_tag: StructuralTag | str | None = None
 
     def to_wanted(self) -> Wanted:
         """What the text must be.
@@ -55,8 +108,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
         Raises:
             HttpError: 400; none is named, or several, or one that makes no grammar.
         """
-        if self.structural_tag is not None:
-            raise invalid(FIELD, "structural_tag is not supported: use grammar")
         found = list[Wanted]()
         if self.json is not None:
             found.append(_of_schema(_schema(self.json), FIELD, "json"))
@@ -69,8 +120,11 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
             found.append(_of_choice(self.choice))
         if self.grammar is not None:
             found.append(Wanted(FIELD, Grammar("lark", self.grammar), None))
+        if self.structural_tag is not None:
+            found.append(_tag(self.structural_tag).to_wanted(FIELD))
         if len(found) != 1:
-            why = "one of json, json_object, regex, choice and grammar is needed, and only one"
+            kinds = "json, json_object, regex, choice, grammar and structural_tag"
+            why = f"one of {kinds} is needed, and only one"
             raise invalid(FIELD, why)
         return found[0]
 
@@ -88,10 +142,12 @@ class NamedSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """OpenAI's: what an answer is to be. vLLM's ``structural_tag`` is not supported."""
+    """OpenAI's: what an answer is to be; and vLLM's ``structural_tag``."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
+    structures: list[Structure] | None = None
+    triggers: list[str] | None = None
 
     def to_wanted(self) -> Wanted | None:
         """What the text must be; None for any.
@@ -111,8 +167,19 @@ class ResponseFormat(msgspec.Struct):
                 schema = {"type": "object"} if schema is None else schema
                 checked = check_schema(closed(schema), FORMAT, at="json_schema.schema")
                 return _of_compact(cast("Schema", checked))
+            case ResponseFormat(type="structural_tag"):
+                return StructuralTag(self.structures or [], self.triggers or []).to_wanted(FORMAT)
             case _:
                 raise invalid(FORMAT, 'type "json_schema" needs a "json_schema"')
+
+
+def _tag(tag: StructuralTag | str) -> StructuralTag:
+    if not isinstance(tag, str):
+        return tag
+    try:
+        return msgspec.json.decode(tag, type=StructuralTag)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise invalid(FIELD, f"structural_tag: {error}") from error
 
 
 def _schema(schema: dict[str, object] | bool | str) -> object:
@@ -145,3 +212,32 @@ def _of_choice(choices: list[str]) -> Wanted:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def wanted(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Wanted | None:
+    """What a text must be that is nothing else; None for any.
+
+    Raises:
+        HttpError: 400; both are given, or as ``to_wanted``.
+    """
+    found = None if form is None else form.to_wanted()
+    if outputs is None:
+        return found
+    if found is not None:
+        raise invalid(FIELD, "excludes response_format")
+    return outputs.to_wanted()
+
+
+def checked_grammar(
+    kind: Literal["json_schema", "regex", "lark"], source: str, field: str
+) -> Grammar:
+    """A grammar that a client gives as the engine takes it.
+
+    Raises:
+        HttpError: 400; as ``check_schema``.
+    """
+    if kind == "json_schema":
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            # What is no JSON at all the engine says.
+            check_schema(msgspec.json.decode(source), field, at="source")
+    return Grammar(kind, source)
