@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.conftest import BUNDLED
+from tests.gateway.test_turns import CHATML, Marked
 from wkvm.gateway.template import ChatTemplate, load_chat_template
 from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer
 from wkvm.gateway.written import ReadMark, read_by
@@ -44,6 +45,48 @@ def test_a_name_of_a_special_token_in_a_message_is_not_that_token(
     assert real is not None
     assert real not in forged
     assert b"named <|end|>." in forged
+
+
+@pytest.mark.parametrize(
+    ("answer", "rest"),
+    [
+        (" A fox.", b"\n\nUser: Why?\n\nAssistant:"),
+        (" A fox.\n\n", b"User: Why?\n\nAssistant:"),
+        (" A fox. ", None),
+        ("A fox.", None),
+        ("  A fox.", None),
+    ],
+)
+def test_an_answer_in_plain_text_is_gone_on_from_where_it_is_written_so(
+    answer: str, rest: bytes | None, tmp_path: Path
+) -> None:
+    """The World models' template trims answers, and puts a space before them."""
+    template, tokenizer = load_chat_template(tmp_path), ByteTokenizer()
+    first = template.write(ASKED, tokenizer)
+    mark = ReadMark.of(first.read_bytes() + answer.encode())
+    told = {"role": "assistant", "content": answer.removeprefix(" ")}
+    second = template.write([*ASKED, told, {"role": "user", "content": "Why?"}], tokenizer)
+    assert mark.begins(second.read_bytes()) == (rest is not None)
+    if rest is not None:
+        assert second.ids_after(mark.n_bytes) == list(rest)
+
+
+@pytest.mark.parametrize(("end", "goes_on"), [([301], True), ([], True), ([300], False)])
+def test_an_end_that_is_the_templates_own_is_not_written_again(
+    end: list[int], goes_on: bool
+) -> None:
+    tokenizer = Marked()
+    first = CHATML.write(ASKED, tokenizer)
+    answered = read_by([*b"A fox.", *end], tokenizer)
+    assert answered is not None
+    mark = ReadMark.of(first.read_bytes() + answered)
+    told = [*ASKED, {"role": "assistant", "content": "A fox."}, {"role": "user", "content": "Why?"}]
+    second = CHATML.write(told, tokenizer)
+    assert mark.begins(second.read_bytes()) == goes_on
+    if goes_on:
+        rest = second.ids_after(mark.n_bytes)
+        assert rest is not None
+        assert [*first.ids(), *b"A fox.", *end, *rest] == second.ids()
 
 
 @pytest.mark.parametrize("other", ["Who? ", "who?", "Wh"])
