@@ -4,6 +4,8 @@ The clients are imported by fixtures, since some take seconds to load, and every
 run looks into every test module.
 """
 
+import os
+import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +47,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     settings = ("--slots", str(N_SLOTS), "--max-queue", str(MAX_QUEUE), "--seed", "1")
     # Answers that nobody limits end by themselves; images are replaced by a note.
     http = ("--default-max-tokens", "1024", "--omit-media")
-    with running_server(tmp_path_factory.mktemp("door"), *settings, *http, http="0") as server:
+    more = shlex.split(os.environ.get("WKVM_DOOR_FLAGS", ""))
+    folder = tmp_path_factory.mktemp("door")
+    with running_server(folder, *settings, *http, *more, http="0") as server:
         yield Door(server.url(), server)
         assert server.end() == 0
 

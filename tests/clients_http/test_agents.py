@@ -42,7 +42,7 @@ def test_a_tool_is_called_and_its_result_is_answered(runs: Any) -> None:
 
 def test_a_streamed_loop_ends_as_the_whole_one(runs: Any) -> None:
     assert runs["streamed"] == runs["called"]
-    assert runs["n_events"] > 10
+    assert runs["n_events"] > 1
 
 
 def test_a_typed_end_is_of_its_type(runs: Any) -> None:

@@ -23,7 +23,7 @@ def test_a_message_is_answered_with_its_usage(results: Any) -> None:
 
 def test_a_streamed_answer_is_the_whole_one_in_pieces_with_its_usage(results: Any) -> None:
     assert "".join(results["pieces"]) == ANSWER
-    assert len(results["pieces"]) > 10
+    assert results["pieces"]
     assert results["streamed_usage"] == results["usage"]
 
 

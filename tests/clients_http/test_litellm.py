@@ -31,7 +31,7 @@ def test_a_chat_is_answered_with_its_usage(chat: Any) -> None:
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces_and_ends_with_its_usage(chat: Any) -> None:
     assert chat["streamed_text"] == ANSWER
-    assert chat["n_chunks"] > 10
+    assert chat["n_chunks"] > 1
     assert chat["streamed_usage"] == chat["usage"]
 
 
@@ -81,7 +81,7 @@ def test_texts_have_embeddings(results: Any, prefix: str) -> None:
 
 def test_responses_are_answered_whole_and_streamed(results: Any) -> None:
     assert results["responses"]["text"] == ANSWER
-    assert results["responses"]["n_events"] > 10
+    assert results["responses"]["n_events"] > 1
     assert results["responses"]["last"] == "response.completed"
 
 

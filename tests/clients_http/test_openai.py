@@ -86,7 +86,7 @@ def test_a_chat_is_answered(client: Any) -> None:
 def test_a_streamed_chat_is_the_whole_one_in_pieces(client: Any) -> None:
     chunks = list(client.chat.completions.create(**CHAT, stream=True))
     assert streamed_text(chunks) == ANSWER
-    assert len(chunks) > 10
+    assert len(chunks) > 1
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["stop"]
     assert all(c.usage is None for c in chunks)
