@@ -47,7 +47,7 @@ class Granted:
     """What a server may still send on a lane, from the messages alone."""
 
     def __init__(self, request: Draft) -> None:
-        assert not isinstance(request.message, Score)
+        assert not isinstance(request.message, Score | Embed)
         self.credit = request.message.credit
         self.n_grants = 0
         self.lane = Lane(1, request, self)
