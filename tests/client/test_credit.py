@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wkvm_client.drafts import Draft, draft
 from wkvm_client.errors import ClientError
 from wkvm_client.lanes import Lane
-from wkvm_protocol.messages import Cancel, Credit, Score
+from wkvm_protocol.messages import Cancel, Credit, Embed, Score
 
 from tests.client.drivers import Driver
 from tests.client.fake_server import FakeServer
