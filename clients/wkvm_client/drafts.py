@@ -64,10 +64,11 @@ class Grammar:
     Attributes:
         kind: how ``source`` is written.
         source: a JSON schema, as JSON; a regular expression, which all of the output must
-            match; or a grammar in the dialect of Lark that llguidance has.
+            match; a grammar in the dialect of Lark that llguidance has; or, as JSON, sequences of
+            ids that the output has nowhere, and perhaps another grammar.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "without"]
     source: str
 
 

@@ -279,7 +279,7 @@ async def test_another_model_is_not_found_and_no_model_is_an_error(running: Runn
         ("best_of", {"best_of": 2, "stream": True}),
         ("best_of", {"best_of": 129}),
         ("best_of", {"best_of": 1, "n": 2}),
-        ("bad_words", {"bad_words": ["x"]}),
+        ("bad_words", {"bad_words": ["x"] * 513}),
         ("use_beam_search", {"use_beam_search": True}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),

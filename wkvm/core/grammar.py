@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from wkvm.core.errors import InvalidParameterError
 
-KINDS = frozenset({"json_schema", "regex", "lark"})
+KINDS = frozenset({"json_schema", "regex", "lark", "without"})
 MAX_GRAMMAR_BYTES = 65_536
 """Length of a grammar's source in UTF-8."""
 
@@ -19,7 +19,8 @@ class Grammar:
     """A grammar that the output must follow.
 
     Attributes:
-        kind: how the source is written: ``json_schema``, ``regex`` or ``lark``.
+        kind: how the source is written: ``json_schema``, ``regex``, ``lark`` or ``without``, which
+            is sequences of ids that the output has nowhere.
         source: the grammar. Whether it is one shows when it is compiled.
     """
 

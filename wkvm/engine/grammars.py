@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wkvm.core.errors import InvalidParameterError, MissingExtraError
 from wkvm.core.grammar import Constraint, Grammar, Unbound
 from wkvm.engine.json_numbers import NumberIds, Numbers
+from wkvm.engine.without import Source, Without, read_source
 
 if TYPE_CHECKING:
     import llguidance
@@ -79,6 +80,8 @@ class GrammarCompiler:
         self._number_ids: NumberIds | None = None
         self._kept = OrderedDict[Grammar, _Compiled]()
         self._waiting = dict[Grammar, list[Unbound]]()
+        self._without = dict[int, Source]()
+        self._ready = list[tuple[int, Constraint | InvalidParameterError]]()
         self._finished = deque[tuple[Grammar, _Compiled]]()
         self._compiling = set[Grammar]()
         self._preparing = threading.Lock()
@@ -101,7 +104,33 @@ class GrammarCompiler:
     def want(self, unbound: Iterable[Unbound]) -> None:
         """Take on requests; ``turn`` returns their constraints."""
         for request in unbound:
-            self._waiting.setdefault(request.grammar, []).append(request)
+            if request.grammar.kind == "without":
+                self._want_without(request)
+            else:
+                self._waiting.setdefault(request.grammar, []).append(request)
+
+    def _want_without(self, request: Unbound) -> None:
+        """Take on a request whose output lacks something, and perhaps follows a grammar too."""
+        try:
+            source = read_source(request.grammar, self._vocab_size)
+            grammar = source.grammar
+            if grammar is None:
+                constraint = self._lacking(source, request, None)
+                self._ready.append((request.request_id, constraint))
+                return
+        except InvalidParameterError as error:
+            self._ready.append((request.request_id, error))
+            return
+        self._without[request.request_id] = source
+        inner = request._replace(grammar=grammar)
+        self._waiting.setdefault(grammar, []).append(inner)
+
+    def _lacking(self, source: Source, request: Unbound, inner: Constraint | None) -> Without:
+        without = Without(
+            source.ids, self._vocab_size, allowed_ids=request.allowed_ids, inner=inner
+        )
+        without.note(request.told)
+        return without
 
     def turn(
         self, is_wanted: Callable[[int], bool]
@@ -121,9 +150,12 @@ class GrammarCompiler:
             self._kept[grammar] = compiled
             if len(self._kept) > N_KEPT:
                 self._kept.popitem(last=False)
-        ready = list[tuple[int, Constraint | InvalidParameterError]]()
+        ready, self._ready = self._ready, []
         for grammar in list(self._waiting):
             wanted = [one for one in self._waiting[grammar] if is_wanted(one.request_id)]
+            for one in self._waiting[grammar]:
+                if self._without and not is_wanted(one.request_id):
+                    self._without.pop(one.request_id, None)
             if grammar in self._kept:
                 compiled = self._kept[grammar]
                 self._kept.move_to_end(grammar)
@@ -145,7 +177,16 @@ class GrammarCompiler:
             self._has_finished.wait()
         return bool(self._compiling)
 
-    def _bound(self, request: Unbound, compiled: _Compiled) -> "Follower | InvalidParameterError":
+    def _bound(self, request: Unbound, compiled: _Compiled) -> Constraint | InvalidParameterError:
+        source = self._without.pop(request.request_id, None)
+        inner = self._follower(request, compiled)
+        if source is None or isinstance(inner, InvalidParameterError):
+            return inner
+        return self._lacking(source, request, inner)
+
+    def _follower(
+        self, request: Unbound, compiled: _Compiled
+    ) -> "Follower | InvalidParameterError":
         if isinstance(compiled, str):
             return InvalidParameterError("grammar", compiled)
         follower = Follower(

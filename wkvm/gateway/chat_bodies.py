@@ -218,7 +218,7 @@ def _question(
             **STATE_NAMES,
             "prompt": "messages",
             "max_tokens": limit,
-            "grammar": grammar_field,
+            "grammar": "bad_words" if grammar is None else grammar_field,
         },
         prompt.drops_space,
         prompt.read,

@@ -12,7 +12,7 @@ from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
-from wkvm.gateway.failures import OPENAI_NAMES, invalid
+from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions
 from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
@@ -181,7 +181,9 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
     must_be = wanted(body.response_format, body.structured_outputs)
     grammar = None if must_be is None else must_be.grammar
     if must_be is not None:
-        call.names = {**OPENAI_NAMES, "grammar": must_be.field}
+        call.names = {**call.names, "grammar": must_be.field}
+    elif body.bad_words:
+        call.names = {**call.names, "grammar": "bad_words"}
     keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
     keywords |= body.state_keywords(n=n_made * len(prompts))
     ranked = body.logprobs is None and n_made > n

@@ -4,7 +4,7 @@ Names are OpenAI's and, for what OpenAI does not have, those of vLLM. Values tha
 engine can judge are left to it; its refusal names the field all the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -15,6 +15,7 @@ from wkvm.gateway.failures import invalid
 from wkvm.gateway.pieces import TextOptions
 from wkvm.gateway.state_fields import StateFields
 from wkvm.gateway.structured import StructuredOutputs
+from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
 
 MAX_N = 128
@@ -24,6 +25,9 @@ MAX_STOP_LENGTH = 256
 MAX_BIASES = 1024
 """Entries of ``logit_bias``."""
 MAX_REQUEST_ID_LENGTH = 128
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_LENGTH = 64
+"""Characters, and tokens, of one of ``bad_words``."""
 
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What fits the engine's messages; whether it makes sense is checked where it is used."""
@@ -61,6 +65,8 @@ class CommonFields(StateFields, kw_only=True):
         stream_interval: ids of one event of a stream, but for the first.
         timeout_s: of the whole request.
         return_token_ids: whether the answer has ids besides text.
+        bad_words: texts that the output does not have, as far as they are made of the ids that the
+            tokenizer makes of them, with a space before them or without.
         cache_salt: only requests with the same one go on from each other's prompts.
         user: taken and not used.
     """
@@ -94,6 +100,7 @@ class CommonFields(StateFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
+    bad_words: list[str] | None = None
     user: str | None = None
 
     @property
@@ -164,10 +171,13 @@ class CommonFields(StateFields, kw_only=True):
             "cache_salt": self.cache_salt,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        if grammar is None:
-            return {**texts.suggested, **given, "max_tokens": max_tokens}
-        suggested = _without_cuts(texts.suggested)
-        return {**suggested, **given, "max_tokens": max_tokens, "grammar": grammar}
+        suggested = texts.suggested if grammar is None else _without_cuts(texts.suggested)
+        keywords = {**suggested, **given, "max_tokens": max_tokens}
+        if self.bad_words:
+            grammar = without_words(self.bad_words, grammar, texts.tokenizer)
+        if grammar is not None:
+            keywords["grammar"] = grammar
+        return keywords
 
     def text_options(
         self,
@@ -233,6 +243,34 @@ class CommonFields(StateFields, kw_only=True):
                 raise invalid("logit_bias", f"{key[:20]!r} is not a token id")
             biases[int(key)] = bias
         return biases
+
+
+def without_words(words: Sequence[str], grammar: Grammar | None, tokenizer: Tokenizer) -> Grammar:
+    """A grammar that lacks some texts, and follows another one besides.
+
+    Args:
+        words: each is looked for as the tokenizer writes it, with a space before it and without.
+        grammar: the other one; None for none.
+
+    Raises:
+        HttpError: 400; there are too many, or one is empty or too long.
+    """
+    if len(words) > MAX_BAD_WORDS:
+        raise invalid("bad_words", f"{len(words)} texts; at most {MAX_BAD_WORDS} are allowed")
+    sequences = dict[tuple[int, ...], None]()
+    for word in words:
+        if not word.strip() or len(word) > MAX_BAD_WORD_LENGTH:
+            why = f"a text has 1 to {MAX_BAD_WORD_LENGTH} characters, and not only white space"
+            raise invalid("bad_words", why)
+        for written in (word, f" {word.lstrip()}"):
+            ids = tokenizer.encode(written)
+            if len(ids) > MAX_BAD_WORD_LENGTH:
+                raise invalid("bad_words", f"{word!r} is more than {MAX_BAD_WORD_LENGTH} tokens")
+            sequences[tuple(ids)] = None
+    source: dict[str, object] = {"ids": list(sequences)}
+    if grammar is not None:
+        source |= {"kind": grammar.kind, "source": grammar.source}
+    return Grammar("without", msgspec.json.encode(source).decode())
 
 
 def _without_cuts(suggested: Mapping[str, float | int]) -> dict[str, float | int]:

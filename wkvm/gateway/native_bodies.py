@@ -23,7 +23,7 @@ NAMES = {**STATE_NAMES, "prompt": "ids"}
 class GrammarBody(msgspec.Struct, forbid_unknown_fields=True):
     """What the output must be; see ``wkvm_client.Grammar``."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "without"]
     source: str
 
 

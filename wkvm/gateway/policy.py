@@ -107,7 +107,6 @@ _UNUSED = frozenset(
     }
 )
 _UNSUPPORTED: Mapping[str, Unsupported] = {
-    "bad_words": Unsupported(([],)),
     "early_stopping": Unsupported((False,)),
     "guided_choice": Unsupported(([],), _USE_OUTPUTS),
     "guided_grammar": Unsupported((), _USE_OUTPUTS),

@@ -1,5 +1,6 @@
 """What the routes of llama.cpp's server take."""
 
+import uuid
 from typing import TypeAlias
 
 import msgspec
@@ -31,6 +32,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
         id_slot: the conversation to go on with, if the prompt begins with all of it; -1 for none.
         n_probs: how many of the most likely ids are told at each position.
         return_tokens: whether ids are told.
+        cache_prompt: whether it may go on from what other requests have computed of its prompt.
     """
 
     prompt: PromptField | None = None
@@ -53,6 +55,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     id_slot: Integer = -1
     n_probs: Integer = 0
     return_tokens: bool = False
+    cache_prompt: bool = True
 
     def to_completion(self, tokenizer: Tokenizer) -> CompletionRequest:
         """The same as a completion of OpenAI's interface.
@@ -82,6 +85,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
             logit_bias=self._biases(tokenizer),
             structured_outputs=outputs,
             logprobs=self.n_probs if self.n_probs else None,
+            cache_salt=None if self.cache_prompt else uuid.uuid4().hex,
         )
 
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
@@ -149,7 +153,6 @@ COMPLETION = Policy(
     "/completion",
     frozenset(
         {
-            "cache_prompt",
             "dry_allowed_length",
             "dry_base",
             "dry_penalty_last_n",

@@ -128,7 +128,7 @@ class _Reader:
         """All that there is to say at the end."""
         event, job = self._event(index, whole), self._job
         n_prompt, n_output = len(self._prompts[index]), whole.finish.n_output
-        n_cached = 0 if end is None else end.cached_tokens
+        n_cached = whole.finish.n_reused + (0 if end is None else end.cached_tokens)
         event.stop = True
         event.tokens_predicted = n_output
         event.stop_type, event.stopping_word = stop_of(whole.finish)
