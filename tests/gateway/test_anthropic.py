@@ -132,9 +132,12 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def nameless(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what is another each time."""
+    """An answer without what is another each time, and what of its prompt was read before."""
+    usage = answer["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    usage = {**usage, "input_tokens": read, "cache_read_input_tokens": 0}
     content = [{**block, "id": ""} if "id" in block else block for block in answer["content"]]
-    return {**answer, "id": "", "content": content}
+    return {**answer, "id": "", "content": content, "usage": usage}
 
 
 # --- answers ----------------------------------------------------------------------------------
@@ -167,6 +170,20 @@ async def test_a_stream_is_the_answer_that_is_not_streamed() -> None:
     assert [event["type"] for event in events[:2]] == ["message_start", "content_block_start"]
     texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
     assert texts == list("Hi, you!")
+
+
+async def test_tokens_that_were_not_computed_are_told_as_read_from_a_cache() -> None:
+    long = [{"role": "user", "content": "Hello, " * 200}]
+    async with gateway_running() as running:
+        cold = (await ask(running, messages=long, max_tokens=1))["usage"]
+        for warm in (
+            (await ask(running, messages=long, max_tokens=1))["usage"],
+            joined(await stream(running, messages=long, max_tokens=1))["usage"],
+        ):
+            assert warm["cache_read_input_tokens"] > 0
+            n_tokens = warm["input_tokens"] + warm["cache_read_input_tokens"]
+            assert n_tokens == cold["input_tokens"] > warm["input_tokens"] > 0
+        assert cold["cache_read_input_tokens"] == 0
 
 
 async def test_a_stream_has_a_ping_at_its_beginning() -> None:
@@ -223,6 +240,24 @@ async def test_an_end_of_the_template_is_the_end_of_the_turn() -> None:
         answer = await ask(running)
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
     assert answer["content"][0]["text"] == "Hi"
+
+
+async def test_an_answer_is_as_long_as_there_is_room_for() -> None:
+    engine = saying("abcdef", end=False)
+    limited = Engine(engine.model, EngineConfig(n_slots=8, max_model_len=len(PROMPT) + 3))
+    async with gateway_running(limited) as running:
+        for n_tokens, reason in ((4, "model_context_window_exceeded"), (3, "max_tokens")):
+            answer = await ask(running, max_tokens=n_tokens)
+            assert answer["content"][0]["text"] == "abc"
+            assert answer["stop_reason"] == reason
+        stopped = await ask(running, max_tokens=4, stop_sequences=["c"])
+        assert stopped["stop_reason"] == "stop_sequence"
+
+
+async def test_a_prompt_without_room_for_an_answer_is_refused() -> None:
+    limited = Engine(FakeModel(vocab_size=256), EngineConfig(max_model_len=len(PROMPT)))
+    async with gateway_running(limited) as running:
+        assert str(len(PROMPT)) in await refusal(running)
 
 
 async def test_an_empty_answer_has_no_block() -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running
+from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running, lose_engine
 from tests.gateway.responses.sockets import (
     HELLO,
     NOT_FOUND,
@@ -24,7 +24,7 @@ from tests.gateway.responses.sockets import (
     serving,
     text_of,
 )
-from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.config import GatewayConfig, Limits
 from wkvm.gateway.responses.websocket import handler, memory
 
 
@@ -314,3 +314,49 @@ async def test_nothing_is_held_of_frames_that_are_done_with(running: Running) ->
         await peer.refused(previous_response_id=first["id"], temperature=-1)
         await peer.made(stream_id="a")
     assert len(running.gateway.held) == 0
+
+
+# --- limits and losses ------------------------------------------------------------------------
+
+
+async def test_a_response_counts_for_its_key_and_a_refusal_takes_nothing(tmp_path: Path) -> None:
+    config = GatewayConfig(limits=Limits(requests=2))
+    async with (
+        serving(tmp_path, config=config, keys=KEYS) as running,
+        joined(running, **ANNA) as peer,
+    ):
+        await peer.made()
+        first = await peer.made(stream_id="a")
+        for _ in range(2):
+            refused = await peer.refused(previous_response_id=first["id"])
+            assert refused == (429, "rate_limit_exceeded", None)
+        assert await n_states(running, ANNA) == 2
+        async with joined(running, **BERT) as other:
+            await other.made()
+
+
+async def test_a_response_costs_its_key_its_tokens(tmp_path: Path) -> None:
+    config = GatewayConfig(limits=Limits(tokens=20))
+    async with (
+        serving(tmp_path, config=config, keys=KEYS) as running,
+        joined(running, **ANNA) as peer,
+    ):
+        await peer.made()
+        assert (await peer.refused())[1] == "rate_limit_exceeded"
+
+
+async def test_responses_of_one_key_at_once_are_limited_over_lanes(tmp_path: Path) -> None:
+    config = GatewayConfig(limits=Limits(concurrent=1))
+    async with (
+        serving(tmp_path, config=config, keys=KEYS) as running,
+        joined(running, **ANNA) as peer,
+    ):
+        await peer.say(stream_id="a", max_output_tokens=10**6)
+        await peer.until("response.created", lane="a")
+        assert (await peer.refused(stream_id="b"))[1] == "rate_limit_exceeded"
+
+
+async def test_a_connection_outlives_the_engine(running: Running, peer: Peer) -> None:
+    await peer.made()
+    await lose_engine(running)
+    assert await peer.refused() == (503, "engine_unavailable", None)

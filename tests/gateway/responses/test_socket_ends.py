@@ -39,8 +39,11 @@ async def test_the_responses_of_a_client_that_is_gone_are_cancelled(
         for name in ("a", "b"):
             await peer.say(stream_id=name, max_output_tokens=LONG, store=name == "a")
             stored[name] = await peer.until("response.created", lane=name)
-        await peer.say(stream_id="a")  # waits, and is never made
         await until_stats(running, n_running=2)
+        n_asked = len(running.gateway.held)
+        await peer.say(stream_id="a")  # waits, and is never made
+        while len(running.gateway.held) == n_asked:
+            await n_states(running)
         await leave(peer)
         await until_stats(running, n_running=0)
     async with asyncio.timeout(TIMEOUT_S):

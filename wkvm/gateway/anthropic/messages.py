@@ -11,7 +11,7 @@ from wkvm.gateway.anthropic.bodies import MessagesBody, PromptBody, to_chat
 from wkvm.gateway.anthropic.replies import PING, CountedTokens, Replier
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.chat_bodies import question
-from wkvm.gateway.chat_jobs import chat_job
+from wkvm.gateway.chat_jobs import ChatJob, chat_job
 from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import COUNTED_MESSAGES, MESSAGES
@@ -30,7 +30,8 @@ async def messages(call: Call) -> web.StreamResponse:
     omits = gateway.config.omit_media
     chat = await gateway.offload.run(lambda: to_chat(body, omit_media=omits), size=call.n_held)
     job = await chat_job(call, chat)
-    replier = Replier(job, f"msg_{call.request_id}", gateway.model)
+    is_cut = _fit(job, gateway.max_model_len)
+    replier = Replier(job, f"msg_{call.request_id}", gateway.model, is_cut=is_cut)
     async with Lanes(call.client) as lanes:
         await lanes.open(job.question.prompt, job.question.keywords)
         [text] = job.choice_texts(lanes)
@@ -39,6 +40,21 @@ async def messages(call: Call) -> web.StreamResponse:
                 return await _stream(call, text, replier)
             [whole] = await collect([text])
     return json_response(replier.whole(whole))
+
+
+def _fit(job: ChatJob, max_model_len: int | None) -> bool:
+    """Limit an answer to what there is room for; whether it would have had a higher limit.
+
+    Clients of this interface have to name one, and name a high one.
+    """
+    keywords = job.question.keywords
+    room = keywords["max_tokens"]
+    if max_model_len is not None:
+        room = max_model_len - len(job.question.prompt)
+    if not 1 <= room < keywords["max_tokens"]:
+        return False
+    keywords["max_tokens"] = room
+    return True
 
 
 async def count_tokens(call: Call) -> web.StreamResponse:

@@ -12,7 +12,9 @@ from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Rea
 from wkvm.gateway.pieces import Finish, Piece, Whole
 from wkvm.gateway.replies import Usage as ChatUsage
 
-StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+]
 
 _REASONS: dict[ChatFinishReason, StopReason] = {
     "stop": "end_turn",
@@ -124,9 +126,11 @@ class Replier:
     Args:
         name: the id of the message.
         model: the name of the model.
+        is_cut: whether the limit of the answer is what there is room for, and not the request's.
     """
 
-    def __init__(self, job: ChatJob, name: str, model: str) -> None:
+    def __init__(self, job: ChatJob, name: str, model: str, *, is_cut: bool = False) -> None:
+        self._is_cut = is_cut
         self._job = job
         self._name = name
         self._model = model
@@ -230,6 +234,8 @@ class Replier:
         if isinstance(stop, str):
             return _MessageDelta(stop_reason="stop_sequence", stop_sequence=stop)
         reason = _REASONS[self._reader.finish_reason]
+        if reason == "max_tokens" and self._is_cut:
+            reason = "model_context_window_exceeded"
         return _MessageDelta(stop_reason=reason, stop_sequence=None)
 
     def _usage(self, finish: Finish) -> Usage:

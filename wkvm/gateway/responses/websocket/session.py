@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 from aiohttp import WSMsgType, web
+from wkvm_client.errors import ClientError
 
 from wkvm.gateway.calls import Call
 from wkvm.gateway.failures import SERVER, HttpError, invalid
@@ -215,17 +216,21 @@ class Session:
     async def _do(self, work: _Work) -> None:
         """Make a response, and tell of it. For its key it is a request as any other."""
         call = replace(self._call, spent=Spent(), n_held=work.n_bytes, limit_headers=None)
-        began_at, status = time.perf_counter(), 200
+        began_at, status, is_let_in = time.perf_counter(), 200, False
         try:
-            self._put_in(work)
             call.enter()
+            is_let_in = True
+            self._put_in(work)
             call.tenant_client = await self._gateway.engines.client(self._key)
-            await self._make(work, Caller.of(call))
+            error = await self._make(work, Caller.of(call))
+            status = 200 if error is None else error.status
         except ConnectionError:
             self._over.set()  # the client is gone
         except Exception as error:  # noqa: BLE001  (a bug is logged)
             known = as_response(call.failure(error))
             status = known.status
+            if is_let_in:
+                self._evict(work.create)
             await self._refuse(work, known)
         finally:
             call.n_held, work.n_bytes = work.n_bytes, 0
@@ -250,7 +255,8 @@ class Session:
         work.steers = steers
         work.create = steering.put_in(work.create, steers)
 
-    async def _make(self, work: _Work, caller: Caller) -> None:
+    async def _make(self, work: _Work, caller: Caller) -> HttpError | None:
+        """Make a response; why it failed, if it did after it had begun."""
         create = work.create
         asked = await ask(
             caller, create, local=self._memory, generates=create.generate is not False
@@ -266,6 +272,7 @@ class Session:
         if run.error is not None:
             self._evict(create)
         await self._go_on(work, run)
+        return run.error
 
     def _note_end(self, response_id: str) -> None:
         del self._making[response_id]
@@ -300,7 +307,6 @@ class Session:
 
     async def _refuse(self, work: _Work, error: HttpError) -> None:
         """Tell that a response cannot be made."""
-        self._evict(work.create)
         try:
             await self._send_of(work, error_event(error, work.lane), is_numbered=False)
             await self._fail(work, work.steers, steering.NO_SUCCESSOR, str(error))
@@ -326,7 +332,14 @@ class Session:
 
     def _release(self, names: Sequence[str]) -> None:
         """Remove states that nobody can ask for any more."""
-        self._gateway.responses.add(forget(Caller.of(self._call), names))
+        self._gateway.responses.add(self._forget(names))
+
+    async def _forget(self, names: Sequence[str]) -> None:
+        try:
+            client = await self._gateway.engines.client(self._key)
+        except ClientError:
+            return  # they expire
+        await forget(Caller.of(replace(self._call, tenant_client=client)), names)
 
     # --- to the client --------------------------------------------------------------------
 
