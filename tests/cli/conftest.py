@@ -21,6 +21,7 @@ class RunningServer:
 
     process: subprocess.Popen[str]
     ready_line: str
+    stderr: Path | None = None
 
     def url(self, scheme: str = "http") -> str:
         """Where it serves a kind of address."""
@@ -48,14 +49,25 @@ def wkvm_command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def started(command: list[str]) -> Generator[RunningServer]:
-    """A command, ready; it is gone at the end, whatever happens."""
+def started(command: list[str], *, stderr: Path | None = None) -> Generator[RunningServer]:
+    """A command, ready; it is gone at the end, whatever happens.
+
+    Args:
+        stderr: where it writes its log; None for where this process does.
+    """
     env = environment() | {"WKVM_API_KEY": KEY}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    with open(stderr or os.devnull, "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=None if stderr is None else log,
+            text=True,
+            env=env,
+        )
     assert process.stdout is not None
     with process.stdout:
         try:
-            yield RunningServer(process, process.stdout.readline())
+            yield RunningServer(process, process.stdout.readline(), stderr)
         finally:
             process.kill()
             process.wait()

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -31,10 +29,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("workers")
     places = ("--binary-uds", str(folder / "b"), "--uds", str(folder / "h"))
     states = ("--state-dir", str(folder / "states"))
-    with started(wkvm_command(*SERVE, *places, *states)) as process:
+    keys = folder / "keys"
+    keys.write_text("[requests=9]\nlimited:a key with limits\n", encoding="utf-8")
+    log = ("--request-log", "json", "--api-keys-file", str(keys))
+    with started(wkvm_command(*SERVE, *places, *states, *log), stderr=folder / "log") as process:
         yield process
         assert process.end() == 0
         assert not (folder / "h").exists()
+
+
+@pytest.fixture
+def log(server: RunningServer) -> Path:
+    """What the server writes to standard error."""
+    assert server.stderr is not None
+    return server.stderr
+
+
+def written(log: Path) -> str:
+    return log.read_text(encoding="utf-8")
 
 
 @asynccontextmanager
@@ -179,6 +191,43 @@ def test_workers_are_not_told_the_key(server: RunningServer) -> None:
         assert "WKVM_API_KEY" not in worker.environ()
 
 
+async def test_a_key_has_its_limit_once_over_all_workers(server: RunningServer) -> None:
+    limited = {"Authorization": "Bearer a key with limits"}
+    body = {"ids": [5, 6], "max_tokens": 1}
+    async with client(server.url()) as http:
+        statuses = list[int]()
+        for _ in range(N_CALLS):
+            async with http.post("/v1/generate", json=body, headers=limited) as response:
+                statuses.append(response.status)
+    assert statuses.count(200) == 9
+    assert statuses[9:] == [429] * (N_CALLS - 9)
+
+
+async def test_all_workers_log_to_the_servers_standard_error(
+    server: RunningServer, log: Path
+) -> None:
+    async with client(server.url()) as http:
+        for n in range(N_CALLS):
+            async with http.get("/v1/states/none", headers={"X-Request-Id": f"logged-{n}"}) as one:
+                assert one.status == 404
+    lines = [json.loads(line) for line in written(log).splitlines() if line.startswith("{")]
+    told = {line["id"]: line for line in lines}
+    for n in range(N_CALLS):
+        assert told[f"logged-{n}"]["status"] == 404
+        assert told[f"logged-{n}"]["route"] == "GET /v1/states/{ref}"
+
+
+async def test_a_call_that_another_worker_answers_is_logged_once(
+    server: RunningServer, log: Path
+) -> None:
+    async with client(server.url()) as http:
+        for n in range(N_CALLS):
+            async with http.get("/v1/status/gen-0", headers={"X-Request-Id": f"once-{n}"}):
+                pass
+    text = written(log)
+    assert [text.count(f'"id":"once-{n}"') for n in range(N_CALLS)] == [1] * N_CALLS
+
+
 async def test_a_worker_that_is_killed_is_started_anew_and_nobody_is_refused(
     server: RunningServer,
 ) -> None:
@@ -192,6 +241,17 @@ async def test_a_worker_that_is_killed_is_started_anew_and_nobody_is_refused(
     assert len(running) == 2
     assert other in running
     assert killed not in running
+
+
+async def test_a_worker_that_is_killed_again_and_again_leaves_the_port_to_the_others(
+    server: RunningServer, log: Path
+) -> None:
+    for _ in range(2):
+        workers_of(server)[-1].kill()
+        async with client(server.url()) as http, asyncio.timeout(TIMEOUT_S):
+            while await figure(http, "wkvm_http_workers") != 2:
+                pass
+    assert "started anew in 0.5 s" in written(log)
 
 
 def refused(*arguments: str) -> str:
@@ -239,11 +299,3 @@ async def test_workers_end_when_the_engines_process_is_killed(tmp_path: Path) ->
         server.process.kill()
         _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TIMEOUT_S)
         assert alive == []
-
-
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port, uds = str(taken.getsockname()[1]), str(tmp_path / "b")
-        said = refused("--port", port, "--gateway-workers", "2", "--binary-uds", uds)
-    assert f"port: {port}" in said
-    assert os.listdir(tmp_path) == []

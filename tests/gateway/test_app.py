@@ -1,6 +1,7 @@
 """What every request goes through, whatever it asks for."""
 
 import asyncio
+import re
 
 import aiohttp
 import pytest
@@ -12,8 +13,10 @@ from tests.gateway.raw import ROUTES, ok, raw, until
 from wkvm.core.config import ApiKey
 from wkvm.gateway.calls import BODIES_HELD, Call, Route
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.routes import ROUTES as ALL_ROUTES
 
 KEYS = (ApiKey.of("secret", "anna"),)
+ANNA = {"Authorization": "Bearer secret"}
 
 
 async def test_without_a_key_nothing_is_said_about_what_is_there() -> None:
@@ -172,3 +175,33 @@ async def test_a_client_that_leaves_before_the_answer_is_no_failure(
         await until(lambda: counts.n_open == 0)
         assert counts.by_outcome == {"gone": 1}
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/health", {}),
+        ("GET", "/v1/models", ANNA),
+        ("GET", "/v1/models", {}),
+        ("GET", "/none", ANNA),
+        ("PUT", "/v1/models", ANNA),
+        ("POST", "/v1/stream", ANNA),
+        ("POST", "/v1/generate", ANNA),
+        ("POST", "/v1/messages", ANNA),
+        ("OPTIONS", "/v1/generate", {"Access-Control-Request-Method": "POST"}),
+    ],
+)
+async def test_every_answer_has_the_id_of_its_request(
+    method: str, path: str, headers: dict[str, str]
+) -> None:
+    config = GatewayConfig(allowed_origins=("*",))
+    async with gateway_running(keys=KEYS, config=config, routes=ALL_ROUTES) as running:
+        for given in ("mine", "", "no id"):
+            named = {**headers, "Origin": "http://page.example", "X-Request-Id": given}
+            body = {"ids": [1], "max_tokens": 2}
+            async with running.http.request(method, path, json=body, headers=named) as response:
+                (told,) = response.headers.getall("X-Request-Id")
+                if given == "mine":
+                    assert told == "mine"
+                else:
+                    assert re.fullmatch("[0-9a-f]{32}", told)

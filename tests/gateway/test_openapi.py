@@ -1,6 +1,7 @@
 """The served document says what the routes' own readers know, of every route."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,6 +43,21 @@ def test_every_field_that_a_reader_of_a_body_knows_is_in_the_document() -> None:
             assert set(found.get("properties", {})) == fields, route.path
             n_read += 1
     assert n_read >= 25
+
+
+def test_every_route_says_what_it_takes_and_gives() -> None:
+    assert [route.path for route in ROUTES if route.doc is None] == []
+
+
+def test_bodies_are_read_where_it_is_checked_that_the_document_has_them() -> None:
+    """What ``Call.body`` reads is in the document; see the last test. Others read bytes alone."""
+    folder = Path(__file__).parents[2] / "wkvm" / "gateway"
+    readers = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if ".read_body()" in path.read_text(encoding="utf-8")
+    }
+    assert readers == {"app.py", "asked.py", "calls.py"}
 
 
 def test_every_operation_has_a_name_of_its_own_and_says_what_it_does() -> None:

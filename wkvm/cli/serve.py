@@ -53,12 +53,14 @@ def run(args: argparse.Namespace) -> int:
     if len(name) > MAX_SHORT_TEXT:
         raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
     texts = None if http is None else http_texts(args, path, _tokenizer(path))
+    from wkvm.assembly.workers import Workers, check_workers
+
+    check_workers(args.gateway_workers)
     require_engine()
 
     from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import build_engine, check_slots
     from wkvm.assembly.states import OpenStates, check_states
-    from wkvm.assembly.workers import Workers, check_workers
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
     from wkvm.server.serve import run as run_server
@@ -67,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         check_slots(path, engine_config)
     check_addresses(server_config)
     check_states(state_config)
-    check_workers(args.gateway_workers)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
     engine = build_engine(

@@ -49,6 +49,7 @@ def build_app(
             app.router.add_route(method, route.path, endpoint, expect_handler=_not_yet)
 
     async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
+        response.headers.setdefault(REQUEST_ID_HEADER, _request_id(request))
         response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
         response.headers.update(request.get(_LIMITS, {}))
         if not isinstance(response, web.Response):
@@ -208,7 +209,7 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _request_id(request: web.Request) -> str:
+def _request_id(request: web.BaseRequest) -> str:
     """What the client calls a request, or a name made for it."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -146,14 +146,14 @@ ROUTES: tuple[Route, ...] = (
         conversations.create,
         doc=Doc(body=conversations.OpenBody, body_optional=True),
     ),
-    Route("GET", "/v1/conversations/{id}", conversations.get, needs_engine=False),
+    Route("GET", "/v1/conversations/{id}", conversations.get, needs_engine=False, doc=Doc()),
     Route(
         "POST",
         "/v1/conversations/{id}",
         conversations.update,
         doc=Doc(body=conversations.UpdateBody),
     ),
-    Route("DELETE", "/v1/conversations/{id}", conversations.delete),
+    Route("DELETE", "/v1/conversations/{id}", conversations.delete, doc=Doc()),
     Route(
         "GET",
         "/v1/conversations/{id}/items",
@@ -167,8 +167,14 @@ ROUTES: tuple[Route, ...] = (
         conversations.add_items,
         doc=Doc(body=conversations.ItemsBody),
     ),
-    Route("GET", "/v1/conversations/{id}/items/{item}", conversations.get_item, needs_engine=False),
-    Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item),
+    Route(
+        "GET",
+        "/v1/conversations/{id}/items/{item}",
+        conversations.get_item,
+        needs_engine=False,
+        doc=Doc(),
+    ),
+    Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item, doc=Doc()),
     Route(
         "POST",
         "/v1/embeddings",
@@ -199,7 +205,7 @@ ROUTES: tuple[Route, ...] = (
         responses.create,
         doc=Doc(body=CreateResponse, event=dict),
     ),
-    Route("POST", "/v1/responses/compact", responses.compact),
+    Route("POST", "/v1/responses/compact", responses.compact, doc=Doc()),
     Route(
         "POST",
         "/v1/responses/input_tokens",
@@ -218,13 +224,21 @@ ROUTES: tuple[Route, ...] = (
             query=(Query("stream", bool), Query("starting_after", int, "an event's number")),
         ),
     ),
-    Route("DELETE", "/v1/responses/{id}", responses.delete, serves_draining=True, owner="id"),
+    Route(
+        "DELETE",
+        "/v1/responses/{id}",
+        responses.delete,
+        serves_draining=True,
+        owner="id",
+        doc=Doc(),
+    ),
     Route(
         "POST",
         "/v1/responses/{id}/cancel",
         responses.cancel,
         serves_draining=True,
         owner="id",
+        doc=Doc(),
     ),
     Route(
         "GET",
@@ -248,8 +262,8 @@ ROUTES: tuple[Route, ...] = (
         ),
     ),
     Route("POST", "/v1/sessions", sessions.create, doc=Doc(body=OpenBody, status=201)),
-    Route("GET", "/v1/sessions/{id}", sessions.get, owner="id"),
-    Route("DELETE", "/v1/sessions/{id}", sessions.delete, owner="id"),
+    Route("GET", "/v1/sessions/{id}", sessions.get, owner="id", doc=Doc()),
+    Route("DELETE", "/v1/sessions/{id}", sessions.delete, owner="id", doc=Doc()),
     Route(
         "POST", "/v1/sessions/{id}/append", sessions.append, owner="id", doc=Doc(body=AppendBody)
     ),
@@ -274,7 +288,7 @@ ROUTES: tuple[Route, ...] = (
         owner="id",
         doc=Doc(body=TurnBody, answer=WholeTurn, event=TurnEvent),
     ),
-    Route("POST", "/v1/sessions/{id}/interrupt", sessions.interrupt, owner="id"),
+    Route("POST", "/v1/sessions/{id}/interrupt", sessions.interrupt, owner="id", doc=Doc()),
     Route(
         "POST",
         "/v1/sessions/{id}/rollback",
