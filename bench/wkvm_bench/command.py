@@ -28,6 +28,7 @@ BENCHES = {
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
     "server": "a server's 256 streams on a unix socket against the bare forward pass",
     "states": "thousands of sessions on disk: to the next id of one, and moves of a live stream",
+    "turns": "a chat of 40 turns sent whole each time, with what is kept of prompts and without",
     "workers": "256 streams of HTTP by 1 and 2 gateway processes beside a null engine, and by none",
     "start": "a server of a 1.5B model from the command to ready, kernels compiled or not",
 }

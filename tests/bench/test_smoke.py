@@ -85,6 +85,14 @@ CASES = {
         "a live stream moves: its client waits, p99",
         "a live stream moves: ids lost, repeated or others",
     ],
+    "turns": [
+        "4 turns: tokens that a turn computes beyond its new ones, at most",
+        "first token at turn 4",
+        "first token at turn 4 against turn 2, kept",
+        "first token at turn 4 against turn 2, computed whole",
+        "16 choices of one prompt: tokens computed for each beyond the prompt's own",
+        "three questions about a document at once: tokens computed, against one",
+    ],
     "workers": [
         "8 streams, a step every 2 ms, 2 against 1",
         "8 streams, a step every 2 ms, 1 against 0",

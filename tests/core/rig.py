@@ -8,6 +8,7 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.errors import StepFailedError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.prefixes import Budget
 from wkvm.core.request import (
     EndEvent,
     PooledEvent,
@@ -18,7 +19,6 @@ from wkvm.core.request import (
     TokenEvent,
     by_request,
 )
-from wkvm.core.reuse import Budget
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Grant, Saved, SavedRecord, Start

@@ -11,8 +11,8 @@ from tests.core.rig import VOCAB_SIZE, Rig, alone, length
 from wkvm.core.config import CUT_MULTIPLE
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.marks import FIRST_BORDERS, MOST_BORDERS, MOST_STRIDES, marks_of
+from wkvm.core.prefixes import Budget
 from wkvm.core.request import RequestSpec, Status
-from wkvm.core.reuse import Budget
 
 RECORD = 1000
 

@@ -6,6 +6,12 @@ import pytest
 import torch
 
 from tests.engine.driver import Driver, Outcome, greedy
+from tests.engine.fake_gpu import (
+    AheadDriver,
+    SteppingGuestModel,
+    SteppingModel,
+    fake_gpu_runner,
+)
 from tests.engine.families import decoder_of, prompt_of
 from tests.hash_model import HashLog, HashModel
 from wkvm.core.config import EngineConfig
@@ -13,6 +19,7 @@ from wkvm.core.errors import NonFiniteError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.request import RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
+from wkvm.engine.engine import Engine
 from wkvm.models.base import Model
 
 VOCAB_SIZE = 64
@@ -355,6 +362,46 @@ def test_a_state_that_is_saved_has_all_tokens_in_its_log() -> None:
     assert tuple(outcome.last.absorbed[:300]) == ids(300)
     cold = Driver(HashModel(), config(prefix_cache_bytes=0)).run_spec(spec)
     assert torch.equal(outcome.last.record, cold.last.record)
+
+
+@TIERS
+@GUESTS
+def test_a_device_that_runs_ahead_gives_what_it_gives_without(
+    tier: dict[str, object], has_guest: bool
+) -> None:
+    kind = SteppingGuestModel if has_guest else SteppingModel
+    document = ids(500)
+    prompts = [document + ids(40, seed) for seed in (1, 2, 3)] + [document] * 4 + [ids(300, 7)]
+    given = list[list[list[int]]]()
+    for n_bytes in (0, 2**30):
+        settings = config(prefix_cache_bytes=n_bytes, n_slots=4, **tier)
+        driver = AheadDriver(Engine(kind(), settings, make_runner=fake_gpu_runner))  # type: ignore[arg-type]
+        asked = [driver.submit(prompt, greedy(6)) for prompt in prompts]
+        driver.finish()
+        again = [driver.submit(prompt, greedy(6)) for prompt in prompts]
+        driver.finish()
+        given.append([driver.outcomes[one].ids for one in (*asked, *again)])
+        driver.land()
+        n_computed = driver.engine.stats()["prompt_tokens_total"]
+        if n_bytes:
+            assert n_computed < sum(map(len, prompts))
+            assert any(driver.outcomes[one].reused for one in again)
+            assert driver.engine.stats()["n_free_slots"] == 4
+    cold, warm = given
+    assert cold == warm
+
+
+def test_a_device_that_runs_ahead_keeps_no_state_that_is_not_finite() -> None:
+    model = SteppingModel()
+    engine = Engine(model, config(**DEVICE), make_runner=fake_gpu_runner)  # type: ignore[arg-type]
+    driver = AheadDriver(engine)
+    engine._runner._arena.is_finite = lambda slot, pages=(): torch.tensor(False)  # type: ignore[attr-defined]
+    driver.submit(ids(300), greedy(2))
+    driver.finish()
+    driver.land()
+    stats = engine.stats()
+    assert (stats["n_prefixes_device"], stats["n_prefixes_host"]) == (0, 0)
+    assert stats["n_free_slots"] == stats["n_slots"]
 
 
 MODELS = ["bundled", "mamba2", "qwen3_next", "falcon_h1"]

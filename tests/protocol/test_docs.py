@@ -41,7 +41,7 @@ from tests.protocol.vectors import sender_of
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import MAX_GRAMMAR_BYTES
-from wkvm.core.reuse import Budget
+from wkvm.core.prefixes import Budget
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
 from wkvm.server.operations import (

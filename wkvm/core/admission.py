@@ -7,8 +7,8 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.errors import WkvmError
 from wkvm.core.grammar import Constraint, Unbound
 from wkvm.core.hibernation import Hibernation
+from wkvm.core.prefixes import Budget
 from wkvm.core.request import Status
-from wkvm.core.reuse import Budget
 from wkvm.core.saving import checkpoint_after
 from wkvm.core.table import Request
 

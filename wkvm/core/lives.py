@@ -14,8 +14,9 @@ from wkvm.core.grammar import Unbound
 from wkvm.core.guests import Guests
 from wkvm.core.outcome import held_back
 from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.prefixes import Budget
 from wkvm.core.request import Event, SavedEvent, Status
-from wkvm.core.reuse import Budget, Reuse
+from wkvm.core.reuse import Reuse
 from wkvm.core.saving import Purpose, Savings, Wanted, saved_of
 from wkvm.core.slots import TenantSlots
 from wkvm.core.start import Entry, Saved, SavedRecord

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from wkvm.core.config import CUT_MULTIPLE
+from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.radix import ID_BYTES, Node, RadixTree
 
 
@@ -19,6 +20,27 @@ class Tier(Enum):
 
     DEVICE = "device"
     HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What checkpoints of prompts may take.
+
+    Attributes:
+        host_bytes, device_bytes: of host memory, and of slots and pages.
+        every: keep a state each so many tokens; 0 for none.
+        record_bytes, page_bytes: of a slot, and of a page of the guest pool, if there is one.
+    """
+
+    host_bytes: int
+    device_bytes: int
+    every: int
+    record_bytes: int
+    page_bytes: int = 0
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """Of a state of so many tokens, a multiple of those of a page."""
+        return self.record_bytes + n_tokens // PAGE_TOKENS * self.page_bytes
 
 
 class Owner(NamedTuple):

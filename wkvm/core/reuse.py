@@ -3,16 +3,13 @@
 One object beside the scheduler, which calls it where requests get slots, have rows and lose slots.
 """
 
-from array import array
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wkvm.core.config import CUT_MULTIPLE
+from wkvm.core.alike import comes, ids_of, owner_of, takes_part, will_pass
 from wkvm.core.guests import Guests
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.marks import marks_of
-from wkvm.core.prefixes import Checkpoint, Claim, Match, Owner, PrefixIndex, Tier
-from wkvm.core.prompts import cut
+from wkvm.core.prefixes import Budget, Checkpoint, Claim, Match, PrefixIndex, Tier
 from wkvm.core.radix import ID_BYTES
 from wkvm.core.saving import Savings
 from wkvm.core.slots import TenantSlots
@@ -23,27 +20,6 @@ from wkvm.core.waiting import WaitingLine
 PATIENT_PLANS = 16
 """So many plans may go by until a state is kept: a plan has room for few copies to the host. Then
 the prompt goes on without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What checkpoints of prompts may take.
-
-    Attributes:
-        host_bytes, device_bytes: of host memory, and of slots and pages.
-        every: keep a state each so many tokens; 0 for none.
-        record_bytes, page_bytes: of a slot, and of a page of the guest pool, if there is one.
-    """
-
-    host_bytes: int
-    device_bytes: int
-    every: int
-    record_bytes: int
-    page_bytes: int = 0
-
-    def state_bytes(self, n_tokens: int) -> int:
-        """Of a state of so many tokens, a multiple of those of a page."""
-        return self.record_bytes + n_tokens // PAGE_TOKENS * self.page_bytes
 
 
 class Reuse:
@@ -100,7 +76,7 @@ class Reuse:
         """
         if not takes_part(request) or request.looked_up == self._index.version:
             return True
-        owner, ids = _owner_of(request), _ids_of(request)
+        owner, ids = owner_of(request), ids_of(request)
         match = self._index.find(owner, ids)
         claim = self._to_wait_for(request, match) if request.is_patient else None
         if claim is not None:
@@ -113,13 +89,13 @@ class Reuse:
     def _to_wait_for(self, request: Request, match: Match) -> Claim | None:
         """What will spare a request more than it finds: perhaps a checkpoint made for it."""
         least = 0 if match.checkpoint is None else match.checkpoint.n_tokens
-        coming = next((one for one in match.claims if _comes(one, request)), None)
+        coming = next((one for one in match.claims if comes(one, request)), None)
         if coming is not None:
             least = coming.n_tokens
         if match.n_common > least and self._is_worth(match.n_common):
-            ids = _ids_of(request)[: match.n_common * ID_BYTES]
+            ids = ids_of(request)[: match.n_common * ID_BYTES]
             for leader in self._leading.values():
-                if _will_pass(leader, request, match.n_common, ids):
+                if will_pass(leader, request, match.n_common, ids):
                     claim = self._claim(leader, ids)
                     if claim is not None:
                         return claim
@@ -153,10 +129,10 @@ class Reuse:
         ):
             every = 0  # each would be a copy of all pages before it
         marks = marks_of(len(request.prompt), request.spec.borders, every)
-        ids = _ids_of(request)
+        ids = ids_of(request)
         if marks:
             # Where a prompt parts from another one, a third may do so, too.
-            marks.add(self._index.find(_owner_of(request), ids).n_common)
+            marks.add(self._index.find(owner_of(request), ids).n_common)
         for n_tokens in sorted(marks):
             if n_tokens > n_had and self._is_worth(n_tokens):
                 self._claim(request, ids[: n_tokens * ID_BYTES])
@@ -164,7 +140,7 @@ class Reuse:
             request.ids = None
 
     def _claim(self, leader: Request, ids: bytes) -> Claim | None:
-        claim = self._index.claim(_owner_of(leader), ids, leader)
+        claim = self._index.claim(owner_of(leader), ids, leader)
         if claim is not None:
             leader.claims[claim.n_tokens] = claim
             leader.marks = sorted(leader.claims, reverse=True)
@@ -414,50 +390,3 @@ class _Coming(NamedTuple):
     claim: Claim
     slot: int | None = None
     pages: tuple[int, ...] = ()
-
-
-def takes_part(request: Request) -> bool:
-    """Whether a request that has absorbed nothing may begin from a checkpoint, and leave some.
-
-    Not one whose prompt is to be told of, or whose own checkpoints lie within it; one that begins
-    from a state has that.
-    """
-    spec = request.spec
-    return (
-        spec.start is None
-        and spec.reuses
-        and not request.n_computed
-        and request.entry is None
-        and len(request.prompt) > CUT_MULTIPLE
-        and spec.params.prompt_logprobs is None
-        and spec.params.pooling is None
-        and spec.checkpoint_every is None
-        and not spec.forced
-    )
-
-
-def _comes(claim: Claim, request: Request) -> bool:
-    """Whether a request may wait for a checkpoint."""
-    return claim.is_planned or claim.request.priority <= request.priority
-
-
-def _will_pass(leader: Request, request: Request, n_tokens: int, ids: bytes) -> bool:
-    """Whether a request that runs comes past the end of ``ids``, and another may wait for it."""
-    return (
-        leader.n_computed < n_tokens
-        and leader.priority <= request.priority
-        and _owner_of(leader) == _owner_of(request)
-        and _ids_of(leader).startswith(ids)
-    )
-
-
-def _owner_of(request: Request) -> Owner:
-    return Owner(request.tenant, request.spec.cache_salt)
-
-
-def _ids_of(request: Request) -> bytes:
-    """The ids of a prompt up to where it may be cut last, as the index has them."""
-    if request.ids is None:
-        n_tokens = cut(len(request.prompt) - 1)
-        request.ids = array("I", request.prompt[:n_tokens]).tobytes()
-    return request.ids

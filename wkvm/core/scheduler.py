@@ -24,9 +24,9 @@ from wkvm.core.errors import (
 )
 from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
+from wkvm.core.prefixes import Budget
 from wkvm.core.prompts import divide, prompt_row
 from wkvm.core.request import RequestSpec, ReusedEvent, Status
-from wkvm.core.reuse import Budget
 from wkvm.core.saving import MAX_SAVES, Purpose, checkpoint_after
 from wkvm.core.start import Copy, Save
 from wkvm.core.table import Request, choices_of

@@ -11,8 +11,8 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError, WkvmError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
+from wkvm.core.prefixes import Budget
 from wkvm.core.request import Event, RequestSpec, Status
-from wkvm.core.reuse import Budget
 from wkvm.core.sampling import Pooling
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Start
