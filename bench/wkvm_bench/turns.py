@@ -1,9 +1,10 @@
 """A chat of 40 turns that is sent whole with each, with what is kept of prompts and without.
 
-Two servers of the bundled model are asked by turns over HTTP, one with ``--prefix-cache-bytes 0``.
-Each turn sends all messages so far. The engine's own counters say how many tokens of prompts it
-computed; the time to the first token is the client's. Beside it: 16 choices of one prompt, and
-three questions about one document that come together.
+Two servers of the bundled model are asked over HTTP, one with ``--prefix-cache-bytes 0``. Each turn
+sends all messages so far; the other server is sent those of the second and the last turn. The
+engine's own counters say how many tokens of prompts it computed; the time to the first token is the
+client's. Beside it: 16 choices of one prompt, and three questions about one document that come
+together.
 """
 
 import asyncio
@@ -85,17 +86,22 @@ class Peer:
         """Tokens of prompts that the engine has computed so far."""
         return (await self.lanes.stats())["prompt_tokens_total"]
 
-    async def conversation(self, number: int, n_turns: int) -> list[Turn]:
-        """Hold a chat of so many turns, in words of its own."""
+    async def conversation(self, number: int, n_turns: int, other: "Peer") -> None:
+        """Hold a chat of so many turns, in words of its own; ``other`` has two of them, too."""
         messages = [{"role": "system", "content": f"Story {number}. {RULES}"}]
         turns = list[Turn]()
+        other.rounds.append([])
         for turn in range(n_turns):
             messages.append({"role": "user", "content": question(turn)})
+            is_compared = turn in (1, n_turns - 1)
+            if is_compared and number % 2:
+                other.rounds[-1].append((await other.turn(messages))[0])
             told, answer = await self.turn(messages)
+            if is_compared and not number % 2:
+                other.rounds[-1].append((await other.turn(messages))[0])
             messages.append({"role": "assistant", "content": answer})
             turns.append(told)
         self.rounds.append(turns)
-        return turns
 
     async def turn(self, messages: list[dict[str, str]]) -> tuple[Turn, str]:
         """Ask for an answer to all messages so far."""
@@ -157,8 +163,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
         kept = await Peer.start(stack, folder, "kept", flags)
         whole = await Peer.start(stack, folder, "whole", [*flags, "--prefix-cache-bytes", "0"])
         for number in range(-1, n_rounds):  # the first one warms both up
-            for peer in (kept, whole) if number % 2 else (whole, kept):
-                await peer.conversation(number, n_turns)
+            await kept.conversation(number, n_turns, whole)
         del kept.rounds[0], whole.rounds[0]
         lines = "\n".join(question(n) for n in range(n_lines))
         document = {"role": "system", "content": lines}
@@ -194,7 +199,9 @@ def _of_turns(kept: Peer, whole: Peer, n_turns: int) -> list[Comparison | Findin
         for before, turn in pairwise(turns)
     ]
     last = [[turns[-1].first_s * 1e3 for turns in peer.rounds] for peer in (kept, whole)]
-    second = [[turns[1].first_s * 1e3 for turns in peer.rounds] for peer in (kept, whole)]
+    second = [
+        [turns[at].first_s * 1e3 for turns in peer.rounds] for peer, at in ((kept, 1), (whole, 0))
+    ]
     found: list[Comparison | Finding] = [
         Finding(
             f"{n_turns} turns: tokens that a turn computes beyond its new ones, at most",
@@ -203,8 +210,13 @@ def _of_turns(kept: Peer, whole: Peer, n_turns: int) -> list[Comparison | Findin
             Bar(GRID, at_least=False),
             {
                 "median": statistics.median(beyond),
-                "computed in a conversation": _computed(kept),
-                "the same, without": _computed(whole),
+                "computed in a conversation": statistics.median(
+                    sum(turn.n_computed for turn in turns) for turns in kept.rounds
+                ),
+                "all that was sent": statistics.median(
+                    sum(turn.n_prompt for turn in turns) for turns in kept.rounds
+                ),
+                "the last prompt": statistics.median(turns[-1].n_prompt for turns in kept.rounds),
             },
         ),
         Comparison(
@@ -228,7 +240,3 @@ def _of_turns(kept: Peer, whole: Peer, n_turns: int) -> list[Comparison | Findin
             )
         )
     return found
-
-
-def _computed(peer: Peer) -> float:
-    return statistics.median(sum(turn.n_computed for turn in turns) for turns in peer.rounds)
