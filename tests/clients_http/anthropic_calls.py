@@ -76,6 +76,7 @@ def calls_of(client: Any, stranger: Any, given: dict[str, Any]) -> dict[str, Any
         "streamed_call": [block.input for block in streamed_call.content],
         "told": told.content[0].text,
         "ran": ran.stop_reason,
+        "models": [[m.id, m.type, m.display_name, m.created_at.year] for m in client.models.list()],
         "errors": [
             error_of(lambda: client.messages.create(**given | {"extra_body": {"top_p": 7}})),
             error_of(lambda: client.messages.create(**given | {"model": "other"})),

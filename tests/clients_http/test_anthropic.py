@@ -60,6 +60,12 @@ def test_a_client_that_retries_gets_through_a_narrow_door(narrow: Door, key: str
     assert results["at_once"] == [ANSWER] * 20
 
 
+def test_the_model_is_listed(results: Any) -> None:
+    ((name, kind, display_name, year),) = results["models"]
+    assert (name, kind, display_name) == (MODEL, "model", MODEL)
+    assert year > 2024
+
+
 def test_errors_are_of_the_classes_for_them(results: Any) -> None:
     assert results["errors"] == ["BadRequestError", "NotFoundError", "AuthenticationError"]
 

@@ -1,5 +1,7 @@
 """The model is listed under the name by which it is served."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from tests.fakes import FakeModel
@@ -31,8 +33,16 @@ async def test_the_one_model_is_listed() -> None:
                     "parent": None,
                     "max_model_len": 512,
                     "permission": [],
+                    "type": "model",
+                    "display_name": "tiny",
+                    "created_at": datetime.fromtimestamp(running.gateway.started_at, UTC).strftime(
+                        "%Y-%m-%dT%H:%M:%SZ"
+                    ),
                 }
             ],
+            "first_id": "tiny",
+            "last_id": "tiny",
+            "has_more": False,
         }
 
 
