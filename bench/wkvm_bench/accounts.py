@@ -11,7 +11,12 @@ from wkvm_bench.harness import BenchError
 from wkvm_bench.load_binary import BinarySource
 
 PROMPT = "Once upon a time there was a dog"
-MESSAGES = [{"role": "user", "content": "What is the sun?"}]
+MESSAGES = [
+    {"role": "user", "content": "Once there was a dog. It ran to the park and found a ball. " * 12},
+    {"role": "assistant", "content": "What a nice day."},
+    {"role": "user", "content": "What is the sun?"},
+]
+"""So long that what was read once need not be read again."""
 N_OUT = 12
 
 
@@ -126,7 +131,12 @@ async def difference(http: Path, lanes: BinarySource) -> tuple[int, dict[str, fl
     }
     apart = abs(computed - counted["prompt_tokens_total"])
     apart += abs(output - counted["output_tokens_total"])
-    return apart, {"requests": len(told), "prompt told": computed, "output told": output}
+    return apart, {
+        "requests": len(told),
+        "computed of prompts": computed,
+        "not computed of prompts": sum(cost.n_cached for cost in told),
+        "output": output,
+    }
 
 
 async def _turns(session: ClientSession, model: str) -> list[Cost]:
