@@ -1,7 +1,7 @@
 """The launches of the sampler: fixed ones for a number of rows, so that they can be captured."""
 
 # A kernel's compile-time parameters are given as plain values, which type checkers do not know.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 import torch
 import triton
