@@ -32,6 +32,7 @@ from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import Frame, TokenInfo, Usage
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_fields import report
+from wkvm.gateway.times import metrics_of
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
@@ -47,7 +48,10 @@ async def chat_completions(call: Call) -> web.StreamResponse:
                 return await _stream(call, job, texts, keeper)
             wholes = await collect(texts)
             ends = [await keeper.settle(whole.finish) for whole in wholes]
-    return json_response(msgspec.json.encode(_reply(job, lanes, wholes, ends)))
+    reply = _reply(job, lanes, wholes, ends)
+    if job.body.return_metrics:
+        reply.metrics = metrics_of(texts)
+    return json_response(msgspec.json.encode(reply))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,8 @@ class _Chunks:
         """
         finishes = [reader.finish for reader in self._readers if reader.finish is not None]
         ends = [await keeper.settle(finish) for finish in finishes]
-        return self._frame.total(self._job.usage(finishes, ends), report(ends[0]))
+        metrics = metrics_of(self._texts) if self._job.body.return_metrics else UNSET
+        return self._frame.total(self._job.usage(finishes, ends), report(ends[0]), metrics)
 
     def _choices(self, index: int, piece: Piece) -> list[ChunkChoice]:
         """A piece as chunks. The first of a choice has its role, the last its end."""

@@ -23,6 +23,7 @@ from wkvm.gateway.pieces import Finish, Piece
 from wkvm.gateway.replies import TokenInfo, Usage
 from wkvm.gateway.state_fields import StateReport
 from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.times import RequestMetrics
 
 ChatFinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -126,6 +127,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    metrics: RequestMetrics | UnsetType = UNSET
     prompt_logprobs: list[dict[str, TokenInfo] | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     state: StateReport | UnsetType = UNSET

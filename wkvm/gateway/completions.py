@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
@@ -32,6 +33,7 @@ from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.state_fields import n_cached, report
 from wkvm.gateway.structured import ResponseFormat, wanted
 from wkvm.gateway.texts import Texts
+from wkvm.gateway.times import metrics_of
 
 
 class CompletionRequest(CommonFields, kw_only=True):
@@ -71,7 +73,10 @@ async def completions(call: Call) -> web.StreamResponse:
                 return await _stream(call, job, lanes, texts, keeper)
             wholes = await collect(texts)
             ends = [await keeper.settle(whole.finish) for whole in wholes]
-    return json_response(msgspec.json.encode(_reply(job, lanes, wholes, ends)))
+    reply = _reply(job, lanes, wholes, ends)
+    if job.body.return_metrics:
+        reply.metrics = metrics_of(texts)
+    return json_response(msgspec.json.encode(reply))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -380,7 +385,8 @@ class _Chunks:
         outputs = [finish.n_output for finish in finishes]
         reused = n_reused(finishes, self._job.n_made)
         cost = Usage.of(self._job.prompt_lengths, outputs, self._job.n_cached(ends), reused)
-        return self._frame.total(cost, report(ends[0]))
+        metrics = metrics_of(self._texts) if self._job.body.return_metrics else UNSET
+        return self._frame.total(cost, report(ends[0]), metrics)
 
     def _event(self, index: int, choice: CompletionChoice) -> bytes:
         cost = None

@@ -4,6 +4,7 @@ Names are OpenAI's and, for what OpenAI does not have, those of vLLM. Values tha
 engine can judge are left to it; its refusal names the field all the same.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -64,6 +65,7 @@ class CommonFields(StateFields, kw_only=True):
         skip_special_tokens: whether special tokens have no text.
         stream_interval: ids of one event of a stream, but for the first.
         timeout_s: of the whole request.
+        return_metrics: whether the answer says how long it took.
         return_token_ids: whether the answer has ids besides text.
         bad_words: texts that the output does not have, as far as they are made of the ids that the
             tokenizer makes of them, with a space before them or without.
@@ -97,6 +99,7 @@ class CommonFields(StateFields, kw_only=True):
     priority: Integer | None = None
     timeout_s: float | None = None
     request_id: str | None = None
+    return_metrics: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
@@ -203,6 +206,7 @@ class CommonFields(StateFields, kw_only=True):
             shown=shown,
             min_tokens=self.min_tokens or 0,
             logprobs=logprobs,
+            clock=time.monotonic if self.return_metrics else None,
         )
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:

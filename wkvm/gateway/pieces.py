@@ -70,6 +70,15 @@ class Whole:
     finish: Finish
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a choice had a slot, its first id and its end, in seconds from its request's arrival."""
+
+    queue_s: float | None
+    first_s: float | None
+    total_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
     """What a request says of how its ids become text.
@@ -82,6 +91,7 @@ class TextOptions:
         shown: special tokens that have theirs all the same.
         min_tokens: stop strings are not looked for in the text of this many first ids.
         logprobs: whether pieces have log probabilities. The engine must have been asked too.
+        clock: in seconds; with it ``ChoiceText.times`` says more.
     """
 
     stops: Sequence[str] = ()
@@ -90,6 +100,7 @@ class TextOptions:
     shown: frozenset[int] = frozenset()
     min_tokens: int = 0
     logprobs: bool = False
+    clock: Callable[[], float] | None = None
 
 
 _DEFAULT_OPTIONS = TextOptions()
@@ -125,6 +136,19 @@ class ChoiceText:
         )
         self._matcher = StopStrings(options.stops) if options.stops else None
         self._n_output = 0
+        self._clock = clock = options.clock
+        self._asked_at = 0.0 if clock is None else clock()
+        self._first_at: float | None = None
+        self._last_at = self._asked_at
+
+    def times(self) -> Times:
+        """How long it took: as the engine has it; if a stop string ended it, by the clock."""
+        if self._stopped_by is None and self._choice.is_over:
+            timings = self._choice.result.timings
+            return Times(timings.queue_s, timings.first_token_s or None, timings.total_s)
+        first_at = self._first_at
+        first_s = None if first_at is None else first_at - self._asked_at
+        return Times(None, first_s, self._last_at - self._asked_at)
 
     @property
     def n_output(self) -> int:
@@ -194,6 +218,10 @@ class ChoiceText:
             return Piece("", [], [], finish)
         if not ids:
             return self._end("", [], self._choice.result)
+        if self._clock is not None:
+            self._last_at = self._clock()
+            if self._first_at is None:
+                self._first_at = self._last_at
         text, stop, n_used = self._text(ids)
         if n_used < len(ids):
             del ids[n_used:]

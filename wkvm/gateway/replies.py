@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from wkvm.gateway.fields import StreamOptions
 from wkvm.gateway.pieces import Finish, FinishReason
 from wkvm.gateway.state_fields import StateReport
+from wkvm.gateway.times import RequestMetrics
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -84,13 +85,21 @@ class Frame:
         tail = self._tail if cost is None else b',"usage":%b}\n\n' % msgspec.json.encode(cost)
         return b"%b%b]%b%b" % (self.start, msgspec.json.encode(choice), more, tail)
 
-    def total(self, cost: Usage, state: StateReport | UnsetType = UNSET) -> bytes:
+    def total(
+        self,
+        cost: Usage,
+        state: StateReport | UnsetType = UNSET,
+        metrics: RequestMetrics | UnsetType = UNSET,
+    ) -> bytes:
         """The event, if it was asked for, of all choices: what they cost, the state at their end.
 
         Args:
             state: if one was kept.
+            metrics: if they were asked for.
         """
         more = b"" if state is UNSET else b',"state":' + msgspec.json.encode(state)
+        if metrics is not UNSET:
+            more += b',"metrics":' + msgspec.json.encode(metrics)
         if self._tells_total:
             more += b',"usage":' + msgspec.json.encode(cost)
         return b"%b]%b}\n\n" % (self.start, more) if more else b""
@@ -142,4 +151,5 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: RequestMetrics | UnsetType = UNSET
     state: StateReport | UnsetType = UNSET

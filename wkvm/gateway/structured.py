@@ -229,7 +229,7 @@ def wanted(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Wa
 
 
 def checked_grammar(
-    kind: Literal["json_schema", "regex", "lark"], source: str, field: str
+    kind: Literal["json_schema", "regex", "lark", "without"], source: str, field: str
 ) -> Grammar:
     """A grammar that a client gives as the engine takes it.
 
