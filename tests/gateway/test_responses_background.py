@@ -155,6 +155,7 @@ async def test_what_a_drain_does_not_wait_for_has_failed(tmp_path: Path) -> None
     async with tales_running(tmp_path) as running:
         found = await kept(running, asked["id"])
         assert found["status"] == "failed"
+        assert found["error"]["message"] != records.LOST  # it was kept before the end
 
 
 async def test_a_response_is_cancelled_by_its_request_too(tmp_path: Path) -> None:

@@ -85,6 +85,22 @@ async def test_leaving_early_cancels(tmp_path: Path) -> None:
         assert found["status"] == "cancelled"
 
 
+async def test_leaving_what_the_engine_has_ended_leaves_no_state(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        caller = await caller_of(running)
+        run = Run(caller, await ask(caller, body()))
+        async with run:
+            async for event in run:
+                if event["type"] == "response.in_progress":
+                    break
+            while (await ask_http(running, "GET", f"/v1/states/{run.id}"))[0] != 200:
+                pass
+        await running.gateway.responses.over()
+        _, found = await ask_http(running, "GET", f"/v1/responses/{run.id}")
+        assert found["status"] == "cancelled"
+        assert (await ask_http(running, "GET", f"/v1/states/{run.id}"))[0] == 404
+
+
 async def test_a_cancelled_one_has_a_last_event(tmp_path: Path) -> None:
     async with tales_running(tmp_path) as running:
         caller = await caller_of(running)

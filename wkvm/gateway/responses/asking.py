@@ -20,7 +20,13 @@ from wkvm.gateway.failures import INVALID, HttpError, invalid
 from wkvm.gateway.keeping import room_after
 from wkvm.gateway.messages import Message
 from wkvm.gateway.responses import records
-from wkvm.gateway.responses.bodies import CreateBody, InputFields, as_response, field_names
+from wkvm.gateway.responses.bodies import (
+    CreateBody,
+    InputFields,
+    as_response,
+    field_names,
+    tool_fields,
+)
 from wkvm.gateway.responses.items import Kept, chat_messages, kept_items
 from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.truncation import shortened
@@ -256,6 +262,21 @@ async def ask(
         n_read=n_read,
         generates=generates,
     )
+
+
+async def n_input(caller: Caller, body: InputFields) -> int:
+    """How many tokens the prompt of a response would have, written whole.
+
+    Raises:
+        HttpError: as ``ask``.
+    """
+    if body.model is not None:
+        caller.gateway.check_model(body.model)
+    past = await past_of(caller, body)
+    own = await own_items(caller, body, past)
+    messages = messages_of(body, [*past.items, *own])
+    chat = ChatBody(model=caller.gateway.model, messages=messages, **tool_fields(body))
+    return len((await _question(caller, chat, _WHOLE)).prompt)
 
 
 def _fits(caller: Caller, body: CreateBody, asked: Question, since: Since = _WHOLE) -> bool:

@@ -9,11 +9,10 @@ from aiohttp import web
 
 from wkvm.gateway import policy
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.chat_bodies import ChatBody, Since, question
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.responses import records
-from wkvm.gateway.responses.asking import Caller, ask, messages_of, own_items, past_of
-from wkvm.gateway.responses.bodies import CountBody, CreateBody, as_response, tool_fields
+from wkvm.gateway.responses.asking import Caller, ask, n_input
+from wkvm.gateway.responses.bodies import CountBody, CreateBody
 from wkvm.gateway.responses.core import Run, forget
 from wkvm.gateway.responses.feed import Feed
 from wkvm.gateway.responses.paging import items_page
@@ -198,32 +197,9 @@ async def input_items(call: Call) -> web.StreamResponse:
 
 async def input_tokens(call: Call) -> web.StreamResponse:
     """``POST /v1/responses/input_tokens``: how long the prompt of a response would be."""
-    body, gateway = await call.body(CountBody, policy.COUNTED_RESPONSES), call.gateway
-    if body.model is not None:
-        gateway.check_model(body.model)
-    caller = Caller.of(call)
-    past = await past_of(caller, body)
-    own = await own_items(caller, body, past)
-    chat = ChatBody(
-        model=gateway.model,
-        messages=messages_of(body, [*past.items, *own]),
-        **tool_fields(body),
-    )
-    try:
-        asked = await gateway.offload.run(
-            lambda: question(
-                chat,
-                gateway.texts,
-                max_model_len=None,
-                omit_media=gateway.config.omit_media,
-                since=Since(),
-            ),
-            size=call.n_held,
-        )
-    except HttpError as error:
-        raise as_response(error) from error
-    told = {"object": "response.input_tokens", "input_tokens": len(asked.prompt)}
-    return _json(told)
+    body = await call.body(CountBody, policy.COUNTED_RESPONSES)
+    n_tokens = await n_input(Caller.of(call), body)
+    return _json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def compact(call: Call) -> web.StreamResponse:
