@@ -97,6 +97,18 @@ def test_the_worst_grammars_do_no_harm(grammar: Grammar) -> None:
     assert other.ids == fake_continuation(PROMPT, 20, 256)
 
 
+def test_a_grammar_whose_masks_take_too_long_ends_its_own_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    monkeypatch.setattr(grammars, "ALLOWANCE_S", 1e-9)
+    monkeypatch.setattr(grammars, "MEAN_S", 0.0)
+    (other,) = rig.ask(None, greedy(20))
+    assert "too long" in why(rig.follow(regex("[a-z]{20}")))
+    rig.finish()
+    assert other.ids == fake_continuation(PROMPT, 20, 256)
+
+
 def test_an_engine_without_a_compiler_takes_no_grammar() -> None:
     driver = Driver(FakeModel())
     assert not driver.engine.info.takes_grammars

@@ -10,8 +10,10 @@ from wkvm_client.states import StateInfo
 
 from tests.gateway.harness import Running
 from tests.gateway.scripted import script_engine
-from tests.gateway.stateful import ask, make, states_running
+from tests.gateway.stateful import TallModel, ask, make, states_running
+from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
+from wkvm.engine.grammars import GrammarCompiler
 
 BOB = [{"role": "user", "content": "I am Bob."}]
 WHO = [{"role": "user", "content": "Who?"}]
@@ -139,3 +141,24 @@ async def test_messages_without_a_state_are_needed(tmp_path: Path) -> None:
             body = {"model": "fake", "messages": messages}
             status, answer = await ask(running, "POST", "/v1/chat/completions", body)
             assert (status, answer["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("k", [1, 7, 15])
+async def test_an_answer_in_json_goes_on_from_its_state(tmp_path: Path, k: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["north", "south"]}, "b": {"type": "integer", "maximum": 99}},
+        "required": ["a", "b"],
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    fields: dict[str, Any] = {"response_format": form, "temperature": 1}
+    grammars = GrammarCompiler([bytes((one,)) for one in range(256)], vocab_size=256)
+    engine = Engine(TallModel(), EngineConfig(n_slots=8), grammars=grammars)
+    async with states_running(tmp_path, engine) as running:
+        whole = await chat(running, BOB, seed=3, max_tokens=200, **fields)
+        first = await chat(running, BOB, seed=3, max_tokens=k, save_as="bob", **fields)
+        rest = await chat(running, None, state="bob", save_as="bob", max_tokens=200, **fields)
+        texts = [one["choices"][0]["message"]["content"] for one in (whole, first, rest)]
+    assert texts[0] == texts[1] + texts[2]
+    assert set(json.loads(texts[0])) == {"a", "b"}
+    assert rest["choices"][0]["finish_reason"] == "stop"

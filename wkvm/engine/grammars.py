@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -44,6 +45,10 @@ MAX_LEXER_STATES = 20_000
 MAX_SYMBOLS = 100_000
 """What a grammar may cost, in llguidance's terms. It keeps a step of the worst one at about
 0.1 s and its compilation at a few seconds; those that people write stay far below."""
+
+ALLOWANCE_S, MEAN_S = 1.0, 0.005
+"""How long the masks of one request may take, of this thread's own time: the first at once, the
+second for each. All rows of a step wait for them. A usual mask takes a hundredth of the second."""
 
 WHITE_SPACE = r"[ \n\r\t]{1,40}"
 """Between the parts of a JSON value. A model that is unsure would produce it without end."""
@@ -253,6 +258,7 @@ class Follower:
         self._stops = frozenset(stops)
         self._allowed_ids = allowed_ids
         self._allowed: int | None = None
+        self._time_left_s = ALLOWANCE_S
 
     @property
     def may_end(self) -> bool:
@@ -261,8 +267,12 @@ class Follower:
 
     def next_ids(self, *, may_stop: bool) -> bytes:
         """Which ids may come next. Microseconds, for large grammars milliseconds."""
+        began = time.thread_time()
         bits = bytearray(self._matcher.compute_bitmask())
         _check(self._matcher)
+        self._time_left_s += MEAN_S - (time.thread_time() - began)
+        if self._time_left_s < 0:
+            raise InvalidParameterError("grammar", "what may come next takes too long to find out")
         n_bytes = -(-self._vocab_size // 8)
         # llguidance's own end is behind the vocabulary.
         _clear(bits, self._vocab_size)

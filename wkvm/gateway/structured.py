@@ -14,6 +14,7 @@ from wkvm.gateway.schemas import Schema, check_schema, closed, compact, roomy
 
 FIELD = "structured_outputs"
 FORMAT = "response_format"
+_ANY_OBJECT: Schema = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class ResponseFormat(msgspec.Struct):
             case ResponseFormat(type="json_object"):
                 return _of_compact({"type": "object"})
             case ResponseFormat(json_schema=NamedSchema(schema=schema)):
-                schema = {"type": "object"} if schema is None else schema
+                schema = _ANY_OBJECT if schema is None else schema
                 checked = check_schema(closed(schema), FORMAT, at="json_schema.schema")
                 return _of_compact(cast("Schema", checked))
             case ResponseFormat(type="structural_tag"):

@@ -6,14 +6,14 @@ is told to answer with one JSON object, ``{"name": ..., "arguments": {...}}``, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 import msgspec
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.parsing.forms import Called
 from wkvm.gateway.schemas import Schema as Schema
-from wkvm.gateway.schemas import closed, compact
+from wkvm.gateway.schemas import check_schema, closed, compact
 
 MAX_TOOLS = 128
 
@@ -141,7 +141,10 @@ def arguments_schema(function: Function) -> Schema:
     Properties that the function does not name are left out, unless it says that there may be
     others. Parts of the schema that no grammar can express are ignored unless it is ``strict``.
     """
-    return compact({**closed(_parameters(function)), "type": "object"}, lenient=not function.strict)
+    schema = closed(_parameters(function))
+    if function.strict:
+        schema = cast("Schema", check_schema(schema, "tools", at="parameters"))
+    return compact({**schema, "type": "object"}, lenient=not function.strict)
 
 
 def _json(value: object) -> str:
@@ -154,4 +157,6 @@ def _function(tool: Tool, field: str) -> Function:
         raise invalid(field, 'only tools of type "function" can be called, with a "function"')
     if (function.parameters or {}).get("type", "object") != "object":
         raise invalid(f"{field}.function.parameters", "the schema is not one of an object")
+    if function.strict:
+        check_schema(_parameters(function), "tools", at=f"{field}.function.parameters")
     return function
