@@ -1,7 +1,8 @@
 """Grammars to constraints: what may come next, by llguidance.
 
-Grammars are compiled in threads of their own, a few at a time; what was compiled last is kept. Only
-here is llguidance known, and it is imported when the first grammar comes, or ``prepare`` is called.
+Grammars are compiled in threads of their own, a few at a time; what was compiled last is kept.
+Only here is llguidance known, and it is imported when the first grammar comes, or ``prepare`` is
+called.
 """
 
 import importlib.util
