@@ -63,6 +63,12 @@ def of_embeddings(answer: Any) -> Cost:
     return Cost(answer["usage"]["prompt_tokens"], 0, 0)
 
 
+def of_llama_cpp(answer: Any) -> Cost:
+    """Of completions in the form of llama.cpp's server."""
+    names = ("tokens_evaluated", "tokens_cached", "tokens_predicted")
+    return Cost(*(answer[name] for name in names))
+
+
 def of_ids(answer: Any) -> Cost:
     """Of requests in ids."""
     usage = answer["usage"]
@@ -87,6 +93,7 @@ INTERFACES = (
     Asked("/v1/responses", RESPONSE, of_responses),
     Asked("/v1/responses", RESPONSE | {"store": False}, of_responses),
     Asked("/v1/embeddings", {"input": [PROMPT, "The sea"]}, of_embeddings),
+    Asked("/completion", {"prompt": PROMPT * 40, "n_predict": N_OUT}, of_llama_cpp),
     Asked("/v1/generate", IDS, of_ids),
     Asked("/v1/messages/count_tokens", {"messages": MESSAGES}, of_nobody),
     Asked("/tokenize", {"prompt": PROMPT}, of_nobody),
