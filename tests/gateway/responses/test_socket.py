@@ -140,7 +140,8 @@ async def test_what_is_too_large_is_not_remembered(
 
 
 @pytest.mark.parametrize(
-    "failing", [{"temperature": -1}, {"input": [{"type": "x"}]}, {"model": "other"}]
+    "failing",
+    [{"temperature": -1}, {"input": [{"type": "x"}]}, {"model": "other"}, {"input": 7}],
 )
 async def test_a_continuation_that_fails_takes_what_it_went_on_with(
     running: Running, peer: Peer, failing: dict[str, Any]

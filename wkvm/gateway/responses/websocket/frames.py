@@ -29,10 +29,12 @@ class Envelope(msgspec.Struct):
 
     Attributes:
         stream_id: the lane; None for the one without a name.
+        previous_response_id: after which response it comes; whatever it is.
     """
 
     type: str
     stream_id: str | None = None
+    previous_response_id: object = None
 
 
 class Create(CreateBody, kw_only=True):

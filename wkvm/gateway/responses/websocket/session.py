@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -26,6 +26,7 @@ from wkvm.gateway.responses.websocket.frames import (
     CREATE,
     STEER,
     Create,
+    Envelope,
     Event,
     error_event,
     of_lane,
@@ -36,6 +37,7 @@ from wkvm.gateway.responses.websocket.frames import (
 from wkvm.gateway.responses.websocket.lanes import Lanes
 from wkvm.gateway.responses.websocket.memory import Memory
 from wkvm.gateway.responses.websocket.steering import RefusedSteerError, Steer
+from wkvm.gateway.responses.websocket.work import Work
 from wkvm.gateway.spent import Spent
 
 logger = logging.getLogger("wkvm.gateway")
@@ -48,30 +50,6 @@ MAX_ENDED = 256
 """Responses that are over of which that is still known."""
 
 OK, GOING_AWAY, RESTART = 1000, 1001, 1012
-
-
-@dataclass(slots=True)
-class _Work:
-    """A response that is asked for.
-
-    Attributes:
-        create: as it was read.
-        n_bytes: that it counts for its tenant.
-        steers: what was put in before it; ``create`` has it.
-        n_events: that were sent.
-        next_steers: what is put in after it.
-    """
-
-    create: Create
-    n_bytes: int
-    steers: Sequence[Steer] = ()
-    n_events: int = 0
-    next_steers: list[Steer] = field(default_factory=list[Steer])
-
-    @property
-    def lane(self) -> str | None:
-        """Where it was asked for."""
-        return self.create.stream_id
 
 
 class Session:
@@ -87,11 +65,11 @@ class Session:
         self._gateway = call.gateway
         self._socket = socket
         self._key = request_key(call.request)
-        self._lanes = Lanes[_Work](self._do, self._on_idle)
+        self._lanes = Lanes[Work](self._do, self._on_idle)
         self._memory = Memory(self._release)
-        self._making: dict[str, _Work] = {}
+        self._making: dict[str, Work] = {}
         self._ended: dict[str, None] = {}
-        self._waiting: dict[str, tuple[_Work, list[Steer]]] = {}
+        self._waiting: dict[str, tuple[Work, list[Steer]]] = {}
         """Input for which calls have to have results first, by the response that called."""
         self._refusal: HttpError | None = None
         """Why nothing new is taken any more."""
@@ -147,24 +125,28 @@ class Session:
             data = bytes(message.data)
             envelope = read_envelope(data)
             lane = envelope.stream_id
-            match envelope.type:
-                case kind if kind == CREATE:
-                    self._take(data)
-                case kind if kind == STEER:
-                    lane = None
-                    await self._steer(data)
-                case other:
-                    raise invalid("type", f"there is no event {other[:40]!r}", code="invalid_event")
+            if envelope.type == CREATE:
+                self._take(data, envelope)
+            elif envelope.type == STEER:
+                lane = None
+                await self._steer(data)
+            else:
+                why = f"there is no event {envelope.type[:40]!r}"
+                raise invalid("type", why, code="invalid_event")
         except HttpError as error:
             await self._send(error_event(error, lane))
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, envelope: Envelope) -> None:
         """Put a response that is asked for into its lane."""
         if self._refusal is not None:
             raise self._refusal
-        create = read_create(data, self._gateway.counts.ignored)
-        work = _Work(create, len(data))
+        try:
+            create = read_create(data, self._gateway.counts.ignored)
+        except HttpError:
+            self._evict(envelope)
+            raise
+        work = Work(create, len(data))
         self._hold(work.n_bytes)
         try:
             self._lanes.add(work.lane, work)
@@ -183,7 +165,7 @@ class Session:
             event = steering.accepted_event(steer)
         await self._send_of(work, event)
 
-    def _accepted(self, steer: Steer, data: bytes, work: _Work | None) -> Steer:
+    def _accepted(self, steer: Steer, data: bytes, work: Work | None) -> Steer:
         """Take input for what comes after a response.
 
         Raises:
@@ -213,7 +195,7 @@ class Session:
 
     # --- responses ------------------------------------------------------------------------
 
-    async def _do(self, work: _Work) -> None:
+    async def _do(self, work: Work) -> None:
         """Make a response, and tell of it. For its key it is a request as any other."""
         call = replace(self._call, spent=Spent(), n_held=work.n_bytes, limit_headers=None)
         began_at, status, is_let_in = time.perf_counter(), 200, False
@@ -244,7 +226,7 @@ class Session:
                 began_at=began_at,
             )
 
-    def _put_in(self, work: _Work) -> None:
+    def _put_in(self, work: Work) -> None:
         """Let what waits for a result come before it."""
         parent = work.create.previous_response_id or ""
         found = self._waiting.get(parent)
@@ -255,7 +237,7 @@ class Session:
         work.steers = steers
         work.create = steering.put_in(work.create, steers)
 
-    async def _make(self, work: _Work, caller: Caller) -> HttpError | None:
+    async def _make(self, work: Work, caller: Caller) -> HttpError | None:
         """Make a response; why it failed, if it did after it had begun."""
         create = work.create
         asked = await ask(
@@ -280,7 +262,7 @@ class Session:
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    async def _go_on(self, work: _Work, run: Run) -> None:
+    async def _go_on(self, work: Work, run: Run) -> None:
         """What was put in meanwhile has its turn."""
         steers, work.next_steers = work.next_steers, []
         if not steers:
@@ -294,7 +276,7 @@ class Session:
                 return
             n_bytes = sum(steer.n_bytes for steer in steers)
             work.n_bytes -= n_bytes
-            self._waiting[run.id] = _Work(work.create, n_bytes), steers
+            self._waiting[run.id] = Work(work.create, n_bytes), steers
             for steer in steers:
                 event = steering.pending_event(steer, run.resource["output"])
                 await self._send_of(work, event)
@@ -302,10 +284,10 @@ class Session:
             n_bytes = work.n_bytes
             work.n_bytes = 0
             create = steering.successor(work.create, run.id)
-            after = _Work(steering.put_in(create, steers), n_bytes, steers)
+            after = Work(steering.put_in(create, steers), n_bytes, steers)
             self._lanes.add_next(work.lane, after)
 
-    async def _refuse(self, work: _Work, error: HttpError) -> None:
+    async def _refuse(self, work: Work, error: HttpError) -> None:
         """Tell that a response cannot be made."""
         try:
             await self._send_of(work, error_event(error, work.lane), is_numbered=False)
@@ -313,14 +295,14 @@ class Session:
         except ConnectionError:
             self._over.set()
 
-    async def _fail(self, work: _Work, steers: Sequence[Steer], code: str, why: str) -> None:
+    async def _fail(self, work: Work, steers: Sequence[Steer], code: str, why: str) -> None:
         for steer in steers:
             event = steering.failed_event(steer, code, why, was_accepted=True)
             await self._send_of(work, event)
 
-    def _evict(self, create: Create) -> None:
+    def _evict(self, asked: Create | Envelope) -> None:
         """Forget what a response would have gone on with: nobody knows how it was left."""
-        self._memory.pop(create.previous_response_id or "", None)
+        self._memory.pop(str(asked.previous_response_id), None)
 
     # --- what is stored -------------------------------------------------------------------
 
@@ -343,7 +325,7 @@ class Session:
 
     # --- to the client --------------------------------------------------------------------
 
-    async def _send_of(self, work: _Work | None, event: Event, *, is_numbered: bool = True) -> None:
+    async def _send_of(self, work: Work | None, event: Event, *, is_numbered: bool = True) -> None:
         """Send an event about a response, numbered after those before it."""
         if work is None:
             await self._send({**event, "sequence_number": 0})
