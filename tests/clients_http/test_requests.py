@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
 from tests.clients_http.conftest import ANSWER, MODEL, QUESTION, Door
@@ -499,3 +500,29 @@ def test_codex_asks_for_an_answer_by_a_schema(codex: Program) -> None:
     body = CODEX | {"input": OPENED, "tools": [], "text": {"format": form}}
     (item,) = finished(codex("/v1/responses", body))["output"]
     assert json.loads(item["content"][0]["text"])["kind"] in ("star", "moon")
+
+
+async def test_codex_warms_up_over_a_websocket_and_sends_what_is_new_alone(codex: Program) -> None:
+    headers = dict(codex.headers) | {"OpenAI-Beta": "responses_websockets=2026-02-06"}
+    body = CODEX | GREEDY | {"type": "response.create"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(f"{codex.url}/v1/responses") as socket,
+    ):
+
+        async def asked(**fields: Any) -> Any:
+            await socket.send_json(body | fields)
+            while True:
+                event = await socket.receive_json(timeout=300)
+                assert event["type"] not in ("error", "response.failed"), event
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    return event["response"]
+
+        warm = await asked(input=OPENED[:2], generate=False)
+        first = await asked(input=OPENED[2:], previous_response_id=warm["id"])
+        more = {"previous_response_id": first["id"], "input": [said("user", "Go on.")]}
+        second = await asked(**more)
+    assert warm["output"] == []
+    for before, after in ((warm, first), (first, second)):
+        details = after["usage"]["input_tokens_details"]
+        assert details["cached_tokens"] >= before["usage"]["input_tokens"]
