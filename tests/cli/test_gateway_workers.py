@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from wkvm_protocol.codec import Codec
+from wkvm_protocol.messages import Hello, HelloOk
 
 from tests.cli.conftest import KEY, RunningServer, environment, started, wkvm_command
 
@@ -157,6 +159,47 @@ async def test_a_new_session_of_an_old_name_has_no_turn(server: RunningServer) -
             again = await call(http, "POST", "/v1/sessions", {"name": f"t{n}", "text": "Once"})
             assert again["turn"] is None
             assert (await call(http, "GET", f"/v1/sessions/t{n}"))["turn"] is None
+
+
+async def test_responses_go_on_from_one_another_whichever_worker_made_them(
+    server: RunningServer,
+) -> None:
+    async with client(server.url()) as http:
+        model = (await call(http, "GET", "/v1/models"))["data"][0]["id"]
+        body = {"model": model, "max_output_tokens": 4, "temperature": 0}
+        previous = await call(http, "POST", "/v1/responses", {**body, "input": "Hello"})
+        for _ in range(6):
+            asked = {**body, "input": "And?", "previous_response_id": previous["id"]}
+            previous = await call(http, "POST", "/v1/responses", asked)
+            assert previous["usage"]["input_tokens_details"]["cached_tokens"] > 0
+            assert await call(http, "GET", f"/v1/responses/{previous['id']}") == previous
+
+
+async def test_a_response_in_the_background_is_cancelled_by_whichever_worker_is_asked(
+    server: RunningServer,
+) -> None:
+    async with client(server.url()) as http:
+        model = (await call(http, "GET", "/v1/models"))["data"][0]["id"]
+        for _ in range(4):
+            body = {"model": model, "input": "Hi", "background": True, "ignore_eos": True}
+            made = await call(http, "POST", "/v1/responses", {**body, "max_output_tokens": 100_000})
+            for _ in range(4):
+                found = await call(http, "GET", f"/v1/responses/{made['id']}")
+                assert found["status"] in ("queued", "in_progress")
+            cancelled = await call(http, "POST", f"/v1/responses/{made['id']}/cancel")
+            assert cancelled["status"] == "cancelled"
+
+
+async def test_the_binary_protocol_over_websocket_reaches_the_engine_by_any_worker(
+    server: RunningServer,
+) -> None:
+    hello = Codec(Hello).encode(Hello("wkvm", 1, 1))
+    async with client(server.url()) as http:
+        for _ in range(4):
+            async with http.ws_connect("/v1/ws", protocols=("wkvm.v1",)) as socket:
+                await socket.send_bytes(hello)
+                told = Codec(HelloOk).decode(await socket.receive_bytes())
+                assert told.model == "rwkv7-tinystories"
 
 
 async def test_questions_of_workers_are_not_answered_to_clients(server: RunningServer) -> None:
