@@ -13,6 +13,7 @@ from tests.gateway.harness import ANNA, BERT, KEYS, Running
 from tests.gateway.responding import (
     MODEL,
     ask_for,
+    bundled_texts,
     events_of,
     refused,
     respond,
@@ -125,6 +126,28 @@ async def test_log_probabilities_are_those_of_the_ids(running: Running) -> None:
     events = await stream(running, SUN, **asked)
     told = [one for event in events if "delta" in event for one in event["logprobs"]]
     assert told == entries
+
+
+async def test_ids_and_times_are_told_if_they_are_asked_for(running: Running) -> None:
+    made = await respond(running, SUN, return_token_ids=True, return_metrics=True)
+    texts = bundled_texts()
+    assert made["prompt_token_ids"] == texts.template.encode(
+        [{"role": "user", "content": SUN}], texts.tokenizer
+    )
+    assert len(made["token_ids"]) == made["usage"]["output_tokens"]
+    assert texts.tokenizer.decode(made["token_ids"]).strip() == text_of(made)
+    assert made["metrics"]["e2e_latency_ms"] > 0
+    plain = await respond(running, SUN)
+    assert not {"token_ids", "prompt_token_ids", "metrics"} & plain.keys()
+
+
+async def test_an_event_has_as_many_tokens_as_were_asked_for(running: Running) -> None:
+    asked = {"top_logprobs": 1, "max_output_tokens": 12, "ignore_eos": True}
+    events = await stream(running, SUN, stream_interval=5, **asked)
+    counts = [len(one["logprobs"]) for one in events if "delta" in one]
+    assert sum(counts) == 12
+    assert all(n >= 5 for n in counts[1:-1])
+    assert text_of(events[-1]["response"]) == "".join(one.get("delta", "") for one in events)
 
 
 async def test_the_items_of_an_input_are_listed_in_parts(running: Running) -> None:

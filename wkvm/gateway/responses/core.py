@@ -36,13 +36,13 @@ from wkvm.gateway.keeping import choice_text, settled
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.asking import UNUSABLE, Asked, Caller, Local, ask, whole
+from wkvm.gateway.responses.ends import extras, joined, origin_of, usage_of
 from wkvm.gateway.responses.foreign import calls_of
 from wkvm.gateway.responses.items import Kept
 from wkvm.gateway.responses.naming import LOCAL_TTL_S, TAG, forget, new_id
 from wkvm.gateway.responses.records import Begun, Origin
-from wkvm.gateway.responses.resource import Resource, begun, cost, ended
+from wkvm.gateway.responses.resource import Resource, begun, ended
 from wkvm.gateway.responses.writer import Event, EventWriter
-from wkvm.gateway.written import ReadMark, read_by
 
 __all__ = ["Asked", "Caller", "Local", "Run", "ask", "forget", "new_id"]
 
@@ -56,6 +56,7 @@ class Run:
         asked: what ``ask`` has returned.
         response_id: its name; None makes one.
         local: where a response goes that is not stored; None keeps nothing of it.
+        shows_events: whether somebody sees them, as they come; otherwise they are few.
 
     Attributes:
         resource: the response as it is now.
@@ -69,13 +70,16 @@ class Run:
         *,
         response_id: str | None = None,
         local: MutableMapping[str, Local] | None = None,
+        shows_events: bool = True,
     ) -> None:
         self._caller = caller
+        self._shows_events = shows_events
         self._asked = asked
         self._local = local
         self._shelf = caller.gateway.responses
         self.id = new_id(caller) if response_id is None else response_id
-        self.resource: Resource = begun(asked.body, self.id, model=caller.gateway.model)
+        self._begun = begun(asked.body, self.id, model=caller.gateway.model)
+        self.resource: Resource = self._begun
         self.error: HttpError | None = None
         self._writer = EventWriter(calls_of(asked.body.tools))
         self._stream: Stream | None = None
@@ -84,6 +88,7 @@ class Run:
         self._is_cancelled = False
         self._is_over = False
         self._unwatch = contextlib.ExitStack()
+        self._tokenizer = caller.gateway.texts.tokenizer
 
     @property
     def is_over(self) -> bool:
@@ -214,14 +219,13 @@ class Run:
                     yield event
                 if piece.finish is not None:
                     break
-                assert self._text is not None
-                piece = await self._text.read()
+                piece = await self._next()
             end = await settled(self._caller.client, piece.finish)
         except (errors.ClientError, HttpError) as error:
             for event in await self._failed(error):
                 yield event
             return
-        for event in await self._ended(reader, piece.finish, end):
+        for event in await self._ended(piece.finish, end):
             yield event
 
     def _reader(self) -> ChoiceReader:
@@ -240,6 +244,23 @@ class Run:
             await self._send_whole()
             return await self._text.read()
 
+    async def _next(self) -> Piece:
+        """The next piece: with as many ids as an event is to have, if nothing ends before."""
+        assert self._text is not None
+        piece = await self._text.read()
+        while piece.finish is None and len(piece.ids) < self._interval:
+            try:
+                piece = joined(piece, await self._text.read())
+            except (errors.ClientError, HttpError):
+                break  # what came is told; the next reading raises it again
+        return piece
+
+    @property
+    def _interval(self) -> int:
+        if not self._shows_events:
+            return 2**31
+        return self._asked.body.stream_interval or self._caller.gateway.config.stream_interval
+
     def _told(self, reader: ChoiceReader, piece: Piece) -> list[Event]:
         self._ids += piece.ids
         deltas = reader.read(piece.text, piece.finish)
@@ -248,21 +269,20 @@ class Run:
     def _logprobs(self, piece: Piece) -> list[TokenLogprob]:
         if not self._asked.body.has_logprobs:
             return []
-        tokenizer = self._caller.gateway.texts.tokenizer
-        return chat_logprobs(tokenizer, piece.logprobs, as_ids=False).content
+        as_ids = bool(self._asked.body.return_tokens_as_token_ids)
+        return chat_logprobs(self._tokenizer, piece.logprobs, as_ids=as_ids).content
 
-    async def _ended(
-        self, reader: ChoiceReader, finish: Finish, end: StateEnd | None
-    ) -> list[Event]:
+    async def _ended(self, finish: Finish, end: StateEnd | None) -> list[Event]:
         """Keep how it ended; the last events."""
         is_whole = finish.reason == "stop" or not self._asked.generates
         events = self._writer.end(is_whole=is_whole) if self._asked.generates else []
-        origin = self._origin(end)
+        origin = origin_of(self._asked, self._ids, end, self._tokenizer)
+        assert self._text is not None
         final = ended(
-            self.resource,
+            self.resource | extras(self._asked, self._text, self._ids),
             "completed" if is_whole else "incomplete",
             self._writer.output,
-            usage=self._usage(finish),
+            usage=usage_of(self._asked, finish, self._writer.output, self._tokenizer),
             reason=None if is_whole else "max_output_tokens",
             state=end,
         )
@@ -271,47 +291,6 @@ class Run:
         except HttpError as error:
             return [*events, *await self._failed(error)]
         return [*events, self._last("completed" if is_whole else "incomplete")]
-
-    def _usage(self, finish: Finish) -> dict[str, Any]:
-        origin, n_prompt = self._asked.origin, len(self._asked.question.prompt)
-        return cost(
-            n_input=n_prompt + (0 if origin is None else origin.n_tokens),
-            n_cached=self._n_cached(finish),
-            n_output=finish.n_output,
-            n_reasoning=min(self._n_reasoning(), finish.n_output),
-        )
-
-    def _n_cached(self, finish: Finish) -> int:
-        """How many tokens were not computed for this."""
-        if finish.state is not None:
-            return finish.state.cached_tokens + finish.n_reused
-        # One that was given up at a stop string does not say what its state had read.
-        n_read = self._asked.n_read if self._asked.question.continues else 0
-        return n_read + finish.n_reused
-
-    def _n_reasoning(self) -> int:
-        """How many tokens what was thought is, written as text."""
-        tokenizer = self._caller.gateway.texts.tokenizer
-        thoughts = [one for one in self._writer.output if one["type"] == "reasoning"]
-        parts = [part["text"] for one in thoughts for part in one["content"]]
-        return sum(len(tokenizer.encode(text)) for text in parts)
-
-    def _origin(self, end: StateEnd | None) -> Origin | None:
-        """What is known of the state at the end; None if it is none to go on from."""
-        if end is None or not end.name:
-            return None
-        asked, question = self._asked, self._asked.question
-        before = len(question.prompt) + (0 if asked.origin is None else asked.origin.n_tokens)
-        n_kept = end.n_tokens - before
-        ids = self._ids[: max(n_kept, 0)]
-        if n_kept == len(ids) + 1:
-            ids = [*ids, *end.pending]  # the id that ended the answer
-        if n_kept != len(ids):
-            return None
-        read = read_by(ids, self._caller.gateway.texts.tokenizer)
-        if read is None:
-            return None
-        return Origin(ref=end.ref, mark=ReadMark.of(question.read + read), n_tokens=end.n_tokens)
 
     async def _keep_end(self, final: Resource, origin: Origin | None) -> None:
         """Keep it, as far as it is to be kept. It is over then, whatever is raised.
@@ -343,18 +322,19 @@ class Run:
     async def _failed(self, error: Exception) -> list[Event]:
         """Keep that it failed, or was cancelled; the last events."""
         known = self._failure(error)
-        events = [] if self._is_over else self._writer.end(is_whole=False)
         is_cancelled = known.code == CANCELLED
         self.error = None if is_cancelled and self._is_cancelled else known
+        was_over = self._is_over
+        events = [] if was_over else self._writer.end(is_whole=False)
         final = ended(
-            self.resource,
+            self._begun,
             "cancelled" if is_cancelled else "failed",
             self._writer.output,
             error=None if is_cancelled else known,
         )
-        was_over = self._is_over
-        self._over(final)
-        if not was_over:
+        if was_over:  # its end could not be kept
+            self._over(final)
+        else:
             with contextlib.suppress(HttpError):
                 await self._keep_end(final, None)
         return [*events, self._last("incomplete" if is_cancelled else "failed")]
@@ -387,7 +367,7 @@ class Run:
     async def _leave(self) -> None:
         """Keep that it was cancelled."""
         self._writer.end(is_whole=False)
-        final = ended(self.resource, "cancelled", self._writer.output)
+        final = ended(self._begun, "cancelled", self._writer.output)
         if self._keeps_state:
             await forget(self._caller, [self.id])  # it may have ended just before
         try:

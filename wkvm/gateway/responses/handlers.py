@@ -33,7 +33,8 @@ async def create(call: Call) -> web.StreamResponse:
     """``POST /v1/responses``: make a response, as a whole, as events or in the background."""
     body = await call.body(CreateBody, policy.RESPONSES)
     caller = Caller.of(call)
-    run = Run(caller, await ask(caller, body))
+    shows_events = bool(body.stream or body.background)
+    run = Run(caller, await ask(caller, body), shows_events=shows_events)
     if body.background:
         feed = await begin_background(caller, run)
         if body.stream:
