@@ -162,8 +162,7 @@ class _Chunks:
             "system_fingerprint": job.fingerprint,
         }
         self._frame = frame = Frame(common, options)
-        is_plain = job.question.reading.is_plain
-        self._is_plain = is_plain and not self._has_extras and not frame.tells_costs
+        self._is_plain = not self._has_extras and not frame.tells_costs
         self._encode = msgspec.json.Encoder().encode
         self._plain_starts = [
             b'%b{"index":%d,"delta":{"content":' % (frame.start, index) for index in range(n)
@@ -172,7 +171,8 @@ class _Chunks:
 
     def of(self, index: int, piece: Piece) -> bytes:
         """The events, if any, that a piece of a choice becomes."""
-        if self._is_plain and piece.finish is None and self._begun[index]:
+        is_begun = self._begun[index] and piece.finish is None
+        if is_begun and self._is_plain and self._readers[index].passes_text:
             text = piece.text
             if not text:
                 return b""

@@ -41,11 +41,6 @@ class Reading:
     reasoning: ReasoningForm | None = None
     begun: str = ""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether an answer is nothing but text."""
-        return self.form is None and self.reasoning is None
-
     def reader(self) -> AnswerReader:
         """What reads one answer."""
         reader = AnswerReader()

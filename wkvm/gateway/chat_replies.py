@@ -212,6 +212,11 @@ class ChoiceReader:
         return deltas_of(self.events(text, finish))
 
     @property
+    def passes_text(self) -> bool:
+        """Whether all that comes now is text, shown as it is; it need not be read then."""
+        return not self._drops_space and self._answer.passes_text
+
+    @property
     def finish_reason(self) -> ChatFinishReason:
         """Why it ended. After the end."""
         assert self.finish is not None, "it has not ended"

@@ -19,6 +19,11 @@ class AnswerReader:
         """Whether the answer has calls, and all of them are complete."""
         return False
 
+    @property
+    def passes_text(self) -> bool:
+        """Whether all that comes now is text, shown as it is."""
+        return True
+
     def feed(self, text: str) -> list[Event]:
         """Take text; return what of it can be told now."""
         return [Text(text)] if text else []
@@ -77,6 +82,11 @@ class CallReader(AnswerReader):
     def is_call(self) -> bool:
         """See ``AnswerReader``."""
         return 0 < self._calls.n_begun == self._calls.n_complete
+
+    @property
+    def passes_text(self) -> bool:
+        """See ``AnswerReader``."""
+        return False
 
     def feed(self, text: str) -> list[Event]:
         """See ``AnswerReader``."""
@@ -234,6 +244,11 @@ class ReasoningReader(AnswerReader):
     def is_call(self) -> bool:
         """See ``AnswerReader``."""
         return self._inner.is_call
+
+    @property
+    def passes_text(self) -> bool:
+        """See ``AnswerReader``."""
+        return self._at == "after" and self._inner.passes_text
 
     def feed(self, text: str) -> list[Event]:
         """See ``AnswerReader``."""
