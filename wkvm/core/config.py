@@ -79,7 +79,7 @@ class EngineConfig:
     max_hibernated: int = 16
     prefix_cache_bytes: int = 2**30
     prefix_cache_device_bytes: int | None = None
-    prefix_cache_every: int = 1024
+    prefix_cache_every: int = 2048
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
