@@ -82,6 +82,33 @@ def test_a_hit_refreshes_what_was_used_and_not_what_is_before_it(depth: int, dev
     assert rig.run(RequestSpec(prompt=stem(70) + stem(90, 2), params=length(1))).reused == 0
 
 
+@pytest.mark.parametrize("device", [0, 2])
+def test_what_was_used_longest_ago_goes_first(device: int) -> None:
+    of_two = Budget(
+        host_bytes=0 if device else 2 * (RECORD + 192 * 4),
+        device_bytes=device * RECORD,
+        every=0,
+        record_bytes=RECORD,
+    )
+    rig = Stems(depth=1, n_slots=6, budget=of_two)
+    for kind in (0, 1, 0, 2):  # the first is used again before there is a third
+        rig.run(RequestSpec(prompt=stem(200, kind), params=length(1)))
+    again = [rig.run(RequestSpec(prompt=stem(200, kind), params=length(1))) for kind in (0, 2, 1)]
+    assert [told.reused for told in again] == [192, 192, 0]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_who_waits_for_one_that_is_cancelled_takes_its_place(turns: int) -> None:
+    rig = Stems(depth=1, budget=budget(), most_tokens=64)
+    asked = [rig.ask(stem(400)) for _ in range(3)]
+    rig.turn(turns)
+    assert rig.stat("n_prefix_waiting") == 2
+    rig.scheduler.cancel(asked[0], rig.now)
+    rig.finish()
+    assert rig.told[asked[1]].reused == 0
+    assert rig.told[asked[2]].reused == 384
+
+
 def test_copies_that_fail_keep_nobody_waiting() -> None:
     rig = Stems(depth=2, budget=budget(), most_tokens=128)
     rig.unsaved = True
