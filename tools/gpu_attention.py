@@ -1,10 +1,11 @@
 """Attention to pages on a GPU: against float64, and how fast, beside torch's on contiguous tensors.
 
     python tools/gpu_attention.py check decode prefill --output bench/results/FILE.jsonl
+    python tools/gpu_attention.py decode prefill --sweep --output bench/results/FILE.jsonl
 
-Shapes are those of transformers' default Qwen3.5 text configuration, of MLA in absorbed form, and
-of heads of 128. One JSON line per finding, each with commit, device, versions and command; timings
-are graph replays. Exit status 1 if a check failed.
+With ``--sweep`` launch constants are varied. Shapes are those of transformers' default Qwen3.5 text
+configuration, of MLA in absorbed form, and of heads of 128. One JSON line per finding, each with
+commit, device, versions and command; timings are graph replays. Exit status 1 if a check failed.
 """
 
 import sys
@@ -158,8 +159,8 @@ CONTEXTS = [(1, 4096), (32, 4096), (256, 4096), (1, 131_072)]
 """Rows, and tokens that each holds."""
 
 
-def decode(bandwidth: float) -> Iterator[Finding]:
-    """The layers of a model one after another: defaults, each launch, each division, torch's."""
+def decode(bandwidth: float, *, sweeps: bool) -> Iterator[Finding]:
+    """The layers of a model one after another, and torch's; swept, each launch and division."""
     for shape in SHAPES:
         for B, context in CONTEXTS:
             pool = pool_of(shape, [context - 1] * B, 1, torch.bfloat16, N_LAYERS)
@@ -189,9 +190,9 @@ def decode(bandwidth: float) -> Iterator[Finding]:
                     )
 
             ways: dict[str, Callable[[], None]] = {"default": partial(ours, None, None)}
-            for launch in STEP_LAUNCHES:
+            for launch in STEP_LAUNCHES if sweeps else ():
                 ways[str(launch)] = partial(ours, launch, None)
-            for pair in SPLITS:
+            for pair in SPLITS if sweeps else ():
                 splits = attention_decode.Splits(*pair)
                 ways[str(splits)] = partial(ours, default, splits)
             if not shape.latent:
@@ -255,8 +256,8 @@ WAYS = [
 ]
 
 
-def prefill() -> Iterator[Finding]:
-    """One layer: pages written, each launch, and torch's after a gather to contiguous tensors."""
+def prefill(*, sweeps: bool) -> Iterator[Finding]:
+    """One layer, its pages written alone, and torch's after a gather to contiguous tensors."""
     for shape in SHAPES:
         for name, (lengths, held) in PROMPTS.items():
             pool = pool_of(shape, held, max(lengths), torch.bfloat16, 1)
@@ -275,7 +276,7 @@ def prefill() -> Iterator[Finding]:
                 "default": partial(_attended, pool, q, k, v, rows),
                 "pages written": write,
             }
-            ways |= {str(way): partial(attend, launch=way) for way in WAYS}
+            ways |= {str(way): partial(attend, launch=way) for way in WAYS if sweeps}
             ways["gathered, torch"] = partial(_gathered, pool, q, lengths, held)
             expected = attend()
             for way, launch in ways.items():
@@ -328,11 +329,12 @@ def main() -> int:
     """Run what was asked for; 1 if a check failed."""
     parser = parser_of(__doc__)
     parser.add_argument("what", nargs="+", choices=["check", "decode", "prefill"])
+    parser.add_argument("--sweep", action="store_true")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Finding]]] = {
         "check": check,
-        "decode": lambda: decode(copy_bandwidth()),
-        "prefill": prefill,
+        "decode": lambda: decode(copy_bandwidth(), sweeps=args.sweep),
+        "prefill": lambda: prefill(sweeps=args.sweep),
     }
     with recorded(args) as findings:
         for part in args.what:

@@ -1,10 +1,12 @@
 """The gated delta rule on a GPU: against float64, and how fast, beside fla's kernels.
 
     python tools/gpu_delta.py check decode prefill --output bench/results/FILE.jsonl
+    python tools/gpu_delta.py decode prefill --sweep --rows 32 --output bench/results/FILE.jsonl
 
-Shapes are those of transformers' default Qwen3.5 text configuration and of Kimi Linear. One JSON
-line per finding, each with commit, device, versions and command; timings are graph replays, but for
-what cannot be captured, of which it is said. Exit status 1 if a check failed.
+With ``--sweep`` launch constants are varied. Shapes are those of transformers' default Qwen3.5 text
+configuration and of Kimi Linear. One JSON line per finding, each with commit, device, versions and
+command; timings are graph replays, but for what cannot be captured, of which it is said. Exit
+status 1 if a check failed.
 """
 
 import sys
@@ -217,15 +219,15 @@ LAUNCHES = [
 ]
 
 
-def decode(rows: list[int], bandwidth: float) -> Iterator[Finding]:
-    """The layers of a model one after another, each launch of each kind; fla's by index."""
+def decode(rows: list[int], bandwidth: float, *, sweeps: bool) -> Iterator[Finding]:
+    """The layers of a model one after another; fla's by index."""
     for shape in (QWEN, KIMI):
         for B in rows:
             size = (B, N_LAYERS, shape.Hv, shape.K, shape.V)
             states = torch.randn(size, device="cuda").mul_(0.1)
             inputs = inputs_of(shape, B, torch.bfloat16)
             slots = torch.randperm(B, device="cuda").int()
-            ways = decode_ways(shape, inputs, states, slots)
+            ways = decode_ways(shape, inputs, states, slots, sweeps=sweeps)
             for name, launch in ways.items():
                 try:
                     us = median(milliseconds(graph_of(launch).replay, 8)) / N_LAYERS * 1e3
@@ -248,7 +250,7 @@ def decode(rows: list[int], bandwidth: float) -> Iterator[Finding]:
 
 
 def decode_ways(
-    shape: Shape, inputs: Inputs, states: Tensor, slots: Tensor
+    shape: Shape, inputs: Inputs, states: Tensor, slots: Tensor, *, sweeps: bool
 ) -> dict[str, Callable[[], None]]:
     """What is timed, by name."""
     q, k, v, g, beta = inputs
@@ -258,7 +260,6 @@ def decode_ways(
     windows = torch.randn(len(slots), N_LAYERS, 3, C, dtype=torch.bfloat16, device="cuda")
     rows = Rows.of_decode(slots)
     A, dt_bias = -torch.ones(shape.Hv, device="cuda"), torch.zeros_like(g[0])
-    arrivals = torch.zeros(len(slots), shape.Hk, dtype=torch.int32, device="cuda")
 
     def ours(launch: delta_decode.Launch | None) -> None:
         for layer in range(N_LAYERS):
@@ -270,13 +271,6 @@ def decode_ways(
             window, state = windows[:, layer], states[:, layer]
             gates = A, dt_bias, state, rows, shape.Hk
             delta_mix(projected, g, beta, weight, window, *gates)
-
-    def fused(launch: delta_decode.Launch) -> None:
-        gates = delta_decode.RawGates(g, beta, A, dt_bias, 1.0)
-        for layer in range(N_LAYERS):
-            conv = delta_decode.Convolution(weight, windows[:, layer], arrivals)
-            state = states[:, layer]
-            delta_decode.delta_step(projected, gates, conv, state, slots, launch=launch)
 
     def fla() -> None:
         from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
@@ -296,13 +290,11 @@ def decode_ways(
             )
 
     whole = [tensor.contiguous()[:, None] for tensor in (q, k, v)]
-    named = {str(launch): partial(ours, launch) for launch in LAUNCHES}
+    named = {str(launch): partial(ours, launch) for launch in LAUNCHES if sweeps}
     return {
         "default": partial(ours, None),
         **named,
         "with gates and convolution": mixed,
-        "with gates and convolution, one launch": partial(fused, delta_decode.Launch(8, 1)),
-        "with gates and convolution, one launch of 16": partial(fused, delta_decode.Launch(16, 1)),
         "fla by index": fla,
     }
 
@@ -326,8 +318,8 @@ WAYS = [
 ]
 
 
-def prefill(bandwidth: float) -> Iterator[Finding]:
-    """One layer: each launch of each kind, its two or three kernels apart, and fla's."""
+def prefill(bandwidth: float, *, sweeps: bool) -> Iterator[Finding]:
+    """One layer: whole, its two or three kernels apart, and fla's."""
     for shape in (QWEN, KIMI):
         for name, lengths in PROMPTS.items():
             T = sum(lengths)
@@ -337,10 +329,10 @@ def prefill(bandwidth: float) -> Iterator[Finding]:
             cut = delta_within.Cut.of(rows, torch.bfloat16)
             effects = delta_within.within(*inputs, rows, cut)
             dtype, default = torch.bfloat16, delta_prefill.launch_of(shape.K)
-            ways: dict[str, Callable[[], object]] = {
-                str(way): partial(delta_prefill.gated_delta, *inputs, state, rows, launch=way)
-                for way in WAYS
-            }
+            ours = partial(delta_prefill.gated_delta, *inputs, state, rows)
+            ways: dict[str, Callable[[], object]] = {"default": ours}
+            if sweeps:
+                ways |= {str(way): partial(ours, launch=way) for way in WAYS}
             ways["within chunks alone"] = partial(delta_within.within, *inputs, rows, cut)
             ways["through chunks alone"] = partial(
                 delta_prefill.pass_states, effects, state, rows, cut, default, dtype
@@ -361,7 +353,7 @@ def prefill(bandwidth: float) -> Iterator[Finding]:
                 yield _prompt_finding(shape, name, "fla, not captured", ms, T, floor)
             except Exception as error:  # noqa: BLE001
                 print(name, "fla", repr(error)[:300])
-            del effects, ways
+            del effects, ways, ours
             torch.cuda.empty_cache()
 
 
@@ -384,11 +376,12 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("what", nargs="+", choices=["check", "decode", "prefill"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--sweep", action="store_true")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Finding]]] = {
         "check": check,
-        "decode": lambda: decode(args.rows, copy_bandwidth()),
-        "prefill": lambda: prefill(copy_bandwidth()),
+        "decode": lambda: decode(args.rows, copy_bandwidth(), sweeps=args.sweep),
+        "prefill": lambda: prefill(copy_bandwidth(), sweeps=args.sweep),
     }
     with recorded(args) as findings:
         for part in args.what:

@@ -4,7 +4,7 @@
     python tools/gpu_families.py decode --shape mamba2-2.7B qwen3.5-9B --rows 1 32 256 --output FILE
     python tools/gpu_families.py prompts --shape mamba2-2.7B qwen3.5-9B --output FILE
     python tools/gpu_families.py engine --shape mamba2-2.7B --output FILE
-    python tools/gpu_families.py peer --shape mamba2-2.7B qwen3.5-9B --rows 1 32 --output FILE
+    python tools/gpu_families.py peer --shape mamba2-2.7B qwen3.5-9B --output FILE
 
 One JSON line per finding; timings of decode are graph replays. Random weights with bounded
 activations; states and pages hold random numbers. Exit status 1 if a check failed.
@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -28,11 +29,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / part) for part in ("bench", "protocol", 
 
 from wkvm_bench.engine import Crowd, running  # noqa: E402
 from wkvm_bench.harness import alternate  # noqa: E402
-from wkvm_bench.random_weights import (  # noqa: E402
-    blueprint,
-    random_decoder,
-    random_weight,
-)
+from wkvm_bench.random_weights import blueprint, random_decoder, random_weight  # noqa: E402
 
 from tools.gpu_findings import Finding, parser_of, recorded  # noqa: E402
 from tools.gpu_shapes import CONTEXT, MATRIX_RATE, SHAPES, Floors, is_tied  # noqa: E402
@@ -46,6 +43,9 @@ from wkvm.state.arena import Arena  # noqa: E402
 
 BARS = {"bandwidth": (32, 0.7), "serial": (256, 0.7)}
 """The share of a floor that is to be reached at so many rows, in dense models."""
+
+ROWS, PEER_ROWS = (1, 32, 256), (1, 8, 32)
+"""Unless others are asked for."""
 
 PROMPT_BAR = 0.45
 """Of the matrix rate."""
@@ -172,7 +172,7 @@ def decode(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Bare steps of a captured graph."""
     for shape in arguments.shape:
         model = _timed_model(shape, arguments)
-        for n_rows in arguments.rows:
+        for n_rows in arguments.rows or ROWS:
             arena = _filled(model, n_rows, CONTEXT)
             step = model.decode_step(n_rows)
             assert step is not None
@@ -281,13 +281,13 @@ def engine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 async def _engine_beside_bare(shape: str, model: Decoder) -> Finding:
     n_rows, n_out = 256, 100
-    whole = Engine(
-        model,
-        EngineConfig(n_slots=n_rows, request_timeout_s=1e6, guest_tokens=n_rows * 256),
-    )
+    config = EngineConfig(n_slots=n_rows, request_timeout_s=1e6, guest_tokens=n_rows * 256)
+    whole = Engine(model, config)
     arena, step = _arena(model, n_rows, 256), model.decode_step(n_rows)
     assert step is not None
     step.slots.copy_(torch.arange(n_rows, dtype=torch.int32))
+    # Equal rows draw less power, and run faster.
+    step.token_ids.copy_(torch.randint(model.info.vocab_size, (n_rows,)))
     graph = graph_of(partial(step.launch, arena.views))
 
     async def of_bare() -> float:
@@ -342,30 +342,38 @@ def peer(arguments: argparse.Namespace) -> Iterator[Finding]:
             raise SystemExit(f"transformers does not know {unexpected[:3]}")
         model.tie_weights()
         model = model.to(arguments.device)
-        for n_rows in arguments.rows:
-            ids = torch.randint(3, fields.get("vocab_size", 1000), (n_rows, 128))
-            ids = ids.to(arguments.device)
-            n_out = 24
-            times = []
-            for _ in range(2):
-                began = perf_counter()
-                model.generate(
-                    ids, max_new_tokens=n_out, min_new_tokens=n_out, do_sample=False, pad_token_id=0
-                )
-                torch.cuda.synchronize()
-                times.append(perf_counter() - began)
-            yield {
+        for n_rows in arguments.rows or PEER_ROWS:
+            found: Finding = {
                 "what": "peer",
                 "shape": shape,
                 "rows": n_rows,
                 "missing": len(missing),
                 "transformers": transformers.__version__,
-                "generate_tok_s": n_rows * n_out / times[-1],
                 "parameters": sum(prod(one.shape) for one in weights.values()),
             }
+            ids = torch.randint(3, fields.get("vocab_size", 1000), (n_rows, 128))
+            try:
+                found["generate_tok_s"] = _generated(model, ids.to(arguments.device))
+            except torch.OutOfMemoryError as error:
+                found["out_of_memory"] = str(error)[:200]
+            # Not while it is handled: until then the error holds what it was raised among.
+            gc.collect()
+            torch.cuda.empty_cache()
+            yield found
         del model, weights
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def _generated(model: Any, ids: torch.Tensor) -> float:
+    """Ids a second, the second time that it is asked."""
+    n, seconds = 24, 0.0
+    for _ in range(2):
+        began = perf_counter()
+        model.generate(ids, max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
+        torch.cuda.synchronize()
+        seconds = perf_counter() - began
+    return len(ids) * n / seconds
 
 
 def main() -> int:
@@ -375,7 +383,7 @@ def main() -> int:
     parser.add_argument(
         "--shape", nargs="+", choices=list(SHAPES), default=["mamba2-2.7B", "qwen3.5-9B"]
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 32, 256])
+    parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     jobs = {"check": check, "decode": decode, "prompts": prompts, "engine": engine, "peer": peer}

@@ -49,26 +49,23 @@ class Layers:
 
     Attributes:
         windows: ``[S, n, W - 1, C]``. states: ``[S, n, H, P, N]``, float32.
-        arrivals: ``[B, G]``, zeros.
     """
 
     case: SsdCase
     rows: Rows
     windows: Tensor
     states: Tensor
-    arrivals: Tensor
 
     @property
     def n(self) -> int:
         """How many layers."""
         return self.states.shape[1]
 
-    def step(self, cut: DecodeCut, *, fuses: bool, pdl: bool) -> None:
+    def step(self, cut: DecodeCut, *, pdl: bool) -> None:
         """A token of each row in all layers."""
-        counts = self.arrivals if fuses else None
         for layer in range(self.n):
             window, state = self.windows[:, layer], self.states[:, layer]
-            decoded(self.case, window, state, self.rows, cut, counts, pdl=pdl)
+            decoded(self.case, window, state, self.rows, cut, pdl=pdl)
 
     def convolve(self, cut: ConvCut) -> None:
         """The convolutions of all layers alone."""
@@ -94,8 +91,7 @@ def layers_of(shape_name: str, rows: Rows, n_layers: int) -> Layers:
     case = ssd_case(few, SHAPES[shape_name], dtype=torch.bfloat16)
     windows = torch.randn(n_slots, n_layers, W - 1, channels, device="cuda").bfloat16()
     states = torch.randn(n_slots, n_layers, H, P, N, device="cuda")
-    arrivals = torch.zeros(n_slots, G, dtype=torch.int32, device="cuda")
-    return Layers(case, rows, windows, states, arrivals)
+    return Layers(case, rows, windows, states)
 
 
 def timed(
@@ -126,19 +122,18 @@ def decode(shape_name: str, rows_counts: list[int], *, sweeps: bool) -> Iterator
         state_us = 2 * B * H * P * N * 4 / COPY_RATE * 1e6
         window_us = B * (H * P + 2 * G * N) * 2 * 2 * W / COPY_RATE * 1e6
         of_rows = f"{shape_name}, {B} rows"
-        ways = [(fuses, decode_cut(B), pdl) for fuses in (False, True) for pdl in (False, True)]
+        ways = [(decode_cut(B), pdl) for pdl in (False, True)]
         if sweeps:
             cuts = [
                 DecodeCut(n_bytes, n_warps)
                 for n_bytes in (2048, 4096, 8192, 16384, 32768)
                 for n_warps in (1, 2, 4)
             ]
-            ways += [(fuses, cut, True) for cut in cuts for fuses in (False, True)]
-        for fuses, cut, pdl in ways:
-            n_launches = "one launch" if fuses else "two launches"
-            what = f"decode, {of_rows}, {n_launches}, {cut.n_bytes} bytes, {cut.n_warps} warps"
+            ways += [(cut, True) for cut in cuts]
+        for cut, pdl in ways:
+            what = f"decode, {of_rows}, {cut.n_bytes} bytes, {cut.n_warps} warps"
             what += ", dependent" if pdl else ""
-            step = partial(layers.step, cut, fuses=fuses, pdl=pdl)
+            step = partial(layers.step, cut, pdl=pdl)
             yield from timed(what, state_us + window_us, step, layers.n)
         convolve = partial(layers.convolve, CONV_CUT)
         yield from timed(f"convolution of decode, {of_rows}", window_us, convolve, layers.n)

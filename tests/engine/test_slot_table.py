@@ -32,6 +32,9 @@ VOCAB = 300 if INTERPRETED else 65_536
 N_ALONE = 5 if INTERPRETED else 8
 """Rows that are sampled by themselves too; five are more than ``MANY_ROWS`` of the interpreter."""
 
+WIDEST = 1000
+"""In the interpreter four times the list, and with chunks of 256 one sample in 16."""
+
 NOT_FINITE, ENDED = 1, 2
 """As in ``wkvm.kernels.device_sampling.records``, which imports Triton."""
 
@@ -266,9 +269,15 @@ def test_what_the_sample_of_a_row_hides_changes_no_id(device: str) -> None:
 
 @DEVICES
 @pytest.mark.parametrize(
-    "vocab_size", [2, 63, 64, 301] if INTERPRETED else [300, 50_277, 65_529, 151_936, 262_144]
+    "vocab_size",
+    [2, 63, 64, 301, WIDEST] if INTERPRETED else [300, 50_277, 65_529, 151_936, 262_144],
 )
-def test_a_vocabulary_may_have_any_size(vocab_size: int, device: str) -> None:
+def test_a_vocabulary_may_have_any_size(
+    vocab_size: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if INTERPRETED and vocab_size == WIDEST:
+        launch = importlib.import_module("wkvm.kernels.device_sampling.launch")
+        monkeypatch.setattr(launch, "CHUNK", 256)
     rig = Rig(device, vocab_size)
     base = SamplingParams()
     mixes = [

@@ -27,7 +27,7 @@ from wkvm.kernels.gpu.paged import Heads
 POINTERS = {
     **dict.fromkeys(("g", "beta", "state", "decays", "key_scores", "weight", "logs"), "fp32"),
     **dict.fromkeys(("parts", "A", "dt_bias", "frequencies"), "fp32"),
-    **dict.fromkeys(("arrivals", "slots", "offsets", "table", "lengths", "positions"), "i32"),
+    **dict.fromkeys(("slots", "offsets", "table", "lengths", "positions"), "i32"),
 }
 NUMBERS = {"scale", "scale_log2", "eps", "scaling", "max_strength"}
 COUNTS = {"n_rows", "n_vectors", "F"}
@@ -73,10 +73,10 @@ def of_the_delta_rule() -> Iterator[tuple[str, int]]:
     yield "scores", compiled_bytes(delta_within.scores_kernel, 4, **scores, **chunks, **narrow)
     for by_channel in (False, True):
         constants = {**sizes, "GROUP": 1, "BY_KEY": by_channel, "PDL": by_channel}
-        for convolves in (False, True):
-            fused = {"RAW": True, "CONVOLVES": convolves, "W": 4, "BLOCK_V": 8 if convolves else 32}
+        for launch in dict.fromkeys(launch for _, launch in delta_decode.LAUNCHES):
+            cut = {"RAW": True, "BLOCK_V": launch.block_v}
             kernel: Any = delta_decode.delta_decode_kernel
-            yield "decode", compiled_bytes(kernel, 1, **constants, **fused)
+            yield "decode", compiled_bytes(kernel, launch.n_warps, **constants, **cut)
         constants = {**sizes, **chunks, "BY_CHANNEL": by_channel}
         within: dict[str, Any] = {**constants, **narrow, "BLOCK_V": 128, "OPERAND": tl.bfloat16}
         yield "within", compiled_bytes(delta_within.within_kernel, 8, **within)

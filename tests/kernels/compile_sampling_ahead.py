@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wkvm.kernels.device_sampling import bracket, choose, scan, search
+from wkvm.kernels.device_sampling import bracket, choose, launch, scan, search
 
 TYPES = {
     **dict.fromkeys(("logits", "maxima", "samples", "tops", "brackets"), "*fp32"),
@@ -45,17 +45,19 @@ def compiled(kernel: Any, constants: dict[str, int], n_warps: int) -> Any:
 
 def main() -> None:
     """All kernels, for the usual vocabulary and for the largest, for few rows and for many."""
-    for n_chunks, group in ((32, 1), (32, 8), (128, 8)):
+    for vocab_size, group in ((65_536, 1), (65_536, 8), (262_144, 8)):
+        scratch = launch.Scratch(1, vocab_size, "cpu")
+        n_chunks = scratch.n_chunks
         sizes = {"CHUNK": 2048, "CHUNKS": n_chunks, "GROUP": group}
-        sizes |= {"PARTS": n_chunks // group, "LIST": 4096, "STRIDE": n_chunks // 4}
+        sizes |= {"PARTS": n_chunks // group, "LIST": scratch.list, "STRIDE": scratch.stride}
         sizes |= {"BLOCK": 2048, "LINES": 4, "ALIGNED": True, "PDL": group == 1}
         for kernel, n_warps in (
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),
             (scan.scan_kernel, 8),
-            (bracket.bracket_kernel, 4),
+            (bracket.bracket_kernel, launch.BRACKET_WARPS * scratch.times_samples),
             (scan.weigh_kernel, 4),
-            (search.resolve_kernel, 4),
+            (search.resolve_kernel, launch.RESOLVE_WARPS * scratch.times),
             (choose.select_kernel, 8),
         ):
             assert compiled(kernel, sizes, n_warps).asm["cubin"]

@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 from wkvm.kernels.gpu import conv, ssd_decode, ssd_prefill
 
 FLOAT32 = {"dt_bias", "A", "D", "decays", "entering"}
-INT32 = {"slots", "offsets", "arrivals"}
+INT32 = {"slots", "offsets"}
 SIZES = {"H": 6, "P": 64, "N": 128, "G": 2}
 
 
@@ -61,8 +61,7 @@ def main() -> None:
             BLOCK_ROWS=128,
             **taps,
         ),
-        compiled(ssd_decode.ssd_decode_kernel, CONVOLVES=True, **taps, **decode),
-        compiled(ssd_decode.ssd_decode_kernel, CONVOLVES=False, W=0, HAS_BIAS=False, **decode),
+        compiled(ssd_decode.ssd_decode_kernel, **decode),
         compiled(ssd_prefill.ssd_decays_kernel, H=6, L=64, BLOCK_H=8, BLOCK_ROWS=128, **raw),
     ]
     for dtype, chunk, p in (("bf16", 64, 64), ("fp32", 16, 32)):

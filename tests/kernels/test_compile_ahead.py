@@ -51,13 +51,13 @@ def test_every_kernel_of_experts_compiles_for_sm_90() -> None:
 
 
 def test_every_kernel_of_mamba_2_compiles_for_sm_90() -> None:
-    decode = ["conv_decode_kernel", "conv_prefill_kernel", *["ssd_decode_kernel"] * 2]
+    decode = ["conv_decode_kernel", "conv_prefill_kernel", "ssd_decode_kernel"]
     of_each = ["ssd_states_kernel", "ssd_outputs_kernel"]
     assert compiled("compile_ssd_ahead.py") == [*decode, "ssd_decays_kernel", *of_each, *of_each]
 
 
 def test_every_kernel_of_the_delta_rule_and_of_attention_compiles_for_sm_90() -> None:
-    delta = ["scores", *["decode", "decode", "within", "pass"] * 2]
+    delta = ["scores", *[*["decode"] * 3, "within", "pass"] * 2]
     attention = [*["attend-decode", "attend-prefill"] * 2, "add-splits", "write"]
     others = ["norm", "gated-norm", "rotary", "swiglu", "gates"]
     assert compiled("compile_delta_ahead.py") == delta + attention + others

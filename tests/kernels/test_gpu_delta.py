@@ -19,6 +19,9 @@ from wkvm.kernels.rows import Rows
 SHAPES = [(1, 2, 6, 10)] if INTERPRETED else [(16, 32, 128, 128), (3, 6, 48, 80)]
 """Heads of keys and of values, keys, values."""
 
+CUTS = [(8, 1)] if INTERPRETED else [(16, 1), (64, 2), (32, 1)]
+"""Values and warps of a program of decode: those of ``LAUNCHES``, or one that has two blocks."""
+
 BARS = {torch.float32: 1e-5, torch.bfloat16: 6e-3}
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 
@@ -91,15 +94,21 @@ def same_records(case: Tried, tolerance: float) -> None:
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", ["one token", "decode with pad rows"])
 def test_one_token_of_each_row_meets_float64_and_touches_only_its_slots(
-    name: str, shape: tuple[int, int, int, int], dtype: torch.dtype, by_channel: bool, device: str
+    name: str,
+    cut: tuple[int, int],
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    by_channel: bool,
+    device: str,
 ) -> None:
     from wkvm.kernels.gpu.delta_decode import Launch, gated_delta_decode
 
     rows = rows_of(name, device)
     case = tried(rows, shape, by_channel, dtype)
-    out = gated_delta_decode(*case.inputs, case.state, rows.slots, launch=Launch(8, 1))
+    out = gated_delta_decode(*case.inputs, case.state, rows.slots, launch=Launch(*cut))
     assert relative(out, case.exact) < BARS[dtype]
     assert not out[[row for row, slot in enumerate(rows.host_slots) if slot < 0]].any()
     assert out.dtype == dtype
@@ -187,15 +196,11 @@ def test_whole_chunks_of_half_precision(by_channel: bool, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize(
-    ("name", "fuses"),
-    [("decode with pad rows", True), ("decode with pad rows", False), ("prefill", False)],
-)
+@pytest.mark.parametrize("name", ["decode with pad rows", "prefill"])
 def test_convolution_gates_and_rule_follow_one_another(
-    name: str, fuses: bool, by_channel: bool, device: str
+    name: str, by_channel: bool, device: str
 ) -> None:
     from wkvm.kernels.gpu import delta_mix
-    from wkvm.kernels.gpu.delta_decode import Convolution, RawGates, delta_step
 
     rows = rows_of(name, device)
     Hk, Hv, K, V = shape = (2, 4, 6, 10)
@@ -224,22 +229,13 @@ def test_convolution_gates_and_rule_follow_one_another(
         max_strength=2.0,
     )
     windows = windows.to(device)
-    arrivals = torch.zeros(4, Hk, dtype=torch.int32, device=device)
     decay, strength, A, dt_bias = (x.to(device) for x in (decay, strength, A, dt_bias))
-    x, taps, state = projected.to(device), weight.to(device), case.state
-    if fuses:
-        conv = Convolution(taps, windows[:, 1:4], arrivals)
-        out = delta_step(x, RawGates(decay, strength, A, dt_bias, 2.0), conv, state, rows.slots)
-    else:
-        window = windows[:, 1:4]
-        out = delta_mix(
-            x, decay, strength, taps, window, A, dt_bias, state, rows, Hk, max_strength=2.0
-        )
+    x, taps, window, state = projected.to(device), weight.to(device), windows[:, 1:4], case.state
+    out = delta_mix(x, decay, strength, taps, window, A, dt_bias, state, rows, Hk, max_strength=2.0)
     assert relative(out, exact) < BARS[torch.float32]
     live = [slot for slot in rows.host_slots if slot >= 0]
     assert relative(case.state[live], exact_states[live]) < BARS[torch.float32]
-    assert torch.equal(windows[:, 1:4].cpu().double(), exact_windows)
-    assert not arrivals.any()
+    assert torch.equal(window.cpu().double(), exact_windows)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.interpreter import DEVICES, INTERPRETED, run_in_the_interpreter, starts_the_interpreter
 from tests.kernels.cases import rows_of
-from tests.kernels.ssd_cases import LIMITS, Shape, SsdCase, exactly, same_records, ssd_case
+from tests.kernels.ssd_cases import Shape, SsdCase, exactly, same_records, ssd_case
 from tests.models.float64_step import relative
 from wkvm.kernels.rows import Rows
 
@@ -52,30 +52,6 @@ def test_one_token_of_each_row_meets_float64_and_touches_only_its_slots(
     assert relative(y, expected) < BARS[dtype]
     assert zeros_of_pads(y, rows)
     same_records(case, exact, BARS[dtype])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_convolution_may_be_done_in_the_same_launch(shape: Shape, device: str) -> None:
-    from wkvm.kernels.gpu.ssd_decode import Convolution, RawSteps, conv_ssd_decode
-
-    rows = rows_of("decode with pad rows", device)
-    case = ssd_case(rows, shape)
-    expected, exact = exactly(case, rows)
-    arrivals = torch.zeros(len(rows.lengths), shape[2], dtype=torch.int32, device=device)
-    y = conv_ssd_decode(
-        case.projected,
-        case.dt,
-        case.A,
-        case.D,
-        case.state,
-        Rows.of_decode(rows.slots),
-        raw=RawSteps(case.dt_bias, *LIMITS),
-        conv=Convolution(case.conv_weight, case.conv_bias, case.conv_state, arrivals),
-    )
-    assert relative(y, expected) < BARS[torch.float32]
-    assert not arrivals.any()
-    same_records(case, exact, BARS[torch.float32])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,42 +19,6 @@ from wkvm.kernels.rwkv7_decode.common import launch_options
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def conv_inputs(x, window, channels, inside, C: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the taps of one token see, oldest first: all asked for at once."""
-    inputs = ()
-    for tap in tl.static_range(W - 1):
-        inputs += (tl.load(window + tap * C + channels, mask=inside, other=0.0),)  # type: ignore[assignment]
-    return inputs + (tl.load(x + channels, mask=inside, other=0.0),)  # noqa: RUF005
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def convolved(  # type: ignore[no-untyped-def]
-    inputs, weight, bias, channels, inside, W: tl.constexpr, HAS_BIAS: tl.constexpr
-):
-    """The convolution of these inputs in float32, but rounded as it would be stored."""
-    if HAS_BIAS:
-        total = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-    else:
-        total = tl.zeros(channels.shape, tl.float32)
-    for tap in tl.static_range(W):
-        taps = tl.load(weight + channels * W + tap, mask=inside, other=0.0).to(tl.float32)
-        total += inputs[tap].to(tl.float32) * taps
-    return (total * tl.sigmoid(total)).to(inputs[0].dtype)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def move_window(inputs, window, channels, inside, C: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The token into the window, the oldest one out of it.
-
-    Nobody but this program may read these channels of the window.
-    """
-    # Threads need not store what they have loaded themselves.
-    tl.debug_barrier()
-    for tap in tl.static_range(W - 1):
-        tl.store(window + tap * C + channels, inputs[tap + 1], mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def conv_decode_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -81,9 +45,23 @@ def conv_decode_kernel(  # type: ignore[no-untyped-def]
     at_y = y + row * C + channels
     if slot >= 0:
         window = state + slot * state_stride
-        inputs = conv_inputs(x + row * x_stride, window, channels, inside, C, W)
-        tl.store(at_y, convolved(inputs, weight, bias, channels, inside, W, HAS_BIAS), mask=inside)
-        move_window(inputs, window, channels, inside, C, W)
+        # What the taps see, oldest first: all asked for at once.
+        inputs = ()
+        for tap in tl.static_range(W - 1):
+            inputs += (tl.load(window + tap * C + channels, mask=inside, other=0.0),)  # type: ignore[assignment]
+        inputs += (tl.load(x + row * x_stride + channels, mask=inside, other=0.0),)  # type: ignore[assignment]
+        if HAS_BIAS:
+            total = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+        else:
+            total = tl.zeros([BLOCK], tl.float32)
+        for tap in tl.static_range(W):
+            taps = tl.load(weight + channels * W + tap, mask=inside, other=0.0).to(tl.float32)
+            total += inputs[tap].to(tl.float32) * taps
+        tl.store(at_y, (total * tl.sigmoid(total)).to(y.dtype.element_ty), mask=inside)
+        # Threads need not store what they have loaded themselves.
+        tl.debug_barrier()
+        for tap in tl.static_range(W - 1):
+            tl.store(window + tap * C + channels, inputs[tap + 1], mask=inside)
     else:
         tl.store(at_y, tl.zeros([BLOCK], tl.float32).to(y.dtype.element_ty), mask=inside)
 

@@ -8,9 +8,8 @@ so both sums are of the old S: each element of a state is read once and written 
 program does between is one pass over registers. A program has all keys of a block of values, so
 blocks of values need nothing of each other.
 
-What comes before, the gates and the convolution, can be done in the same launch. Each program then
-makes its own queries and keys, as all others of its key head do; the last one of them to have read
-the window moves it.
+The gates can be made in the same launch. The convolution is one before it: each program would make
+its own queries and keys, as all others of its key head do.
 
 No kernel here is ever autotuned: each trial run would apply its update to the states once more.
 Importing this module imports Triton.
@@ -29,7 +28,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.gpu.conv import conv_inputs, convolved, move_window
 from wkvm.kernels.gpu.sizes import STATE_DTYPES
 from wkvm.kernels.gpu.ssd_decode import softplus
 from wkvm.kernels.rwkv7_decode.common import launch_options
@@ -48,8 +46,8 @@ class Launch:
     n_warps: int
 
 
-LAUNCHES = ((4, Launch(8, 1)), (32, Launch(16, 1)), (None, Launch(32, 1)))
-"""By how many rows there are at most: few rows want more programs, many want whole lines."""
+LAUNCHES = ((4, Launch(16, 1)), (32, Launch(64, 2)), (None, Launch(32, 1)))
+"""By how many rows there are at most: the fastest of those that were measured on an H200."""
 
 
 def launch_of(n_rows: int) -> Launch:
@@ -66,9 +64,6 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     strength,
     A,
     dt_bias,
-    conv_weight,
-    window,
-    arrivals,
     state,
     slots,
     out,
@@ -77,7 +72,6 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     v_stride,
     decay_stride,
     strength_stride,
-    window_stride,
     state_stride,
     scale,
     max_strength,
@@ -85,17 +79,14 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BY_KEY: tl.constexpr,
     RAW: tl.constexpr,
-    CONVOLVES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per row, head and block of values; see ``delta_step``."""
     n_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    HK: tl.constexpr = H // GROUP
     block = tl.program_id(0) % n_blocks
     head = (tl.program_id(0) // n_blocks) % H
     row = (tl.program_id(0) // (n_blocks * H)).to(tl.int64)
@@ -116,24 +107,10 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
         if PDL:
             # The launch before made what follows.
             gdc_wait()
-        if CONVOLVES:
-            C: tl.constexpr = 2 * HK * K + H * V
-            x = q + row * q_stride
-            window += slot * window_stride
-            of_query = key_head * K + keys
-            of_key = HK * K + of_query
-            of_value = 2 * HK * K + head * V + values
-            query_inputs = conv_inputs(x, window, of_query, is_key, C, W)
-            key_inputs = conv_inputs(x, window, of_key, is_key, C, W)
-            value_inputs = conv_inputs(x, window, of_value, is_value, C, W)
-            query = convolved(query_inputs, conv_weight, conv_weight, of_query, is_key, W, False)
-            key = convolved(key_inputs, conv_weight, conv_weight, of_key, is_key, W, False)
-            value = convolved(value_inputs, conv_weight, conv_weight, of_value, is_value, W, False)
-        else:
-            at_key = key_head * K + keys
-            query = tl.load(q + row * q_stride + at_key, mask=is_key, other=0.0)
-            key = tl.load(k + row * k_stride + at_key, mask=is_key, other=0.0)
-            value = tl.load(v + row * v_stride + head * V + values, mask=is_value, other=0.0)
+        at_key = key_head * K + keys
+        query = tl.load(q + row * q_stride + at_key, mask=is_key, other=0.0)
+        key = tl.load(k + row * k_stride + at_key, mask=is_key, other=0.0)
+        value = tl.load(v + row * v_stride + head * V + values, mask=is_value, other=0.0)
         beta = tl.load(strength + row * strength_stride + head).to(tl.float32)
         if BY_KEY:
             at_decay = decay + row * decay_stride + head * K + keys
@@ -162,14 +139,6 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
         S += key[:, None] * u[None, :]
         tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
         tl.store(at_out, (read + both * u).to(out.dtype.element_ty), mask=is_value)
-        if CONVOLVES:
-            move_window(value_inputs, window, of_value, is_value, C, W)
-            # After the barrier in there all threads have read the window of the key head.
-            at_arrivals = arrivals + row * HK + key_head
-            if tl.atomic_add(at_arrivals, 1, sem="acq_rel") == GROUP * n_blocks - 1:
-                move_window(query_inputs, window, of_query, is_key, C, W)
-                move_window(key_inputs, window, of_key, is_key, C, W)
-                tl.store(at_arrivals, 0)
     else:
         if PDL:
             gdc_wait()
@@ -192,22 +161,6 @@ class RawGates:
     A: Tensor
     dt_bias: Tensor
     max_strength: float
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """A convolution to be done in the same launch.
-
-    Attributes:
-        weight: ``[C, W]``; state: ``[N, W - 1, C]``, any first stride; both contiguous within, of
-            the dtype of what is convolved, ``[B, C]`` of queries, keys and values.
-        arrivals: ``[at least B, Hk]`` int32 of zeros, and zeros again afterwards. Launches that
-            may run at the same time have each their own.
-    """
-
-    weight: Tensor
-    state: Tensor
-    arrivals: Tensor
 
 
 def check(
@@ -274,65 +227,48 @@ def gated_delta_decode(
         ValueError: a shape, dtype or stride differs from the above.
     """
     check(q, k, v, g, beta, state)
-    return _launched((q, k, v), g, beta, None, None, state, slots, launch, pdl=pdl)
+    return _launched(q, k, v, g, beta, None, state, slots, launch, pdl=pdl)
 
 
 def delta_step(
-    qkv: tuple[Tensor, Tensor, Tensor] | Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     gates: RawGates,
-    conv: Convolution | None,
     state: Tensor,
     slots: Tensor,
     *,
     launch: Launch | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """``reference.delta_mix`` over rows of one token, or what comes after its convolution.
+    """``reference.delta_mix`` over rows of one token, but for its convolution.
 
     Args:
-        qkv: as for ``gated_delta_decode``; with ``conv``, ``[B, Hk K | Hk K | H V]`` before the
-            convolution, any first stride.
-        state, slots, launch, pdl: as for ``gated_delta_decode``.
+        q, k, v, state, slots, launch, pdl: as for ``gated_delta_decode``.
 
     Returns:
-        ``[B, H, V]`` in the dtype of ``qkv``; zeros for pad rows. One launch.
+        ``[B, H, V]`` in the dtype of ``v``; zeros for pad rows. One launch.
 
     Raises:
         ValueError: a shape, dtype or stride differs from the above.
     """
-    if (conv is None) == isinstance(qkv, Tensor):
-        raise ValueError("queries, keys and values are in one tensor where they are convolved")
-    if isinstance(qkv, Tensor):
-        _, H, K, V = state.shape
-        C = qkv.shape[1]
-        n_keys = (C - H * V) // 2
-        q, k, v = torch.split(qkv, [n_keys, n_keys, H * V], 1)
-        qkv = q.view(-1, n_keys // K, K), k.view(-1, n_keys // K, K), v.view(-1, H, V)
-    q, k, v = qkv
-    if conv is not None:
-        (C, W), (B, Hk) = conv.weight.shape, q.shape[:2]
-        whole = conv.weight.is_contiguous() and conv.state[0].is_contiguous()
-        if not whole or conv.state.shape[1:] != (W - 1, C) or conv.state.dtype != q.dtype:
-            raise ValueError(f"windows {tuple(conv.state.shape)}, {conv.state.dtype}")
-        if conv.arrivals.shape[0] < B or conv.arrivals.shape[1:] != (Hk,):
-            raise ValueError(f"{tuple(conv.arrivals.shape)} arrivals for {(B, Hk)}")
     check(q, k, v, gates.decay, gates.strength, state, raw=True)
-    return _launched(qkv, gates.decay, gates.strength, gates, conv, state, slots, launch, pdl=pdl)
+    return _launched(q, k, v, gates.decay, gates.strength, gates, state, slots, launch, pdl=pdl)
 
 
 def _launched(
-    qkv: tuple[Tensor, Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     decay: Tensor,
     strength: Tensor,
     gates: RawGates | None,
-    conv: Convolution | None,
     state: Tensor,
     slots: Tensor,
     launch: Launch | None,
     *,
     pdl: bool,
 ) -> Tensor:
-    q, k, v = qkv
     B, Hk, K = q.shape
     _, H, _, V = state.shape
     launch = launch or launch_of(B)
@@ -346,9 +282,6 @@ def _launched(
         strength,
         decay if gates is None else gates.A,
         decay if gates is None else gates.dt_bias,
-        q if conv is None else conv.weight,
-        q if conv is None else conv.state,
-        slots if conv is None else conv.arrivals,
         state,
         slots,
         out,
@@ -357,7 +290,6 @@ def _launched(
         v.stride(0),
         decay.stride(0),
         strength.stride(0),
-        0 if conv is None else conv.state.stride(0),
         state.stride(0),
         K**-0.5,
         1.0 if gates is None else gates.max_strength,
@@ -365,12 +297,10 @@ def _launched(
         GROUP=H // Hk,
         K=K,
         V=V,
-        W=0 if conv is None else conv.weight.shape[1],
         BLOCK_K=triton.next_power_of_2(K),
         BLOCK_V=block_v,
         BY_KEY=decay.dim() == 3,
         RAW=gates is not None,
-        CONVOLVES=conv is not None,
         PDL=pdl,
         num_warps=launch.n_warps,
         **launch_options(pdl),

@@ -37,4 +37,4 @@ def delta_mix(
     gates = RawGates(decay, strength, A, dt_bias, max_strength)
     convolved = causal_conv(projected, conv_weight, None, conv_state, rows, pdl=pdl)
     heads = heads_of(convolved, state, n_key_heads)
-    return delta_step(heads, gates, None, state, rows.slots, pdl=pdl)
+    return delta_step(*heads, gates, state, rows.slots, pdl=pdl)

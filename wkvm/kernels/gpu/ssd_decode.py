@@ -4,10 +4,8 @@ What takes time is memory: each element of a state is read and written once, by 
 computes with it, and the rest is next to nothing. So a program is one warp with a few kilobytes of
 one head's state in registers, and a multiprocessor has many of them under way at a time.
 
-The choice of steps is done in the same launch, and the convolution before it can be, in
-``conv_ssd_decode``. Each program then makes its own inputs, and once more those that its group
-shares; the last one of a group to have read the group's window moves it. Programs are counted for
-that, and none waits for another.
+The choice of steps is done in the same launch. The convolution before it is not: each program would
+make its own inputs, and once more those that its group shares.
 """
 
 # Inside a kernel Python is Triton's language, which type checkers do not know.
@@ -23,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from wkvm.kernels.gpu.conv import conv_inputs, convolved, move_window
 from wkvm.kernels.gpu.sizes import STATE_DTYPES
 from wkvm.kernels.rows import Rows
 from wkvm.kernels.rwkv7_decode.common import launch_options
@@ -64,29 +61,21 @@ def ssd_decode_kernel(  # type: ignore[no-untyped-def]
     y,
     state,
     slots,
-    conv_weight,
-    conv_bias,
-    window,
-    arrivals,
     x_stride,
     B_stride,
     C_stride,
     dt_stride,
     state_stride,
-    window_stride,
     dt_low,
     dt_high,
     H: tl.constexpr,
     P: tl.constexpr,
     N: tl.constexpr,
     G: tl.constexpr,
-    W: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     RAW: tl.constexpr,
     LIMITS: tl.constexpr,
-    CONVOLVES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per row, head and block of P; see ``ssd_decode``."""
@@ -117,23 +106,9 @@ def ssd_decode_kernel(  # type: ignore[no-untyped-def]
             of_dt = tl.load(dt_bias + head)
         if PDL:
             gdc_wait()
-        x += row * x_stride
-        if CONVOLVES:
-            Ch: tl.constexpr = H * P + 2 * G * N
-            window += slot * window_stride
-            x_channel = head * P + p
-            B_channel = H * P + group * N + n
-            C_channel = B_channel + G * N
-            B_inputs = conv_inputs(x, window, B_channel, is_n, Ch, W)
-            C_inputs = conv_inputs(x, window, C_channel, is_n, Ch, W)
-            x_inputs = conv_inputs(x, window, x_channel, is_p, Ch, W)
-            keys = convolved(B_inputs, conv_weight, conv_bias, B_channel, is_n, W, HAS_BIAS)
-            queries = convolved(C_inputs, conv_weight, conv_bias, C_channel, is_n, W, HAS_BIAS)
-            values = convolved(x_inputs, conv_weight, conv_bias, x_channel, is_p, W, HAS_BIAS)
-        else:
-            values = tl.load(x + head * P + p, mask=is_p, other=0.0)
-            keys = tl.load(B + row * B_stride + group * N + n, mask=is_n, other=0.0)
-            queries = tl.load(C + row * C_stride + group * N + n, mask=is_n, other=0.0)
+        values = tl.load(x + row * x_stride + head * P + p, mask=is_p, other=0.0)
+        keys = tl.load(B + row * B_stride + group * N + n, mask=is_n, other=0.0)
+        queries = tl.load(C + row * C_stride + group * N + n, mask=is_n, other=0.0)
         size = tl.load(dt + row * dt_stride + head)
         if RAW:
             size = step_size(size, of_dt, dt_low, dt_high, LIMITS)
@@ -148,15 +123,6 @@ def ssd_decode_kernel(  # type: ignore[no-untyped-def]
             tl.store(at_state, S.to(state.dtype.element_ty), mask=inside)
         out = tl.sum(S * queries[None, :], 1) + skip * values
         tl.store(at_y, out.to(y.dtype.element_ty), mask=is_p)
-        if CONVOLVES:
-            move_window(x_inputs, window, x_channel, is_p, Ch, W)
-            # After the barrier in there all threads have read the group's window.
-            n_readers: tl.constexpr = (H // G) * n_blocks
-            at_arrivals = arrivals + row * G + group
-            if tl.atomic_add(at_arrivals, 1, sem="acq_rel") == n_readers - 1:
-                move_window(B_inputs, window, B_channel, is_n, Ch, W)
-                move_window(C_inputs, window, C_channel, is_n, Ch, W)
-                tl.store(at_arrivals, 0)
     else:
         if PDL:
             gdc_wait()
@@ -206,23 +172,6 @@ class RawSteps:
         return self.low > 0.0 or self.high < float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """A convolution that is done in the same launch.
-
-    Attributes:
-        weight: ``[C, W]``. bias: ``[C]`` or None.
-        state: the windows, ``[S, W - 1, C]``.
-        arrivals: ``[B, G]`` int32 of zeros: programs are counted in it, and it is left as zeros. No
-            two launches that may run side by side may share it.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    state: Tensor
-    arrivals: Tensor
-
-
 def ssd_decode(
     x: Tensor,
     dt: Tensor,
@@ -251,80 +200,12 @@ def ssd_decode(
     n_rows, H, P = x.shape
     G, N = B.shape[1:]
     check_tensors(x, dt, B, C, state, rows, raw)
-    y = x.new_empty(n_rows, H, P)
-    sizes = {"H": H, "P": P, "N": N, "G": G}
-    _launch(x, B, C, dt, raw, A, D, y, state, rows, None, sizes, cut or decode_cut(n_rows), pdl)
-    return y
-
-
-def conv_ssd_decode(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    D: Tensor,
-    state: Tensor,
-    rows: Rows,
-    *,
-    raw: RawSteps,
-    conv: Convolution,
-    cut: DecodeCut | None = None,
-    pdl: bool = False,
-) -> Tensor:
-    """``causal_conv`` and ``ssd`` of rows of one token, with the choice of steps, in one launch.
-
-    Args:
-        x: ``[B, H P + 2 G N]``: x, B and C before the convolution; its first stride is free.
-        dt: ``[B, H]``, any first stride: as the projection gave it.
-        A, D, state, rows: as in ``reference.ssd``.
-        raw, cut, pdl: as in ``ssd_decode``.
-
-    Returns:
-        ``[B, H, P]`` in the dtype of ``x``.
-    """
-    n_rows = x.shape[0]
-    _, H, P, N = state.shape
-    channels = x.shape[1]
-    n_groups = (channels - H * P) // (2 * N)
-    windows = (conv.weight.shape[1] - 1, channels)
-    fits = n_rows == rows.n_tokens and channels == H * P + 2 * n_groups * N
-    if not fits or x.stride(1) != 1 or n_groups < 1 or H % n_groups:
-        raise ValueError(f"x {tuple(x.shape)}, strides {x.stride()}, of {H} heads of {(P, N)}")
-    if conv.state.shape[1:] != windows or conv.state.stride()[1:] != (channels, 1):
-        raise ValueError(f"windows {tuple(conv.state.shape)}, strides {conv.state.stride()}")
-    if conv.state.dtype != x.dtype or not conv.weight.is_contiguous():
-        raise ValueError(f"windows are {conv.state.dtype}, x is {x.dtype}")
-    if conv.arrivals.numel() < n_rows * n_groups or conv.arrivals.dtype != torch.int32:
-        raise ValueError(f"{tuple(conv.arrivals.shape)} arrivals, {conv.arrivals.dtype}")
-    _check_state(state, rows)
-    y = x.new_empty(n_rows, H, P)
-    sizes = {"H": H, "P": P, "N": N, "G": n_groups}
-    _launch(x, x, x, dt, raw, A, D, y, state, rows, conv, sizes, cut or decode_cut(n_rows), pdl)
-    return y
-
-
-def _launch(
-    x: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    raw: RawSteps | None,
-    A: Tensor,
-    D: Tensor,
-    y: Tensor,
-    state: Tensor,
-    rows: Rows,
-    conv: Convolution | None,
-    sizes: dict[str, int],
-    cut: DecodeCut,
-    pdl: bool,
-) -> None:
-    P, N = sizes["P"], sizes["N"]
+    cut = cut or decode_cut(n_rows)
     block_n = triton.next_power_of_2(N)
     fitting = cut.n_bytes // (4 * block_n)
     block_p = min(triton.next_power_of_2(P), max(1, fitting))
-    n_programs = len(rows.lengths) * sizes["H"] * triton.cdiv(P, block_p)
-    bias = None if conv is None else conv.bias
-    ssd_decode_kernel[(n_programs,)](
+    y = x.new_empty(n_rows, H, P)
+    ssd_decode_kernel[(n_rows * H * triton.cdiv(P, block_p),)](
         x,
         B,
         C,
@@ -335,30 +216,26 @@ def _launch(
         y,
         state,
         rows.slots,
-        x if conv is None else conv.weight,
-        x if bias is None else bias,
-        x if conv is None else conv.state,
-        rows.slots if conv is None else conv.arrivals,
         x.stride(0),
         B.stride(0),
         C.stride(0),
         dt.stride(0),
         state.stride(0),
-        0 if conv is None else conv.state.stride(0),
         0.0 if raw is None else raw.low,
         0.0 if raw is None else raw.high,
-        **sizes,
-        W=0 if conv is None else conv.weight.shape[1],
+        H=H,
+        P=P,
+        N=N,
+        G=G,
         BLOCK_P=block_p,
         BLOCK_N=block_n,
         RAW=raw is not None,
         LIMITS=raw is not None and raw.has_limits,
-        CONVOLVES=conv is not None,
-        HAS_BIAS=bias is not None,
         PDL=pdl,
         num_warps=cut.n_warps,
         **launch_options(pdl),
     )
+    return y
 
 
 def check_tensors(
@@ -372,7 +249,10 @@ def check_tensors(
 ) -> None:
     """Raise a ValueError unless these are the arguments of ``reference.ssd``."""
     (T, H, P), (G, N) = x.shape, B.shape[1:]
-    _check_state(state, rows)
+    if state.stride()[1:] != (P * N, N, 1) or state.dtype not in STATE_DTYPES:
+        raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
+    if rows.slots.dtype != torch.int32:
+        raise ValueError(f"slots are {rows.slots.dtype}")
     if rows.n_tokens != T or state.shape[1:] != (H, P, N) or x.stride()[1:] != (P, 1):
         raise ValueError(f"x {tuple(x.shape)}, strides {x.stride()}, of {tuple(state.shape)}")
     if B.shape != (T, G, N) or C.shape != B.shape or H % G:
@@ -381,11 +261,3 @@ def check_tensors(
         raise ValueError(f"strides {B.stride()} of B, {C.stride()} of C; {B.dtype}, {C.dtype}")
     if dt.shape != (T, H) or dt.stride(1) != 1 or (raw is None and dt.dtype != torch.float32):
         raise ValueError(f"steps {tuple(dt.shape)}, {dt.dtype}, strides {dt.stride()}")
-
-
-def _check_state(state: Tensor, rows: Rows) -> None:
-    _, _, P, N = state.shape
-    if state.stride()[1:] != (P * N, N, 1) or state.dtype not in STATE_DTYPES:
-        raise ValueError(f"a state {tuple(state.shape)}, {state.dtype}, strides {state.stride()}")
-    if rows.slots.dtype != torch.int32:
-        raise ValueError(f"slots are {rows.slots.dtype}")
