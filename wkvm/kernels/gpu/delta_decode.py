@@ -8,8 +8,8 @@ so both sums are of the old S: each element of a state is read once and written 
 program does between is one pass over registers. A program has all keys of a block of values, so
 blocks of values need nothing of each other.
 
-The gates can be made in the same launch. The convolution is one before it: each program would make
-its own queries and keys, as all others of its key head do.
+The gates can be made in the same launch. The convolution has one of its own before it: here each
+program would make its own queries and keys, as all others of its key head would.
 
 No kernel here is ever autotuned: each trial run would apply its update to the states once more.
 Importing this module imports Triton.

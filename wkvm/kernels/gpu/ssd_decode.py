@@ -4,8 +4,8 @@ What takes time is memory: each element of a state is read and written once, by 
 computes with it, and the rest is next to nothing. So a program is one warp with a few kilobytes of
 one head's state in registers, and a multiprocessor has many of them under way at a time.
 
-The choice of steps is done in the same launch. The convolution before it is not: each program would
-make its own inputs, and once more those that its group shares.
+The choice of steps is done in the same launch. The convolution has one of its own before it: here
+each program would make its own inputs, and once more those that its group shares.
 """
 
 # Inside a kernel Python is Triton's language, which type checkers do not know.
