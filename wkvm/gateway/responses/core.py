@@ -369,7 +369,11 @@ class Run:
         self._writer.end(is_whole=False)
         final = ended(self._begun, "cancelled", self._writer.output)
         if self._keeps_state:
-            await forget(self._caller, [self.id])  # it may have ended just before
+            if self._stream is not None:
+                # It may have ended just before, and its state be on its way.
+                with contextlib.suppress(errors.ClientError):
+                    await self._stream.choices[0].completion()
+            await forget(self._caller, [self.id])
         try:
             await self._keep_end(final, None)
         except HttpError as error:
