@@ -56,6 +56,7 @@ from wkvm.gateway.session_bodies import (
     TurnEvent,
     WholeTurn,
 )
+from wkvm.gateway.sglang import routes as sglang
 from wkvm.gateway.state_bodies import (
     CreateBody,
     DiffBody,
@@ -94,6 +95,7 @@ _IMPORT = Doc(
 
 ROUTES: tuple[Route, ...] = (
     *llama_cpp.ROUTES,
+    *sglang.ROUTES,
     Route(
         "POST",
         "/detokenize",
