@@ -23,6 +23,7 @@ MESSAGES = [{"role": "user", "content": "x"}]
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", MANY | {"prompt": "x", "stream": True}),
     "chat": ("/v1/chat/completions", MANY | {"messages": MESSAGES, "stream": True}),
+    "messages": ("/v1/messages", MANY | {"messages": MESSAGES, "stream": True}),
     "native": ("/v1/stream", MANY | {"ids": [1]}),
 }
 
