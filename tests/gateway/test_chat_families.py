@@ -310,7 +310,7 @@ async def test_a_keyword_is_refused_by_its_name_and_path_before_anything_runs(
 async def test_what_asks_for_nothing_and_what_json_schema_does_not_know_are_ignored() -> None:
     schema = {
         "type": "array",
-        "items": {"const": 1, "title": "x", "x-order": 1, "type": "integer", "format": "int32"},
+        "items": {"const": "1", "title": "x", "x-order": 1, "type": "string", "format": "password"},
         "uniqueItems": False,
         "maxItems": 1,
         "default": {"not": 1},
@@ -318,4 +318,4 @@ async def test_what_asks_for_nothing_and_what_json_schema_does_not_know_are_igno
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     async with gateway_running(engine_of(ByteTokenizer())) as running:
         answer = await ask(running, response_format=form)
-    assert json.loads(answer["choices"][0]["message"]["content"]) in ([], [1])
+    assert json.loads(answer["choices"][0]["message"]["content"]) in ([], ["1"])

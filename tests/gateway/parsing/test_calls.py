@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.gateway.parsing.reading import OFFERED, Found, read, reader_of
 from wkvm.gateway.parsing.events import CallArguments
+from wkvm.gateway.parsing.reader import MAX_HELD
 
 GO = '{"direction": "north", "steps": 2}'
 CALLS: dict[str, str] = {
@@ -172,6 +173,16 @@ def test_arguments_come_as_they_are_written(form: str) -> None:
     assert len(told) > 3
     text = "".join([event.text for event in told if isinstance(event, CallArguments)])
     assert text.endswith("nor")
+
+
+@pytest.mark.parametrize("n", [MAX_HELD, MAX_HELD + 1])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_so_much_white_space_may_come_before_what_begins_an_answer(n: int, thinks: bool) -> None:
+    text = " " * n + ("<think>x</think>" if thinks else CALLS["json"] % "{}")
+    begun = "" if thinks else None
+    found = read("json", text, begun=begun)
+    assert found == read("json", text, begun=begun, cuts=range(0, len(text), 3))
+    assert bool(found.reasoning or found.calls) == (n == MAX_HELD)
 
 
 PIECES = st.sampled_from(

@@ -129,10 +129,10 @@ class CallReader(AnswerReader):
         buffer = self._buffer
         if self._bare is not None:
             at = skip_space(buffer, 0)
-            if at == len(buffer):
+            if at == len(buffer) <= MAX_HELD:
                 return False
             bare, self._bare = self._bare, None
-            if buffer[at] == "{":
+            if at <= MAX_HELD and buffer[at] == "{":
                 self._space += buffer[:at]
                 self._begin(bare, buffer[at:])
                 return True
@@ -279,9 +279,9 @@ class ReasoningReader(AnswerReader):
 
     def _find_opening(self, out: list[Event]) -> None:
         at = skip_space(self._held, 0)
-        if self._held.startswith(self._opening, at):
+        if at <= MAX_HELD and self._held.startswith(self._opening, at):
             self._held, self._at = self._held[at + len(self._opening) :], "inside"
-        elif not self._opening.startswith(self._held[at:]):
+        elif at > MAX_HELD or not self._opening.startswith(self._held[at:]):
             held, self._held, self._at = self._held, "", "after"
             out += self._inner.feed(held.removeprefix(self._begun))
 
