@@ -24,6 +24,7 @@ import msgspec
 
 from wkvm.assembly.http import HttpDoor, beside
 from wkvm.assembly.models import BUNDLED
+from wkvm.assembly.reach import beside_server
 from wkvm.assembly.texts import load_texts
 from wkvm.assembly.workers import Workers
 from wkvm.core.config import ServerConfig
@@ -191,12 +192,11 @@ async def serve(path: str, n: int, *, is_paced: bool) -> None:
     def doors(server: Server) -> list[HttpDoor | Workers]:
         if n:
             workers = Workers(
-                server,
+                beside_server(server, has_keys=False),
                 config,
                 n,
                 model=BUNDLED,
                 texts=texts,
-                has_keys=False,
                 drain_timeout_s=1.0,
                 log_level="warning",
             )

@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,6 +46,10 @@ def log(server: RunningServer) -> Path:
     """What the server writes to standard error."""
     assert server.stderr is not None
     return server.stderr
+
+
+def is_there(path: str) -> bool:
+    return Path(path).exists()
 
 
 def written(log: Path) -> str:
@@ -342,3 +347,36 @@ async def test_workers_end_when_the_engines_process_is_killed(tmp_path: Path) ->
         server.process.kill()
         _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TIMEOUT_S)
         assert alive == []
+
+
+async def test_a_gateway_apart_from_its_engine_has_workers_too(tmp_path: Path) -> None:
+    engine = [sys.executable, "-m", "tests.cli.engine_process", str(tmp_path / "b"), "5", KEY]
+    address, uds = f"unix://{tmp_path / 'b'}", str(tmp_path / "h")
+    where = ("--engine", address, "--port", "0", "--uds", uds, "--gateway-workers", "2")
+    with started(engine), started(wkvm_command("gateway", *where)) as gateway:
+        workers = workers_of(gateway)
+        assert len(workers) == 2
+        async with client(gateway.url()) as http:
+            assert await figure(http, "wkvm_http_workers") == 2
+            body = {"ids": [5, 6], "max_tokens": 3, "ignore_eos": True}
+            accepted = await call(http, "POST", "/v1/submit", body)
+            for _ in range(N_CALLS // 2):
+                await call(http, "GET", f"/v1/status/{accepted['id']}")
+            async with http.get("/v1/models", headers={"Authorization": "Bearer x"}) as refused:
+                assert refused.status == 401
+        assert await asyncio.to_thread(gateway.end) == 0
+        assert not any(one.is_running() for one in workers)
+        assert not is_there(uds)
+
+
+def test_a_gateway_whose_engine_is_not_there_says_so(tmp_path: Path) -> None:
+    where = ("--engine", f"unix://{tmp_path / 'none'}", "--port", "0", "--gateway-workers", "2")
+    done = subprocess.run(
+        wkvm_command("gateway", *where),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 1
+    assert str(tmp_path / "none") in done.stderr

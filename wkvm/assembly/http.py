@@ -181,8 +181,7 @@ def check_http(config: GatewayConfig, *, has_keys: bool) -> None:
 
 def beside(server: Server, config: GatewayConfig, texts: Texts) -> HttpDoor:
     """The HTTP door to the engine that a server of this process serves."""
-    hint = "both come from the model's folder"
-    return HttpDoor(config, texts, engines_of(server), hint=hint)
+    return HttpDoor(config, texts, engines_of(server), hint=HINT_BESIDE)
 
 
 def engines_of(server: Server) -> Engines:
@@ -210,6 +209,29 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
         InvalidParameterError, PlaintextKeyError: the address is none, or not one over which keys
             are sent.
     """
+    engines = engines_apart(address, api_key, is_public=is_public(config))
+    return HttpDoor(config, texts, engines, hint=HINT_APART)
+
+
+HINT_APART = "give the right one with --model or --tokenizer"
+HINT_BESIDE = "both come from the model's folder"
+
+
+def is_public(config: GatewayConfig) -> bool:
+    """Whether others than this machine's users can reach the door."""
+    return config.port is not None and not is_loopback(config.host)
+
+
+def engines_apart(address: str, api_key: str | None, *, is_public: bool) -> Engines:
+    """The ways to an engine at an address.
+
+    Args:
+        api_key: for the gateway itself.
+        is_public: whether an engine that asks for no keys will not do.
+
+    Raises:
+        InvalidParameterError, PlaintextKeyError: as ``apart``.
+    """
 
     def client(key: str | None) -> aio.Client:
         # Where states have moved to, tenants say: to follow would be to connect wherever they want.
@@ -217,7 +239,6 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
 
     # Keys of clients go that way too, whether or not the gateway has one.
     client("any")
-    is_public = config.port is not None and not is_loopback(config.host)
 
     async def connect(key: str | None) -> aio.Client:
         if key is None:
@@ -226,8 +247,7 @@ def apart(config: GatewayConfig, texts: Texts, address: str, api_key: str | None
             await _check_asks_for_keys(client)
         return await client(key)
 
-    hint = "give the right one with --model or --tokenizer"
-    return HttpDoor(config, texts, Engines(connect, partial(_dial, address)), hint=hint)
+    return Engines(connect, partial(_dial, address))
 
 
 def engines_at(own: str, clients: str) -> Engines:

@@ -19,14 +19,22 @@ import msgspec
 import uvloop
 from wkvm_client.errors import ClientError
 
-from wkvm.assembly.http import HttpDoor, Share, engines_at
+from wkvm.assembly.http import (
+    HINT_APART,
+    HINT_BESIDE,
+    HttpDoor,
+    Share,
+    engines_apart,
+    engines_at,
+)
+from wkvm.assembly.reach import Reach
 from wkvm.assembly.texts import load_texts
 from wkvm.core.errors import WkvmError
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.errors import SettingError, TextError
 from wkvm.gateway.limits import Ledger
 from wkvm.gateway.peers import Peers
-from wkvm.gateway.text import load_tokenizer
+from wkvm.gateway.text import ByteTokenizer, load_tokenizer
 from wkvm.server.process import Signals, first, raise_file_limit
 
 EXIT_FAILED = 1
@@ -44,7 +52,8 @@ class Order(msgspec.Struct, kw_only=True):
         config: with no address: the sockets are bound already.
         model: path, where the text side is.
         default_max_tokens, tool_parser, reasoning_parser: as ``Texts`` has them.
-        own, clients: addresses of the engine; see ``engines_at``.
+        tokenizer: its path; ``bytes`` if ids are bytes.
+        reach: the engine.
         sockets: descriptors of those by which clients come.
         for_peers: of that by which the other workers come.
         peers: paths of all workers' sockets of that kind.
@@ -60,8 +69,8 @@ class Order(msgspec.Struct, kw_only=True):
     default_max_tokens: int
     tool_parser: str
     reasoning_parser: str
-    own: str
-    clients: str
+    tokenizer: str
+    reach: Reach
     sockets: list[int]
     for_peers: int
     peers: list[str]
@@ -120,9 +129,11 @@ async def _work(channel: socket.socket) -> int:
 
 
 async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Report], None]) -> None:
-    model = Path(order.model)
+    is_bytes = order.tokenizer == "bytes"
+    tokenizer = ByteTokenizer() if is_bytes else load_tokenizer(Path(order.tokenizer))
+    model, limit = Path(order.model), order.default_max_tokens
     texts = dataclasses.replace(
-        load_texts(model, load_tokenizer(model), default_max_tokens=order.default_max_tokens),
+        load_texts(model, tokenizer, default_max_tokens=limit),
         tool_parser=order.tool_parser,
         reasoning_parser=order.reasoning_parser,
     )
@@ -133,8 +144,12 @@ async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Repo
         inherited=order.inherited,
         ledger=Ledger(Path(order.ledger), index=order.index) if order.ledger else None,
     )
-    engines = engines_at(order.own, order.clients)
-    hint = "both come from the model's folder"
+    reach = order.reach
+    if reach.is_apart:
+        engines = engines_apart(reach.own, reach.own_key, is_public=reach.is_public)
+    else:
+        engines = engines_at(reach.own, reach.clients)
+    hint = HINT_APART if reach.is_apart else HINT_BESIDE
     door = HttpDoor(order.config, texts, engines, hint=hint, share=share)
     raise_file_limit(2 * door.max_connections)
     signals = Signals()

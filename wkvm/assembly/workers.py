@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from wkvm_protocol.address import TcpAddress, UnixAddress
+from wkvm_protocol.address import TcpAddress
 
+from wkvm.assembly.reach import Find, Reach
 from wkvm.assembly.worker import Order, Report
 from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError
@@ -36,7 +37,6 @@ from wkvm.gateway.limits import MAX_PROCESSES, TABLE_BYTES
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.totals import left_behind
 from wkvm.server.listen import UnixSocket, bind, bind_tcp
-from wkvm.server.serve import Server
 
 MAX_WORKERS = MAX_PROCESSES
 LEDGER = "limits"
@@ -73,15 +73,15 @@ class _Worker:
 
 
 class Workers:
-    """The gateway processes of a server. It is a ``Door``.
+    """The gateway processes of one port. It is an ``ApartDoor``.
 
     Args:
-        server: of the engine, in this process.
+        find: finds the engine, once there is a folder for sockets.
         n: how many.
         model: where the text side is.
         texts: the same, loaded: the workers load it again and use it as this one is set.
-        has_keys: whether clients need keys.
-        drain_timeout_s: as the server's.
+        tokenizer: its path, or ``bytes``; None for the model's own.
+        drain_timeout_s: how long open requests have to end.
         log_level: of the workers; they write to this process's standard error.
 
     Raises:
@@ -90,23 +90,24 @@ class Workers:
 
     def __init__(
         self,
-        server: Server,
+        find: Find,
         config: GatewayConfig,
         n: int,
         *,
         model: Path,
         texts: Texts,
-        has_keys: bool,
+        tokenizer: str | None = None,
         drain_timeout_s: float,
         log_level: str,
     ) -> None:
         check_workers(n)
-        self._server = server
+        self._find = find
+        self._reach: Reach | None = None
         self._config = config
         self._n = n
         self._model = model
         self._texts = texts
-        self._has_keys = has_keys
+        self._tokenizer = str(model) if tokenizer is None else tokenizer
         self._drain_timeout_s = drain_timeout_s
         self._log_level = log_level
         self._secret = secrets.token_hex(16)
@@ -139,14 +140,14 @@ class Workers:
 
         Raises:
             ConfigError: an address cannot be had, or a worker cannot serve.
+            ClientError: the engine cannot be reached.
         """
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wkvm-"))
         if self._config.responses_dir is None:
             # All of them have to find what one of them keeps.
             kept = str(folder / "responses")
             self._config = dataclasses.replace(self._config, responses_dir=kept)
-        await self._server.listen_beside(str(folder / "own"), is_trusted=True)
-        await self._server.listen_beside(str(folder / "clients"), is_trusted=False)
+        self._reach = await self._find(folder)
         with (folder / LEDGER).open("wb") as ledger:
             ledger.truncate(TABLE_BYTES)
         self._bind(folder)
@@ -161,6 +162,15 @@ class Workers:
         for worker in self._workers:
             if worker.failure:
                 raise ConfigError("gateway-workers", worker.failure)
+
+    @property
+    def _needs_key(self) -> bool:
+        return self._reach is not None and self._reach.has_keys
+
+    async def drained(self, timeout_s: float) -> None:
+        """Return when all have ended, or after a time. After ``begin_drain``."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def begin_drain(self) -> None:
         """Let all refuse new requests; those that are open go on."""
@@ -202,7 +212,7 @@ class Workers:
                 config.host,
                 config.port,
                 None,
-                loopback_only=not self._has_keys,
+                loopback_only=not self._needs_key,
                 settings=("port", "uds"),
             ).close()
         for index in range(self._n):
@@ -225,7 +235,7 @@ class Workers:
             worker.sockets = bind_tcp(
                 self._config.host,
                 self._port,
-                loopback_only=not self._has_keys,
+                loopback_only=not self._needs_key,
                 setting="port",
                 is_shared=True,
             )
@@ -318,6 +328,7 @@ class Workers:
 
     def _order(self, worker: _Worker, fds: Sequence[int]) -> Order:
         assert self._folder is not None, "started"
+        assert self._reach is not None, "started"
         folder = self._folder
         return Order(
             index=worker.index,
@@ -326,8 +337,8 @@ class Workers:
             default_max_tokens=self._texts.default_max_tokens,
             tool_parser=self._texts.tool_parser,
             reasoning_parser=self._texts.reasoning_parser,
-            own=str(UnixAddress(str(folder / "own"))),
-            clients=str(UnixAddress(str(folder / "clients"))),
+            tokenizer=self._tokenizer,
+            reach=self._reach,
             sockets=list(fds),
             for_peers=worker.for_peers.socket.fileno(),
             peers=[one.for_peers.path for one in self._workers],

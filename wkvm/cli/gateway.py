@@ -3,8 +3,10 @@
 import argparse
 import os
 
-from wkvm.assembly.http import apart, check_http, run_apart
+from wkvm.assembly.http import HttpDoor, apart, check_http, run_apart
 from wkvm.assembly.models import find_model
+from wkvm.assembly.reach import at_address
+from wkvm.assembly.workers import Workers, check_workers
 from wkvm.cli.place import key_explained, tokenizer_of
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.core.config import API_KEY_VARIABLE, ServerConfig
@@ -30,7 +32,20 @@ def run(args: argparse.Namespace) -> int:
     # Whether clients need keys is known once the engine was asked.
     check_http(config, has_keys=True)
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+    check_workers(args.gateway_workers)
     with key_explained(args.engine, api_key):
-        door = apart(config, texts, args.engine, api_key)
+        if args.gateway_workers:
+            door: HttpDoor | Workers = Workers(
+                at_address(config, texts, args.engine, api_key),
+                config,
+                args.gateway_workers,
+                model=path,
+                texts=texts,
+                tokenizer=args.tokenizer,
+                drain_timeout_s=drain_timeout_s,
+                log_level=args.log_level,
+            )
+        else:
+            door = apart(config, texts, args.engine, api_key)
         run_apart(door, drain_timeout_s=drain_timeout_s, ready=lambda: announce(door.addresses))
     return 0

@@ -99,14 +99,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "HTTP", HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS, GatewayConfig)
     add_flags(parser, "limits of keys", KEY_LIMIT_FLAGS, Limits)
     _default_max_tokens(parser)
-    parser.add_argument(
-        "--gateway-workers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="processes that serve HTTP, beside the engine's; 0 serves it in the engine's "
-        "(default: %(default)s)",
-    )
+    _workers(parser, "beside the engine's; 0 serves it in the engine's")
     keys = parser.add_argument_group("who may connect")
     keys.add_argument(
         "--api-key",
@@ -151,6 +144,7 @@ def _gateway(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "HTTP", HTTP_LIMIT_FLAGS, GatewayConfig)
     add_flags(parser, "limits of keys", KEY_LIMIT_FLAGS, Limits)
     _default_max_tokens(parser)
+    _workers(parser, "beside this one; 0 serves it in this one")
     add_flags(parser, "the end", (DRAIN_FLAG,), ServerConfig)
 
 
@@ -160,6 +154,16 @@ def _log_level(parser: argparse.ArgumentParser) -> None:
         choices=LOG_LEVELS,
         default="warning",
         help="what goes to standard error (default: %(default)s)",
+    )
+
+
+def _workers(parser: argparse.ArgumentParser, where: str) -> None:
+    parser.add_argument(
+        "--gateway-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"processes that serve HTTP, {where} (default: %(default)s)",
     )
 
 

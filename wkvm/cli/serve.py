@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if len(name) > MAX_SHORT_TEXT:
         raise ConfigError("served-model-name", f"longer than {MAX_SHORT_TEXT} characters")
     texts = None if http is None else http_texts(args, path, _tokenizer(path))
+    from wkvm.assembly.reach import beside_server
     from wkvm.assembly.workers import Workers, check_workers
 
     check_workers(args.gateway_workers)
@@ -84,12 +85,11 @@ def run(args: argparse.Namespace) -> int:
             opened.append(assembly.beside(server, http, texts))
             return opened
         workers = Workers(
-            server,
+            beside_server(server, has_keys=bool(server_config.api_keys)),
             http,
             args.gateway_workers,
             model=path,
             texts=texts,
-            has_keys=bool(server_config.api_keys),
             drain_timeout_s=server_config.drain_timeout_s,
             log_level=args.log_level,
         )
