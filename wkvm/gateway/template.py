@@ -19,6 +19,7 @@ import jinja2.meta
 import jinja2.sandbox
 import msgspec
 
+from wkvm.gateway.borders import borders_of, n_shared
 from wkvm.gateway.errors import TemplateError, UnknownTokenError
 from wkvm.gateway.template_tags import Generation
 from wkvm.gateway.tokenizer import Tokenizer
@@ -57,10 +58,6 @@ WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 _CUT = "\ufdd2"
 """Stands where a prompt is to end that the model continues, and where one begins that continues
 a state."""
-LONG_PROMPT = 256
-"""Characters from which on it is of use to know where messages end."""
-FIRST_BORDERS, LAST_BORDERS = 2, 3
-"""Of so many messages, the first and the last ones, it is found out: each is a rendering more."""
 _ANSWERED: Sequence[Message] = (
     {"role": "user", "content": "."},
     {"role": "assistant", "content": _CUT},
@@ -237,39 +234,22 @@ class ChatTemplate:
                 raise TemplateError("chat template: the last message cannot be continued")
             text = text[:end]
         borders = list[int]()
-        if not after and len(text) >= LONG_PROMPT:
-            borders = self._borders(text, hidden, tools=hidden_tools, options=hidden_options)
+        if not after:
+            borders = borders_of(
+                text,
+                hidden,
+                lambda part: self.render(
+                    part, tools=hidden_tools, add_generation_prompt=False, options=hidden_options
+                ),
+            )
         return Written(text, plain, tokenizer, borders)
-
-    def _borders(
-        self,
-        text: str,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Message],
-        options: Mapping[str, object],
-    ) -> list[int]:
-        """Where messages end in their text: the first ones, which others share, and the last ones.
-
-        Those before were the last ones once, when the conversation was shorter.
-        """
-        n = len(messages)
-        ends = {*range(1, min(FIRST_BORDERS, n) + 1), *range(max(n - LAST_BORDERS, 0) + 1, n + 1)}
-        borders = list[int]()
-        for end in sorted(ends):
-            with contextlib.suppress(TemplateError):  # it may not write a part of a conversation
-                part = self.render(
-                    messages[:end], tools=tools, add_generation_prompt=False, options=options
-                )
-                borders.append(_n_shared(text, part))
-        return borders
 
     def _closed(self, after: Sequence[int], tokenizer: Tokenizer) -> str:
         """How much of what closes an answer a state ends with already."""
         special = tokenizer.special_pattern
         closing = _after_cut(self._common_start(_ANSWERED, special))
         asked = _after_cut(self._common_start([{"role": "user", "content": _CUT}], special))
-        shared = closing[len(closing) - _n_shared(closing[::-1], asked[::-1]) :]
+        shared = closing[len(closing) - n_shared(closing[::-1], asked[::-1]) :]
         if shared and _ends_with(after, shared, tokenizer):
             # It is between turns, whosever the last one was.
             return closing
@@ -289,11 +269,11 @@ class ChatTemplate:
             question = self.render([*messages, asked])
         except TemplateError:
             return self.render(messages, add_generation_prompt=False)  # one user's turn, no more
-        end = _n_shared(answer, question)
+        end = n_shared(answer, question)
         with contextlib.suppress(TemplateError):  # it may want turns to alternate
             # Some write an answer otherwise while nothing follows it: with what was thought before.
             more = self.render([*messages, {"role": "assistant", "content": ","}, asked])
-            end = max(end, _n_shared(more, question))
+            end = max(end, n_shared(more, question))
         for found in special.finditer(question) if special is not None else ():
             if found.start() < end < found.end():
                 end = found.start()
@@ -324,18 +304,6 @@ def _plain_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
         return tokenizer.token_bytes(token_id)
     except UnknownTokenError:
         return b"\0"  # a model's vocabulary may be padded
-
-
-def _n_shared(one: str, other: str) -> int:
-    """How many characters two texts have in common from their start."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def load_chat_template(path: Path) -> ChatTemplate:
