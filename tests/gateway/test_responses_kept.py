@@ -311,6 +311,15 @@ async def test_a_folder_that_cannot_be_used_is_a_setting_at_fault(tmp_path: Path
     await database.aclose()
 
 
+async def test_a_database_that_is_none_is_a_setting_at_fault(tmp_path: Path) -> None:
+    (tmp_path / "responses.db").write_bytes(b"no database at all, but long enough" * 99)
+    database = Database(str(tmp_path))
+    with pytest.raises(SettingError, match="not a database"):
+        await database.open()
+    await database.aclose()
+    assert os.listdir(tmp_path) == ["responses.db"]
+
+
 async def test_a_database_of_another_version_is_not_opened(tmp_path: Path) -> None:
     database = Database(str(tmp_path))
     await database.open()

@@ -123,6 +123,7 @@ class HttpDoor:
             started_at=int(time.time()),
             ledger=None if share is None else share.ledger,
         )
+        await gateway.responses.open()
         if share is None:
             self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
         else:

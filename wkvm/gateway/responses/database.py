@@ -97,8 +97,12 @@ class Connection:
             self.owners = Owners(folder)
             # An empty name is a file without one.
             path = "" if folder is None else os.fspath(folder / FILE)
-            self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
-            self._open(is_shared=folder is not None)
+            try:
+                self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+                self._open(is_shared=folder is not None)
+            except BaseException:
+                self.owners.close()
+                raise
         except (OSError, sqlite3.Error) as error:
             raise SettingError("responses-dir", f"{folder}: {error}") from error
 

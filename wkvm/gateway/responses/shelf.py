@@ -56,6 +56,15 @@ class Shelf:
         """How many are being made."""
         return len(self._made)
 
+    async def open(self) -> None:
+        """Find out whether what is kept can be used; where nothing is, that is left for later.
+
+        Raises:
+            SettingError: it cannot.
+        """
+        if self._is_shared:
+            await self.database.open()
+
     def begin(self, response_id: str, made: Made) -> None:
         """A response is being made from now on."""
         self._made[response_id] = made
