@@ -107,13 +107,16 @@ async def test_forked_hibernated_and_rolled_back(tmp_path: Path, has_guest: bool
             await client.states.delete("b")
 
 
-async def test_rolled_back_to_a_position_within_the_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_rolled_back_to_a_position_within_the_answer(
+    tmp_path: Path, is_complete: bool
+) -> None:
     # Penalties are counted anew after such a rollback.
     plain = {**ASKED, "presence_penalty": 0.0}
     async with rig_running("binary", tmp_path / "store") as rig:
         client = rig.clients["anna"]
         whole = (await (await client.generate(PROMPT, seed=7, **plain)).completion()).ids
-        asked = {**plain, "max_tokens": 30}
+        asked = {**plain, "max_tokens": 500 if is_complete else 30}
         await (await client.generate(PROMPT, seed=7, save_as="s", **asked)).completion()
         for k in (21, 8, 1):
             await client.states.rollback("s", position=len(PROMPT) + k)

@@ -1,8 +1,11 @@
 """The end of a turn as a version: its image, and how it came to be. Runs in threads."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from wkvm.core.errors import InvalidParameterError
+from wkvm.core.grammar import Grammar
 from wkvm.core.registry import Carried, Durability, Parent, Provenance, VersionRecord
 from wkvm.core.start import Saved
 from wkvm.engine.states.backing import Backing
@@ -45,6 +48,9 @@ def provenance_of(backing: Backing, turn: Turn, saved: Saved) -> Provenance:
     }
     if turn.use.checkpoint_every is not None:
         parameters["checkpoint_every"] = turn.use.checkpoint_every
+    if turn.spec.grammar is not None and n_output:
+        n_tokens = saved.n_computed + len(saved.pending)
+        parameters |= grammar_parameters(turn, n_tokens - n_output)
     return Provenance(
         operation=turn.use.operation,
         parameters=parameters,
@@ -54,6 +60,45 @@ def provenance_of(backing: Backing, turn: Turn, saved: Saved) -> Provenance:
         seed=saved.memory.seed if n_output and saved.memory is not None else None,
         engine=backing.engine,
     )
+
+
+def grammar_parameters(turn: Turn, first_output: int) -> dict[str, object]:
+    """Which grammar a turn followed, and from which token on.
+
+    Args:
+        first_output: how many tokens come before the first that the turn produced.
+    """
+    grammar, n_told = turn.spec.grammar, 0
+    memory = None if turn.origin is None else turn.origin.image.carried.sampler
+    if memory is not None and not turn.spec.prompt and memory.grammar == grammar:
+        n_told = len(memory.grammar_ids)
+    if grammar is None:
+        return {}
+    return {"grammar": [grammar.kind, grammar.source], "grammar_from": first_output - n_told}
+
+
+def grammar_at(
+    record: VersionRecord, ids: Sequence[int], position: int
+) -> tuple[Grammar, tuple[int, ...]] | None:
+    """The grammar that a turn followed, and what it had been told before a position in its output.
+
+    Args:
+        record: of the turn, perhaps from elsewhere.
+        ids: of its sequence, at least up to ``position``.
+
+    Returns:
+        None, if there is no grammar that goes on there.
+    """
+    parameters = record.provenance.parameters
+    if position >= record.n_computed + record.n_pending:
+        return None  # where it ended, which its own memory knows
+    match parameters.get("grammar"), parameters.get("grammar_from"):
+        case [str(kind), str(source)], int(first) if 0 <= first < position:
+            with contextlib.suppress(InvalidParameterError):
+                return Grammar(kind, source), tuple(ids[first:position])
+        case _:
+            pass
+    return None
 
 
 def commit_turn(

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, StateNotFoundError
+from wkvm.core.grammar import Grammar
 from wkvm.core.registry import Durability, Provenance, Ref, VersionRecord
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Saved
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
-from wkvm.engine.states.commits import image_of, parents_of
+from wkvm.engine.states.commits import grammar_at, image_of, parents_of
 from wkvm.engine.states.making import Making
 from wkvm.engine.states.origins import check_expected, start_of, untouched
 from wkvm.engine.states.paths import Path, n_given_of, path_of
@@ -25,11 +26,13 @@ class _Way:
         base: where it starts; None for the empty sequence.
         path: what is absorbed from there.
         head: the version that is left.
+        grammar: that the output follows at the position, and what it had been told; None if none.
     """
 
     base: Origin | None
     path: Path
     head: StateImage
+    grammar: tuple[Grammar, tuple[int, ...]] | None = None
 
 
 class Rollback(Making):
@@ -86,6 +89,10 @@ class Rollback(Making):
         if way is None:
             return await self._make_one(tenant, move)
         saved = await self._walk(tenant, way.base, way.path, way.head)
+        if way.grammar is not None and saved.memory is not None:
+            grammar, told = way.grammar
+            memory = replace(saved.memory, grammar=grammar, grammar_ids=told)
+            saved = replace(saved, memory=memory)
         provenance = Provenance(
             operation="rollback",
             parameters={
@@ -152,7 +159,7 @@ def _way_to(
     path = path_of(
         ids[:position], kept, n_given_of(turn), pending=() if base is None else base.pending
     )
-    return _Way(base, path, head)
+    return _Way(base, path, head, grammar_at(turn, ids, position))
 
 
 def _turn_at(backing: Backing, tenant: str, record: VersionRecord, position: int) -> VersionRecord:
