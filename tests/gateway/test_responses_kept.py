@@ -200,14 +200,26 @@ async def _statuses(running: Running) -> dict[str, str]:
     return await running.gateway.responses.database.run(read)
 
 
-async def test_a_tenant_without_room_for_states_is_told(tmp_path: Path) -> None:
+async def test_where_states_have_no_room_the_oldest_go_for_the_next_response(
+    tmp_path: Path,
+) -> None:
     async with tales_running(tmp_path, max_states=2) as running:
-        for _ in range(2):
-            await respond(running, SUN, max_output_tokens=1)
+        made = [await respond(running, SUN, max_output_tokens=2) for _ in range(2)]
         status, answer = await ask_for(running, SUN)
         assert (status, answer["error"]["code"]) == (507, "quota_exceeded")
-        made = await respond(running, SUN, store=False)
-        assert made["status"] == "completed"
+        await running.gateway.responses.over()
+        (failed,) = [one for name, one in (await _statuses(running)).items() if name == "failed"]
+        assert (await ask(running, "GET", f"/v1/responses/{failed}"))[1]["output"] == []
+        third = await respond(running, SUN, max_output_tokens=2)
+        _, states = await ask(running, "GET", "/v1/states")
+        assert {one["name"] for one in states["data"]} == {made[1]["id"], third["id"]}
+        _, first = await ask(running, "GET", f"/v1/responses/{made[0]['id']}")
+        assert first["status"] == "incomplete"
+        body = {"previous_response_id": first["id"], "store": False}
+        again = await respond(running, "Why?", **body)
+        assert again["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+        on_state = {"previous_response_id": made[1]["id"], "store": False}
+        assert cached(await respond(running, "Why?", **on_state)) > cached(again)
 
 
 DIES = """

@@ -329,7 +329,7 @@ class Run:
         final = ended(
             self._begun,
             "cancelled" if is_cancelled else "failed",
-            self._writer.output,
+            [] if known.status == 507 else self._writer.output,  # nothing half is kept
             error=None if is_cancelled else known,
         )
         if was_over:  # its end could not be kept
@@ -337,7 +337,15 @@ class Run:
         else:
             with contextlib.suppress(HttpError):
                 await self._keep_end(final, None)
+        if isinstance(error, errors.QuotaError) and self._asked.body.stores:
+            self._shelf.add(self._make_room())
         return [*events, self._last("incomplete" if is_cancelled else "failed")]
+
+    async def _make_room(self) -> None:
+        """Let the next one find room for its state."""
+        with contextlib.suppress(HttpError):
+            given_up = await self._shelf.database.run(records.give_up_states, self._caller.tenant)
+            await forget(self._caller, given_up)
 
     def _last(self, kind: str) -> Event:
         return self._writer.about(f"response.{kind}", self.resource)

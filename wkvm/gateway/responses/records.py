@@ -28,6 +28,8 @@ from wkvm.gateway.written import ReadMark
 
 MAX_EVENTS_BYTES = 4 * 1024 * 1024
 """Of a response's events, once it is over. Of more, none are kept."""
+STATES_GIVEN_UP = 16
+"""Where there is no room for states, one in so many goes."""
 LOST = "the server that made it ended before it was over"
 
 Row: TypeAlias = tuple[Any, ...]
@@ -253,6 +255,25 @@ def origin_of(there: Connection, response_id: str) -> Origin | None:
         f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND is_shown", (response_id,)
     ).fetchone()
     return None if found is None else _record(there.db, found).origin
+
+
+def give_up_states(there: Connection, tenant: bytes) -> list[str]:
+    """Let a part of a tenant's responses be without their states, the oldest of them.
+
+    Returns:
+        Their names: the states are to be removed. What goes on from them reads their items.
+    """
+    with there.transaction() as db:
+        (n_states,) = db.execute(
+            "SELECT COUNT(*) FROM responses WHERE tenant = ? AND state IS NOT NULL", (tenant,)
+        ).fetchone()
+        rows = db.execute(
+            "SELECT id FROM responses WHERE tenant = ? AND state IS NOT NULL "
+            "ORDER BY created_at LIMIT ?",
+            (tenant, n_states // STATES_GIVEN_UP + 1),
+        ).fetchall()
+        db.executemany("UPDATE responses SET state = NULL WHERE id = ?", rows)
+    return [name for (name,) in rows]
 
 
 def ask_to_cancel(there: Connection, response_id: str) -> None:
