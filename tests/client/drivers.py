@@ -36,6 +36,7 @@ class Driver(Protocol):
         ...
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]: ...
+    async def embed(self, ids: Any, **options: Any) -> list[float]: ...
     async def states(
         self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
     ) -> Any:
@@ -121,6 +122,9 @@ class AioDriver:
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
         return await self.client.score(ids, **options)
+
+    async def embed(self, ids: Any, **options: Any) -> list[float]:
+        return await self.client.embed(ids, **options)
 
     async def states(
         self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
@@ -221,6 +225,9 @@ class BlockingDriver:
 
     async def score(self, ids: Any, **options: Any) -> list[wkvm_client.TokenLogprobs]:
         return await self.call(lambda: self.client.score(ids, **options))
+
+    async def embed(self, ids: Any, **options: Any) -> list[float]:
+        return await self.call(lambda: self.client.embed(ids, **options))
 
     async def states(
         self, operation: str, *args: Any, within: float | None = 60.0, **options: Any
