@@ -19,6 +19,7 @@ from wkvm.core.sampling import Pooling, SamplingParams
 from wkvm.engine.engine import Engine, runner_of
 from wkvm.engine.interface import RunnerLike
 from wkvm.models.base import Model
+from wkvm.models.decoder import Decoder
 from wkvm.models.registry import load_model
 from wkvm.server.embeddings import EmbeddingSum
 from wkvm.state.arena import Arena
@@ -93,12 +94,16 @@ def test_of_a_deterministic_engine_it_is_the_same_to_the_bit(
         assert vector_of(driver, request_id, pooling, len(ids)) == vector
 
 
-def test_the_last_hidden_state_is_what_the_head_is_given() -> None:
+def test_the_last_hidden_state_is_what_the_head_is_given(model: Model) -> None:
     """Through the head it gives the log probabilities that the model tells."""
-    model, ids = rwkv7(), prompt_of(100)
-    driver = Driver(model, EngineConfig(n_slots=1, n_threads=1))
-    hidden = numbers(embed(driver, ids, Pooling.LAST))
-    logits = model._head(hidden[None])[0].float()  # type: ignore[attr-defined]
+    ids = prompt_of(100)
+    driver = Driver(model, config_of(model, n_slots=1))  # type: ignore[arg-type]
+    hidden = numbers(embed(driver, ids, Pooling.LAST))[None]
+    if isinstance(model, Decoder):
+        network = model._network
+        logits = network.head(hidden, None)[0] * network.logit_scale
+    else:
+        logits = model._head(hidden)[0].float()  # type: ignore[attr-defined]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=5)
     (told,) = driver.run(ids, params).logprobs
     assert told is not None

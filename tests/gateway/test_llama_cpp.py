@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest_asyncio
 from tests.fakes import fake_continuation
 from tests.gateway.harness import Running, gateway_running
 from tests.gateway.openai_http import complete
-from tests.gateway.stateful import states_running
+from tests.gateway.stateful import TallModel, states_running
+from wkvm.core.config import EngineConfig
+from wkvm.engine.engine import Engine
 from wkvm.gateway.llama_cpp.bodies import COMPLETION, POLICIES, CompletionBody
 from wkvm.gateway.llama_cpp.slots import TAG
 
@@ -195,6 +198,18 @@ async def test_a_slot_has_the_text_up_to_a_stop_string(running: Running) -> None
     longer = [*PROMPT, *text[:3], 33]
     again = await completion(running, id_slot=1, prompt=longer)
     assert again["tokens_cached"] == len(PROMPT) + 3 - 1
+
+
+async def test_a_slot_has_the_id_that_ended_a_turn(tmp_path: Path) -> None:
+    *said, end = ids_after(PROMPT, 3)
+    model = TallModel()
+    model._info = replace(model.info, eos_ids=(end,))
+    async with states_running(tmp_path, Engine(model, EngineConfig(n_slots=8))) as running:
+        body = {"id_slot": 1, "ignore_eos": False, "return_tokens": True}
+        answer = await completion(running, **body)
+        assert (answer["tokens"], answer["stop_type"]) == (said, "eos")
+        longer = [*PROMPT, *said, end, 33]
+        assert (await completion(running, prompt=longer, **body))["tokens_cached"] == 5 + 2
 
 
 async def test_a_stream_leaves_its_slot_as_an_answer_does(running: Running) -> None:
