@@ -303,8 +303,8 @@ async def test_a_worker_that_is_killed_again_and_again_leaves_the_port_to_the_ot
 
 
 def refused(*arguments: str) -> str:
-    """What a server says that does not come to serve."""
-    command = wkvm_command("serve", "--binary-port", "none", *arguments)
+    """What a gateway says that does not come to serve."""
+    command = wkvm_command("gateway", "--engine", "unix:///none", *arguments)
     done = subprocess.run(
         command,
         capture_output=True,
@@ -316,15 +316,15 @@ def refused(*arguments: str) -> str:
     return done.stderr
 
 
-def test_the_port_is_not_shared_with_another_server(server: RunningServer, tmp_path: Path) -> None:
-    port, uds = server.url().rpartition(":")[2], str(tmp_path / "b")
-    said = refused("--port", port, "--gateway-workers", "2", "--binary-uds", uds)
+def test_the_port_is_not_shared_with_another_server(server: RunningServer) -> None:
+    port = server.url().rpartition(":")[2]
+    said = refused("--port", port, "--gateway-workers", "2")
     assert f"port: {port}" in said
 
 
 @pytest.mark.parametrize("n", ["-1", "65"])
-def test_a_number_of_workers_that_cannot_be_is_refused(n: str, tmp_path: Path) -> None:
-    said = refused("--gateway-workers", n, "--binary-uds", str(tmp_path / "b"))
+def test_a_number_of_workers_that_cannot_be_is_refused(n: str) -> None:
+    said = refused("--port", "0", "--gateway-workers", n)
     assert "gateway-workers" in said
 
 
@@ -338,15 +338,6 @@ async def test_a_stream_is_sent_to_its_end_when_the_server_is_told_to_end(tmp_pa
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.process.wait, TIMEOUT_S) == 0
         assert not any(one.is_running() for one in workers)
-
-
-async def test_workers_end_when_the_engines_process_is_killed(tmp_path: Path) -> None:
-    with started(wkvm_command(*SERVE, "--binary-uds", str(tmp_path / "b"))) as server:
-        workers = workers_of(server)
-        assert len(workers) == 2
-        server.process.kill()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TIMEOUT_S)
-        assert alive == []
 
 
 async def test_a_gateway_apart_from_its_engine_has_workers_too(tmp_path: Path) -> None:
@@ -367,6 +358,17 @@ async def test_a_gateway_apart_from_its_engine_has_workers_too(tmp_path: Path) -
         assert await asyncio.to_thread(gateway.end) == 0
         assert not any(one.is_running() for one in workers)
         assert not is_there(uds)
+
+
+async def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    engine = [sys.executable, "-m", "tests.cli.engine_process", str(tmp_path / "b"), "5", KEY]
+    where = ("--engine", f"unix://{tmp_path / 'b'}", "--port", "0", "--gateway-workers", "2")
+    with started(engine), started(wkvm_command("gateway", *where)) as gateway:
+        workers = workers_of(gateway)
+        assert len(workers) == 2
+        gateway.process.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, TIMEOUT_S)
+        assert alive == []
 
 
 def test_a_gateway_whose_engine_is_not_there_says_so(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig, Limits
-from wkvm.gateway.parsing.registry import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from wkvm.gateway.parsing.names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MODEL_HELP = (
     "folder with safetensors files, or a .pth file (default: the model that comes with wkvm)"

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from wkvm.gateway.config import DEFAULT_MAX_TOKENS
 from wkvm.gateway.parsing.forms import ReasoningForm, ToolForm
-from wkvm.gateway.parsing.registry import AUTO, reasoning_form, tool_form
+from wkvm.gateway.parsing.names import AUTO
+from wkvm.gateway.parsing.registry import reasoning_form, tool_form
 from wkvm.gateway.template import ChatTemplate
 from wkvm.gateway.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ class Texts:
             ``wkvm_client.aio.Client.generate``; what a request does not say, this says.
         default_max_tokens: for a chat that names no limit, and a completion neither.
         tool_parser, reasoning_parser: how the model writes calls and reasoning; see
-            ``parsing.registry``.
+            ``parsing.names``.
     """
 
     tokenizer: Tokenizer

@@ -3,13 +3,14 @@
 import pytest
 
 from tests.gateway.parsing.reading import Found, read
-from wkvm.gateway.parsing.forms import REASONING_FORMS
-from wkvm.gateway.parsing.registry import (
+from wkvm.gateway.parsing.forms import REASONING_FORMS, TOOL_FORMS
+from wkvm.gateway.parsing.names import (
+    REASONING_ALIASES,
     REASONING_PARSERS,
+    TOOL_ALIASES,
     TOOL_PARSERS,
-    reasoning_form,
-    tool_form,
 )
+from wkvm.gateway.parsing.registry import reasoning_form, tool_form
 
 THINK = REASONING_FORMS["think"]
 
@@ -95,3 +96,8 @@ def test_every_parser_that_can_be_named_exists() -> None:
         tool_form(name, "", knows_tools=True)
     for name in REASONING_PARSERS:
         assert reasoning_form(name, "") is not None or name in ("auto", "none")
+
+
+def test_every_form_can_be_named() -> None:
+    assert set(TOOL_PARSERS) == {"auto", *TOOL_FORMS, *TOOL_ALIASES}
+    assert set(REASONING_PARSERS) == {"auto", "none", *REASONING_FORMS, *REASONING_ALIASES}

@@ -1,39 +1,9 @@
 """Which parsers a model's answers want: by name, or by what its chat template says."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 from wkvm.gateway.parsing.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm, ToolForm
-
-AUTO = "auto"
-NONE = "none"
-
-_TOOL_ALIASES: Mapping[str, str] = {
-    "granite4": "hermes",
-    "falcon_h1": "hermes",
-    "llama3": "llama3_json",
-    "nemotron_h": "nemotron",
-    "nemotron_v3": "qwen3_coder",
-    "qwen": "hermes",
-    "qwen25": "hermes",
-    "qwen3": "hermes",
-    "qwen3_5": "qwen3_coder",
-    "qwen3_next": "hermes",
-    "qwen3_xml": "qwen3_coder",
-    "rwkv": "json",
-}
-_REASONING_ALIASES: Mapping[str, str] = {
-    "deepseek_r1": "think",
-    "falcon_h1": "think",
-    "kimi_k2": "think",
-    "nemotron_h": "think",
-    "nemotron_v3": "think",
-    "qwen3": "think",
-    "qwen3_5": "think",
-    "rwkv": "think",
-}
-TOOL_PARSERS = (AUTO, *sorted({*TOOL_FORMS, *_TOOL_ALIASES}))
-REASONING_PARSERS = (AUTO, NONE, *sorted({*REASONING_FORMS, *_REASONING_ALIASES}))
+from wkvm.gateway.parsing.names import AUTO, NONE, REASONING_ALIASES, TOOL_ALIASES
 
 # The first that a template has all words of.
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -65,7 +35,7 @@ def tool_form(name: str, template: str, *, knows_tools: bool) -> ToolForm:
     """
     if name == AUTO:
         name = _tool_parser_of(template) if knows_tools else "json"
-    return TOOL_FORMS[_TOOL_ALIASES.get(name, name)]
+    return TOOL_FORMS[TOOL_ALIASES.get(name, name)]
 
 
 def reasoning_form(name: str, template: str) -> ReasoningForm | None:
@@ -80,7 +50,7 @@ def reasoning_form(name: str, template: str) -> ReasoningForm | None:
     """
     if name == AUTO:
         name = _reasoning_parser_of(template)
-    return None if name == NONE else REASONING_FORMS[_REASONING_ALIASES.get(name, name)]
+    return None if name == NONE else REASONING_FORMS[REASONING_ALIASES.get(name, name)]
 
 
 @lru_cache(maxsize=8)
