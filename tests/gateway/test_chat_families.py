@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -9,6 +10,7 @@ import pytest
 
 from tests.fakes import FakeModel
 from tests.gateway.harness import byte_texts, gateway_running
+from tests.gateway.stateful import states_running
 from tests.gateway.test_chat import ask, chunks, refusal, saying
 from tests.gateway.test_chat_tools import calls_of
 from wkvm.core.config import EngineConfig
@@ -227,6 +229,30 @@ async def test_what_an_answer_must_be_holds_for_what_follows_the_reasoning(
                 assert not special
                 assert message["content"] == ""
                 assert message["reasoning"]
+
+
+@pytest.mark.parametrize("kwargs", [{"enable_thinking": True}, {}])
+async def test_an_answer_goes_on_from_its_state_within_reasoning_and_after_it(
+    tmp_path: Path, kwargs: dict[str, bool]
+) -> None:
+    engine, texts = thinking(special=True)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
+    fields: dict[str, Any] = {"response_format": form, "chat_template_kwargs": kwargs}
+    bias = {str(SPECIAL_CLOSING): 4, str(256 + NAMES.index("<think>")): 20}
+    fields |= {"temperature": 1, "logit_bias": bias, "return_token_ids": True}
+    async with states_running(tmp_path, engine, texts=texts) as running:
+        [whole] = (await ask(running, **fields, seed=8, max_tokens=4000))["choices"]
+        assert whole["message"]["reasoning"]
+        n = len(whole["token_ids"])
+        for k in (4, n - 3):
+            first = await ask(running, **fields, seed=8, max_tokens=k, save_as="s")
+            more = {**fields, "messages": [], "state": "s", "save_as": "s", "max_tokens": 4000}
+            [rest] = (await ask(running, **more))["choices"]
+            assert first["choices"][0]["token_ids"] + rest["token_ids"] == whole["token_ids"]
+            assert rest["finish_reason"] == "stop"
+            if k > 4:
+                content = first["choices"][0]["message"]["content"] + rest["message"]["content"]
+                assert content == whole["message"]["content"]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 25])

@@ -1,10 +1,10 @@
 """The body of a chat request, and what it asks of the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from wkvm.gateway.chat_reading import Reading, begun_by, constraint, reading_of
+from wkvm.gateway.chat_reading import Reading, as_begun, begun_by, constraint, reading_of
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.messages import Message, content_text, leaves_space, template_messages
@@ -180,16 +180,23 @@ def _question(
     ids, max_ids = prompt.ids, n_kept(body.truncate_prompt_tokens, max_model_len)
     if max_ids is not None:
         ids = ids[-max_ids:]
+    goes_on = body.continues and not body.messages
     reading = reading_of(
         texts,
         use,
         is_single=body.parallel_tool_calls is False,
-        begun=_begun(body, texts, prompt.ids),
+        begun=_begun(body, texts, prompt.ids, tail),
         in_text=wanted is not None and wanted.rules is None,
     )
     grammar, grammar_field = constraint(
-        texts, reading, use, wanted, budget=body.thinking_token_budget
+        texts,
+        as_begun(reading, texts, _options(body)) if goes_on else reading,
+        use,
+        wanted,
+        budget=body.thinking_token_budget,
     )
+    if goes_on:
+        reading = replace(reading, is_required=False)
     room = None if max_model_len is None else max_model_len - len(ids)
     default = texts.default_max_tokens
     if grammar is not None:
@@ -327,13 +334,14 @@ def _wanted(body: ChatBody, use: ToolUse | None) -> Wanted | None:
     return body.structured_outputs.to_wanted()
 
 
-def _begun(body: ChatBody, texts: Texts, ids: list[int]) -> str | None:
-    """What of its reasoning the prompt ends with; see ``ReasoningForm.begun``."""
+def _begun(body: ChatBody, texts: Texts, ids: list[int], tail: Sequence[int]) -> str | None:
+    """What of its reasoning the prompt, or a state, ends with; see ``ReasoningForm.begun``."""
     form = texts.reasoning_form
     if form is None:
         return None
     if not body.messages:
-        return ""
+        written = texts.tokenizer.decode(tail, skip_special=False)
+        return form.opening if form.is_inside(written) else None
     if body.continue_final_message:
         last = content_text(body.messages[-1], len(body.messages) - 1, omit_media=True)
         return form.opening if form.is_inside(last) else None

@@ -1,7 +1,7 @@
 """How the answers of a chat are read, and what constrains them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wkvm_client import Grammar
 
@@ -32,6 +32,7 @@ class Reading:
         is_required: it has nothing but calls.
         reasoning: how reasoning is written; None if the answer has none.
         begun: what of it the prompt ends with.
+        is_all_text: what constrains the answer says all of it: it has no reasoning.
     """
 
     form: ToolForm | None = None
@@ -40,6 +41,7 @@ class Reading:
     is_required: bool = False
     reasoning: ReasoningForm | None = None
     begun: str = ""
+    is_all_text: bool = False
 
     def reader(self) -> AnswerReader:
         """What reads one answer."""
@@ -75,6 +77,22 @@ def begun_by(prompt: Sequence[int], form: ReasoningForm, texts: Texts) -> str | 
     return form.begun(texts.tokenizer.decode(prompt[-MAX_TAIL:], skip_special=False))
 
 
+def as_begun(reading: Reading, texts: Texts, options: Mapping[str, object]) -> Reading:
+    """How an answer is read from its beginning on, of a request that goes on with it.
+
+    What constrains it is the same as then, so that it goes on within that.
+
+    Args:
+        options: of the template, the same as then.
+    """
+    form = texts.reasoning_form
+    if form is None or reading.is_all_text:
+        return reading
+    opened = texts.template.render([{"role": "user", "content": "."}], options=options)
+    begun = form.begun(opened)
+    return replace(reading, reasoning=None if begun is None else form, begun=begun or "")
+
+
 def reading_of(
     texts: Texts, use: ToolUse | None, *, is_single: bool, begun: str | None, in_text: bool
 ) -> Reading:
@@ -94,6 +112,7 @@ def reading_of(
         is_required=use is not None and use.is_required,
         reasoning=reasoning,
         begun=begun or "",
+        is_all_text=in_text,
     )
 
 
