@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gateway.harness import TIMEOUT_S, Running, lose_engine, until_stats
 from tests.gateway.responding import (
     MODEL,
@@ -15,9 +17,13 @@ from tests.gateway.responding import (
     text_of,
 )
 from tests.gateway.stateful import ask
+from wkvm.gateway.failures import HttpError
+from wkvm.gateway.responses import feed as feed_module
 from wkvm.gateway.responses import records
+from wkvm.gateway.responses.feed import Feed
 
 SUN = "What is the sun?"
+LONG: dict[str, Any] = {"max_output_tokens": 64}
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 100_000}
 
 
@@ -130,7 +136,7 @@ async def test_a_lost_engine_is_told_and_kept(tmp_path: Path) -> None:
         await lose_engine(running)
         async with asyncio.timeout(TIMEOUT_S):
             while not feed.is_over:
-                await feed.changed(len(feed.since(0)))
+                await feed.changed(feed.n_events)
         assert b"response.failed" in feed.since(0)[-1]
         found = await kept(running, asked["id"])
         assert found["status"] == "failed"
@@ -181,4 +187,35 @@ async def test_events_that_are_not_kept_are_gone(tmp_path: Path) -> None:
         path = f"/v1/responses/{asked['id']}?stream=true"
         status, answer = await ask(running, "GET", path)
         assert (status, answer["error"]["code"]) == (410, "events_gone")
-        assert records.MAX_EVENTS_BYTES == 4 * 1024 * 1024
+
+
+async def test_of_many_events_the_first_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "MAX_BYTES", 3000)
+    async with tales_running(tmp_path) as running:
+        asked = await respond(running, SUN, background=True, ignore_eos=True, **LONG)
+        feed = running.gateway.responses.feeds[asked["id"]]
+        path = f"/v1/responses/{asked['id']}?stream=true"
+        async with asyncio.timeout(TIMEOUT_S):
+            while not feed.is_over:
+                await feed.changed(feed.n_events)
+        last = feed.n_events - 1
+        assert len(feed.since(last)) == 1
+        for query in ("", f"&starting_after={last - 1}"):
+            status, answer = await ask(running, "GET", path + query)
+            assert (status, answer["error"]["code"]) == (410, "events_gone")
+        assert (await kept(running, asked["id"]))["status"] == "incomplete"
+
+
+def test_events_have_their_limit_to_the_byte() -> None:
+    feed = Feed()
+    feed.add(b"x" * (feed_module.MAX_BYTES - 1))
+    feed.add(b"y")
+    assert feed.whole() is not None
+    feed.add(b"z")
+    assert feed.whole() is None
+    assert feed.since(1) == [b"y", b"z"]
+    with pytest.raises(HttpError) as caught:
+        feed.since(0)
+    assert caught.value.status == 410

@@ -14,7 +14,7 @@ from wkvm.gateway.responses import records
 from wkvm.gateway.responses.asking import Caller, ask, n_input
 from wkvm.gateway.responses.bodies import CountBody, CreateBody
 from wkvm.gateway.responses.core import Run, forget
-from wkvm.gateway.responses.feed import Feed
+from wkvm.gateway.responses.feed import Feed, gone
 from wkvm.gateway.responses.paging import items_page
 from wkvm.gateway.responses.records import Record
 from wkvm.gateway.responses.resource import Resource
@@ -83,7 +83,9 @@ async def _background(caller: Caller, run: Run, feed: Feed) -> None:
                 feed.add(framed(event))
         finally:
             await run.__aexit__(None, None, None)
-        await shelf.database.run(records.keep_events, run.id, feed.whole())
+        events = feed.whole()
+        if events is not None:
+            await shelf.database.run(records.keep_events, run.id, events)
     except HttpError:
         pass  # the events are not kept; the response is
     finally:
@@ -127,8 +129,7 @@ async def _feed(call: Call, record: Record) -> Feed:
     await _over(call, record)
     kept = await shelf.database.run(records.events_of, record.id)
     if kept is None:
-        why = "the events of this response are not kept: ask for it as it is"
-        raise HttpError(410, why, code="events_gone")
+        raise gone()
     feed = Feed()
     for event in kept.split(b"\n\n")[:-1]:
         feed.add(event + b"\n\n")
@@ -177,7 +178,7 @@ async def _cancel(call: Call, record: Record) -> Record:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             while feed is not None and not feed.is_over:
-                await feed.changed(len(feed.since(0)))
+                await feed.changed(feed.n_events)
             return await _over(call, await _find(call))
     return await _find(call)
 

@@ -26,8 +26,6 @@ from wkvm.gateway.responses.rows import (
 )
 from wkvm.gateway.written import ReadMark
 
-MAX_EVENTS_BYTES = 4 * 1024 * 1024
-"""Of a response's events, once it is over. Of more, none are kept."""
 STATES_GIVEN_UP = 16
 """Where there is no room for states, one in so many goes."""
 LOST = "the server that made it ended before it was over"
@@ -219,8 +217,6 @@ def find(there: Connection, tenant: bytes, response_id: str) -> Record | None:
 
 def keep_events(there: Connection, response_id: str, events: bytes) -> None:
     """Keep the events of a response that is over, framed, to be sent again."""
-    if len(events) > MAX_EVENTS_BYTES:
-        return
     packed = zlib.compress(events)
     with there.transaction() as db:
         db.execute(
