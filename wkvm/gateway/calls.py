@@ -27,6 +27,7 @@ from wkvm.gateway.failures import (
     http_error,
     invalid,
     misfit,
+    renamed,
 )
 from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
@@ -160,7 +161,7 @@ class Call:
             a header.
         n_held: how much of the body was read; it counts for the tenant until ``release``.
         names: what the route's body calls the engine's fields; see ``http_error``.
-        dialect: of the route.
+        dialect: how its answer is written: that of the route, or one with names of its own.
         doc: what the route says of its bodies.
         spent: what it has cost so far.
         limit_headers: what the answer says of the key's limits; None where it does not count.
@@ -236,7 +237,7 @@ class Call:
             # Not by the client: it may send the request elsewhere.
             why = "the server is draining, and the request was not over in time"
             return HttpError(503, why, SERVER, code="draining", retry_after_s=DEFAULT_RETRY_AFTER_S)
-        return known
+        return renamed(known, self.dialect.names)
 
     async def body(
         self, kind: type[BodyT], policy: Policy | None = None, *, is_optional: bool = False

@@ -1,5 +1,7 @@
 """What the answers of one interface have in common: how errors are written, and request ids."""
 
+from collections.abc import Mapping
+
 from wkvm.gateway.failures import HttpError, error_body
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -10,9 +12,13 @@ class Dialect:
 
     Attributes:
         id_headers: of the answer; each has the request's id.
+        names: what bodies call fields of OpenAI's interface, where it is another name.
     """
 
     id_headers: tuple[str, ...] = (REQUEST_ID_HEADER,)
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self.names = names or {}
 
     def status(self, error: HttpError) -> int:
         """The status of an answer that is an error."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from wkvm_client import errors as client
@@ -78,6 +78,18 @@ def invalid(param: str | None, why: str, *, code: str | None = None) -> HttpErro
     """400: a field has a value that is not allowed."""
     message = why if param is None else f"{param}: {why}"
     return HttpError(400, message, param=param, code=code)
+
+
+def renamed(error: HttpError, names: Mapping[str, str]) -> HttpError:
+    """An error that calls the field at fault by another name, where ``names`` has one for it."""
+    old = error.param or ""
+    new = names.get(old)
+    if new is None:
+        return error
+    message = error.message
+    if message.startswith(f"{old}:"):
+        message = new + message.removeprefix(old)
+    return replace(error, message=message, param=new)
 
 
 DEFAULT_RETRY_AFTER_S = 1.0

@@ -1,7 +1,5 @@
 """Errors as Anthropic's clients expect them."""
 
-from dataclasses import replace
-
 import msgspec
 
 from wkvm.gateway.dialects import REQUEST_ID_HEADER, Dialect
@@ -57,7 +55,7 @@ class AnthropicDialect(Dialect):
     def body(self, error: HttpError, request_id: str) -> bytes:
         """The JSON of an error."""
         default = "invalid_request_error" if error.status < 499 else "api_error"
-        told = Told(_TYPES.get(error.status, default), short_message(_renamed(error)))
+        told = Told(_TYPES.get(error.status, default), short_message(error))
         return msgspec.json.encode(ErrorReply("error", told, request_id))
 
     def event(self, error: HttpError, request_id: str) -> bytes:
@@ -65,12 +63,4 @@ class AnthropicDialect(Dialect):
         return b"event: error\ndata: %b\n\n" % self.body(error, request_id)
 
 
-ANTHROPIC = AnthropicDialect()
-
-
-def _renamed(error: HttpError) -> HttpError:
-    """An error that calls its field what the body calls it."""
-    name = error.param or ""
-    if name not in NAMES or not error.message.startswith(f"{name}:"):
-        return error
-    return replace(error, message=NAMES[name] + error.message.removeprefix(name))
+ANTHROPIC = AnthropicDialect(NAMES)

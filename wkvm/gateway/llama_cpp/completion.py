@@ -25,13 +25,6 @@ from wkvm.gateway.sse import EventStream
 async def completion(call: Call) -> web.StreamResponse:
     """Answer a completion."""
     body = await call.body(CompletionBody, COMPLETION)
-    call.names = {
-        "allowed_ids": "allowed_token_ids",
-        "grammar": "json_schema",
-        "logprobs": "n_probs",
-        "max_tokens": "n_predict",
-        "repetition_penalty": "repeat_penalty",
-    }
     tokenizer = call.gateway.texts.tokenizer
     request = body.to_completion(tokenizer)
     request.model = call.gateway.model if body.model is None else body.model

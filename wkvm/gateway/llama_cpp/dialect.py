@@ -1,7 +1,5 @@
 """Errors as clients of llama.cpp's server expect them."""
 
-from dataclasses import replace
-
 import msgspec
 
 from wkvm.gateway.dialects import Dialect
@@ -55,15 +53,8 @@ class LlamaCppDialect(Dialect):
             kind = "not_supported_error"
         if error.code == "context_length_exceeded":
             kind = "exceed_context_size_error"
-        told = Told(error.status, short_message(_renamed(error)), kind)
+        told = Told(error.status, short_message(error), kind)
         return msgspec.json.encode(ErrorReply(told))
 
 
-LLAMA_CPP = LlamaCppDialect()
-
-
-def _renamed(error: HttpError) -> HttpError:
-    name = error.param or ""
-    if name not in NAMES or not error.message.startswith(f"{name}:"):
-        return error
-    return replace(error, message=NAMES[name] + error.message.removeprefix(name))
+LLAMA_CPP = LlamaCppDialect(NAMES)

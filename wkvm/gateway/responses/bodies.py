@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from wkvm.gateway import chat_bodies
-from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.failures import HttpError, invalid, renamed
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.messages import Message
 from wkvm.gateway.responses import foreign
@@ -279,10 +279,7 @@ def as_response(error: HttpError) -> HttpError:
         return error
     # Messages are not where the client's items are: there is what came before.
     param = _FIELDS[root] if bracket else f"{_FIELDS[root]}{dot}{rest}"
-    message = error.message
-    if message.startswith(f"{error.param}:"):
-        message = param + message.removeprefix(error.param)
-    return HttpError(error.status, message, error.type, param, error.code, error.retry_after_s)
+    return renamed(error, {error.param: param})
 
 
 def told_tools(tools: Sequence[OfferedTool] | None) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from wkvm_client import TokenLogprobs
 from wkvm.gateway.calls import Call, decode_body, json_response
 from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.completions import CompletionJob, completion_job
+from wkvm.gateway.dialects import Dialect
 from wkvm.gateway.logprobs import finite
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
 from wkvm.gateway.pump import send_all
@@ -57,17 +58,19 @@ async def generate(call: Call) -> web.StreamResponse:
     params = msgspec.json.encode(body.sampling_params or {})
     sampling = decode_body(params, SamplingBody)
     SAMPLING.check(params, SamplingBody, call.gateway.counts.ignored)
-    call.names = {
-        "allowed_ids": "allowed_token_ids",
-        "grammar": "regex" if sampling.json_schema is None else "json_schema",
-        "logprobs": "top_logprobs_num",
-        "max_tokens": "max_new_tokens",
-        "min_tokens": "min_new_tokens",
-        "prompt": "text" if body.input_ids is None else "input_ids",
-        "prompt_logprobs": "top_logprobs_num",
-        "seed": "sampling_seed",
-        "stop_ids": "stop_token_ids",
-    }
+    call.dialect = Dialect(
+        {
+            "include_stop_str_in_output": "no_stop_trim",
+            "logprobs": "top_logprobs_num",
+            "max_tokens": "max_new_tokens",
+            "min_tokens": "min_new_tokens",
+            "prompt": "text" if body.input_ids is None else "input_ids",
+            "prompt_logprobs": "top_logprobs_num",
+            "request_id": "rid",
+            "seed": "sampling_seed",
+            "structured_outputs": "regex" if sampling.json_schema is None else "json_schema",
+        }
+    )
     request = body.to_completion(sampling)
     request.model = call.gateway.model
     job = await completion_job(call, request)
