@@ -22,6 +22,9 @@ from tests.cli.conftest import KEY, RunningServer, environment, started, wkvm_co
 from wkvm.assembly.models import BUNDLED
 from wkvm.assembly.texts import load_texts
 from wkvm.cli import main
+from wkvm.cli.parser import parse
+from wkvm.cli.serving import http_texts
+from wkvm.gateway.parsing.forms import REASONING_FORMS, TOOL_FORMS
 from wkvm.gateway.text import ByteTokenizer
 
 TIMEOUT_S = 60.0
@@ -193,6 +196,17 @@ def test_the_model_may_say_how_long_answers_are(tmp_path: Path, given: int | Non
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": -1}')
     texts = load_texts(tmp_path, ByteTokenizer(), default_max_tokens=given)
     assert texts.default_max_tokens == (given or 256)
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_how_answers_are_read_is_what_the_flags_say(tmp_path: Path, command: str) -> None:
+    named = parse([command, "--tool-call-parser", "qwen3", "--reasoning-parser", "mistral"])
+    texts = http_texts(named, tmp_path, ByteTokenizer())
+    assert texts.tool_form is TOOL_FORMS["hermes"]
+    assert texts.reasoning_form is REASONING_FORMS["mistral"]
+    texts = http_texts(parse([command]), tmp_path, ByteTokenizer())
+    assert texts.tool_form is TOOL_FORMS["json"]
+    assert texts.reasoning_form is None
 
 
 @pytest.fixture
