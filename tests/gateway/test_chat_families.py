@@ -187,6 +187,20 @@ async def test_reasoning_is_told_apart_streamed_and_not(opened: bool) -> None:
         assert choice["message"]["content"] == "Yes."
 
 
+async def test_rwkv_is_asked_to_think_by_the_beginning_of_the_word() -> None:
+    texts = replace(byte_texts(), reasoning_parser="rwkv")
+    prompt = b"User: Hello\n\nAssistant: <think"
+    fields = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 100}
+    engine = saying(">Hm.</think>\nYes.", n_prompt=len(prompt))
+    async with gateway_running(engine, texts=texts) as running:
+        answer = await ask(running, return_token_ids=True, **fields)
+        found = await chunks(running, **fields)
+    assert bytes(answer["prompt_token_ids"]) == prompt
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+    assert thought_of(found) == "Hm."
+
+
 async def test_a_template_is_given_what_a_request_says() -> None:
     _, texts = thinking()
     async with gateway_running(texts=texts) as running:

@@ -48,9 +48,12 @@ WORLD_TEMPLATE = """\
 {%- endif -%}
 {{ '\\n\\n' }}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:' }}
+{%- if enable_thinking is defined and enable_thinking -%}{{ ' <think' }}{%- endif -%}
+{%- endif -%}
 """
-"""For RWKV World models, which bring none. An empty line ends a turn, so users' are dropped."""
+"""For RWKV World models, which bring none. An empty line ends a turn, so users' are dropped. Those
+that think are asked to by the beginning of the word that opens it."""
 
 WORLD_STOPS = ("\n\nUser:", "\n\nSystem:")
 """Where an answer of such a model ends, if it goes on to write the next turn."""
