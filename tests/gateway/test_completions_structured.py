@@ -165,3 +165,23 @@ async def test_a_structural_tag_that_makes_no_grammar_is_refused(change: dict[st
         tag = json.dumps({**TAG, **change})
         body = {"prompt": "x", "structured_outputs": {"structural_tag": tag}}
         assert (await refused(running, **body))[0] == "structured_outputs"
+
+
+@pytest.mark.parametrize("depth", [60, 70, 200, 440])
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "as text"])
+async def test_a_deep_schema_is_taken_or_refused(field: str, depth: int) -> None:
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    fields: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+    if field != "response_format":
+        outputs = json.dumps(schema) if field == "as text" else schema
+        fields = {"structured_outputs": {"json": outputs}}
+    async with gateway_running(constrained()) as running:
+        if depth == 60:
+            await complete(running, prompt="x", max_tokens=3, **fields)
+        else:
+            _, message = await refused(running, prompt="x", **fields)
+            assert "deep" in message or "recursion" in message

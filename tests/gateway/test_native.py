@@ -112,6 +112,16 @@ async def test_every_keyword_reaches_the_engine(running: Running) -> None:
     assert got["choices"][0]["ids"] == (await stream.completion()).ids
 
 
+async def test_a_keyword_of_a_schema_that_no_grammar_expresses_is_named(running: Running) -> None:
+    deep = '{"items":' * 500 + "{}" + "}" * 500
+    for source, said in (('{"items": {"not": {}}}', '"not", at #/items/not'), (deep, "deep")):
+        grammar = {"kind": "json_schema", "source": source}
+        for path in ("/v1/generate", "/v1/stream", "/v1/submit"):
+            status, got = await post(running, path, {"ids": [1], "grammar": grammar})
+            assert (status, got["error"]["param"]) == (400, "grammar")
+            assert said in got["error"]["message"]
+
+
 async def test_a_grammar_reaches_the_engine(running: Running) -> None:
     """The fake engine has none, and says so."""
     grammar = {"kind": "regex", "source": "a+"}

@@ -166,7 +166,11 @@ class ResponseFormat(msgspec.Struct):
                 return _of_compact({"type": "object"})
             case ResponseFormat(json_schema=NamedSchema(schema=schema)):
                 schema = _ANY_OBJECT if schema is None else schema
-                checked = check_schema(closed(schema), FORMAT, at="json_schema.schema")
+                try:
+                    whole = closed(schema)
+                except RecursionError as error:
+                    raise invalid(FORMAT, "json_schema.schema: nested too deeply") from error
+                checked = check_schema(whole, FORMAT, at="json_schema.schema")
                 return _of_compact(cast("Schema", checked))
             case ResponseFormat(type="structural_tag"):
                 return StructuralTag(self.structures or [], self.triggers or []).to_wanted(FORMAT)
