@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from wkvm.gateway.answers import Delta
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.messages import Message
+from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.responses.items import Item, Part, chat_messages, kept_items
 from wkvm.gateway.responses.truncation import shortened
 from wkvm.gateway.responses.writer import EventWriter
@@ -82,15 +82,16 @@ def test_an_answer_becomes_items_in_the_order_in_which_it_was_given() -> None:
     writer = EventWriter({})
     events = writer.read(
         [
-            Delta(reasoning="I "),
-            Delta(reasoning="see."),
-            Delta("It is "),
-            Delta("red."),
-            Delta(name="look", call_id="call_1"),
-            Delta(arguments='{"at"'),
-            Delta(arguments=":1}"),
-            Delta(name="hear", call_id="call_2", index=1),
-            Delta(arguments="{}", index=1),
+            Reasoning("I "),
+            Reasoning("see."),
+            Text("It is "),
+            Text("red."),
+            CallBegins(0, "look", "call_1"),
+            CallArguments(0, '{"at"'),
+            CallArguments(0, ":1}"),
+            CallEnds(0),
+            CallBegins(1, "hear", "call_2"),
+            CallArguments(1, "{}"),
         ],
         [],
     )

@@ -6,7 +6,8 @@ import pytest
 
 from tests.gateway.conftest import BUNDLED
 from tests.gateway.test_turns import CHATML, Marked
-from wkvm.gateway.template import ChatTemplate, load_chat_template
+from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.template_files import load_chat_template
 from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer
 from wkvm.gateway.written import ReadMark, read_by
 

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from wkvm_client import TokenLogprobs
 
-from wkvm.gateway.answers import Delta, deltas_of
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.logprobs import finite, token_text
 from wkvm.gateway.parsing.events import (
@@ -178,7 +177,6 @@ class ChoiceReader:
 
     Attributes:
         finish: how it ended, once it has.
-        name, call_id: of its last call; the name is None as long as there is none.
     """
 
     def __init__(
@@ -188,8 +186,6 @@ class ChoiceReader:
         self._drops_space = drops_space
         self._hides_reasoning = hides_reasoning
         self.finish: Finish | None = None
-        self.name: str | None = None
-        self.call_id = ""
 
     def events(self, text: str, finish: Finish | None) -> list[Event]:
         """Take text; return what is to be told of it, and at the end the rest."""
@@ -200,16 +196,9 @@ class ChoiceReader:
         if finish is not None:
             self.finish = finish
             events += self._answer.end()
-        for event in events:
-            if isinstance(event, CallBegins):
-                self.name, self.call_id = event.name, event.call_id
         if not self._hides_reasoning:
             return events
         return [event for event in events if not isinstance(event, Reasoning)]
-
-    def read(self, text: str, finish: Finish | None) -> list[Delta]:
-        """As ``events``, as deltas."""
-        return deltas_of(self.events(text, finish))
 
     @property
     def passes_text(self) -> bool:

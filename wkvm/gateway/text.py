@@ -15,7 +15,8 @@ from wkvm.gateway.errors import (
     UnknownTokenError,
     UnsupportedTokenizerError,
 )
-from wkvm.gateway.template import ChatTemplate, load_chat_template
+from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.template_files import load_chat_template
 from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer, new_utf8_decoder
 from wkvm.gateway.tokenizer_files import find_tokenizer, load_tokenizer, tokenizer_digest
 

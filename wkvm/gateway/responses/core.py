@@ -263,8 +263,8 @@ class Run:
 
     def _told(self, reader: ChoiceReader, piece: Piece) -> list[Event]:
         self._ids += piece.ids
-        deltas = reader.read(piece.text, piece.finish)
-        return self._writer.read(deltas, self._logprobs(piece))
+        found = reader.events(piece.text, piece.finish)
+        return self._writer.read(found, self._logprobs(piece))
 
     def _logprobs(self, piece: Piece) -> list[TokenLogprob]:
         if not self._asked.body.has_logprobs:

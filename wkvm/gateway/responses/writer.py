@@ -6,8 +6,9 @@ An event is a dict in the API's own form. Whoever sends them frames them.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from wkvm.gateway.answers import Delta
 from wkvm.gateway.chat_replies import TokenLogprob
+from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
+from wkvm.gateway.parsing.events import Event as Found
 from wkvm.gateway.responses import foreign
 from wkvm.gateway.responses.foreign import Called
 from wkvm.gateway.responses.items import Kept, fresh_id
@@ -39,27 +40,27 @@ class EventWriter:
         """An event about the whole response, such as ``response.created``."""
         return self._event(kind, response=resource)
 
-    def read(self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]) -> list[Event]:
+    def read(self, found: Sequence[Found], logprobs: Sequence[TokenLogprob]) -> list[Event]:
         """The events of what came.
 
         Args:
+            found: by the reader of the answer.
             logprobs: of the ids that came; their text may come later.
         """
         events = list[Event]()
         self._held += logprobs
-        for delta in deltas:
-            if delta.reasoning:
-                events += self._think(delta.reasoning)
-            if delta.text:
-                events += self._say(delta.text)
-            if delta.name is not None:
-                events += self._call(delta.name, delta.call_id)
-            if delta.arguments:
-                self._text.append(delta.arguments)
-                if self._open == "function_call":
-                    events.append(
-                        self._event_of_item("function_call_arguments.delta", delta=delta.arguments)
-                    )
+        for one in found:
+            match one:
+                case Reasoning(text):
+                    events += self._think(text)
+                case Text(text):
+                    events += self._say(text)
+                case CallBegins(_, name, call_id):
+                    events += self._call(name, call_id)
+                case CallArguments(_, text):
+                    events += self._argue(text)
+                case CallEnds():
+                    pass
         return events
 
     def end(self, *, is_whole: bool) -> list[Event]:
@@ -136,6 +137,13 @@ class EventWriter:
                 if called.namespace is not None:
                     item["namespace"] = called.namespace
         return [*closed, self._added(item)]
+
+    def _argue(self, text: str) -> list[Event]:
+        """More of a call's arguments. Only those of functions are told as they come."""
+        self._text.append(text)
+        if self._open != "function_call":
+            return []
+        return [self._event_of_item("function_call_arguments.delta", delta=text)]
 
     def _added(self, item: Kept) -> Event:
         self.output.append(item)
