@@ -127,7 +127,7 @@ class Slow:
         self.may_go_on = threading.Event()
         self.sources = list[str]()
         self.only: str | None = None
-        self.n_threads = threading.active_count()
+        self.before = set(threading.enumerate())
         self._compile = grammars._compile  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(grammars, "_compile", self)
 
@@ -222,7 +222,8 @@ def test_a_few_grammars_at_a_time_are_compiled(slow: Slow) -> None:
     outcomes = [rig.ask(regex(f"[{n}]{{9}}"))[0] for n in range(N_COMPILING + 2)]
     assert rig.engine.plan(0.0) is None
     assert rig.engine.plan(1.0) is None
-    assert threading.active_count() - slow.n_threads == N_COMPILING
+    threads = set(threading.enumerate()) - slow.before
+    assert [thread.name for thread in threads] == ["wkvm-grammar"] * N_COMPILING
     slow.may_go_on.set()
     rig.finish()
     assert [bytes(outcome.ids) for outcome in outcomes] == [
