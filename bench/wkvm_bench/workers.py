@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import wkvm_client.aio
 
 from wkvm.assembly.http import HttpDoor, beside
 from wkvm.assembly.models import BUNDLED
@@ -33,13 +34,14 @@ from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.text import load_tokenizer
 from wkvm.server.serve import Server
 from wkvm.server.serve import serve as serve_engine
-from wkvm_bench.harness import BenchError, Comparison, alternate
+from wkvm_bench.harness import BenchError, Comparison, Summary, alternate
 from wkvm_bench.http_load import StreamReader, at_once
 from wkvm_bench.null_engine import NullEngine
 from wkvm_bench.servers import running
 
 N_STREAMS = 256
 STEP_S = 0.002
+PING_PAUSE_S = 0.002
 READY_TIMEOUT_S = 120.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 NAMES = ("none: the engine's", "1 process", "2 processes")
@@ -57,6 +59,7 @@ class _Side:
     pid: int
     expected: list[str]
     n_ids: int
+    engine: wkvm_client.aio.Client
     readers: list[StreamReader] = field(default_factory=list[StreamReader])
     n_tokens: int = 0
     n_events: int = 0
@@ -64,18 +67,22 @@ class _Side:
     engine_s: float = 0.0
     worker_s: float = 0.0
     load_s: float = 0.0
+    pings: list[float] = field(default_factory=list[float])
 
     async def run(self) -> float:
-        """All streams at once. Tokens a second."""
+        """All streams at once, and pings of the engine's process beside them. Tokens a second."""
         if not self.readers:
             self.readers = [await StreamReader.connect(self.port) for _ in self.expected]
         requests = [_request(index, self.n_ids) for index in range(len(self.expected))]
         workers = _children(self.pid)
         before = _cpu_s(self.pid), sum(map(_cpu_s, workers)), time.process_time()
         start = time.perf_counter()
+        pinging = asyncio.create_task(self._ping())
         streams = await at_once(self.readers, requests)
         wall_s = time.perf_counter() - start
         after = _cpu_s(self.pid), sum(map(_cpu_s, workers)), time.process_time()
+        pinging.cancel()
+        self.pings.append(Summary.of(await pinging).p90 * 1e6)
         for streamed, text in zip(streams, self.expected, strict=True):
             found = "".join(_text(event) for event in streamed.events())
             if found != text:
@@ -89,8 +96,20 @@ class _Side:
         self.load_s += after[2] - before[2]
         return n_tokens / wall_s
 
+    async def _ping(self) -> list[float]:
+        """Round trips to the engine's process, until cancelled, in seconds."""
+        found = list[float]()
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                start = time.perf_counter()
+                await self.engine.ping()
+                found.append(time.perf_counter() - start)
+                await asyncio.sleep(PING_PAUSE_S)
+        return found or [0.0]
+
     def clear(self) -> None:
         """Forget what was measured."""
+        self.pings.clear()
         self.n_tokens = self.n_events = 0
         self.wall_s = self.engine_s = self.worker_s = self.load_s = 0.0
 
@@ -132,6 +151,9 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
                 found.append(
                     Comparison(case, NAMES[a], NAMES[b], "tokens/s", *samples, None, besides)
                 )
+                pings = [tuple(sides[side].pings[1:]) for side in (a, b)]
+                case = f"{case}: ping of the engine's process, p90"
+                found.append(Comparison(case, NAMES[a], NAMES[b], "us", *pings, None))
             for one in sides:
                 one.close()
     return found
@@ -174,7 +196,9 @@ async def _side(folder: Path, kind: str, n_streams: int, n_ids: int) -> AsyncIte
             if time.monotonic() > until:
                 raise BenchError("the server is not ready in time")
             await asyncio.sleep(0.02)
-        yield _Side(int(said.read_text(encoding="utf-8")), pid, expected, n_ids)
+        port = int(said.read_text(encoding="utf-8"))
+        async with wkvm_client.aio.connect(f"unix://{path}") as engine:
+            yield _Side(port, pid, expected, n_ids, engine)
 
 
 async def serve(path: str, n: int, *, is_paced: bool) -> None:

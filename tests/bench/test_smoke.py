@@ -94,10 +94,10 @@ CASES = {
         "three questions about a document at once: tokens computed, against one",
     ],
     "workers": [
-        "8 streams, a step every 2 ms, 2 against 1",
-        "8 streams, a step every 2 ms, 1 against 0",
-        "8 streams, any step, 2 against 1",
-        "8 streams, any step, 1 against 0",
+        f"8 streams, {pace}, {sides}{what}"
+        for pace in ("a step every 2 ms", "any step")
+        for sides in ("2 against 1", "1 against 0")
+        for what in ("", ": ping of the engine's process, p90")
     ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
