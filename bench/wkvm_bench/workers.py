@@ -151,9 +151,9 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
                 found.append(
                     Comparison(case, NAMES[a], NAMES[b], "tokens/s", *samples, None, besides)
                 )
-                pings = [tuple(sides[side].pings[1:]) for side in (a, b)]
+                of_a, of_b = (tuple(sides[side].pings[1:]) for side in (a, b))
                 case = f"{case}: ping of the engine's process, p90"
-                found.append(Comparison(case, NAMES[a], NAMES[b], "us", *pings, None))
+                found.append(Comparison(case, NAMES[a], NAMES[b], "us", of_a, of_b, None))
             for one in sides:
                 one.close()
     return found
