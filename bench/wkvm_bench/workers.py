@@ -151,6 +151,8 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
                 found.append(
                     Comparison(case, NAMES[a], NAMES[b], "tokens/s", *samples, None, besides)
                 )
+                if b:
+                    continue  # neither has HTTP in the engine's process
                 of_a, of_b = (tuple(sides[side].pings[1:]) for side in (a, b))
                 case = f"{case}: ping of the engine's process, p90"
                 found.append(Comparison(case, NAMES[a], NAMES[b], "us", of_a, of_b, None))
