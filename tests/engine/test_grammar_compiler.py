@@ -15,7 +15,7 @@ from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import Grammar
 from wkvm.core.request import RequestSpec, Status
 from wkvm.core.sampling import SamplingParams
-from wkvm.engine import grammars
+from wkvm.engine import grammars, guidance
 from wkvm.engine.grammars import N_COMPILING, N_KEPT
 
 # --- what is wrong with a grammar ---------------------------------------------------------
@@ -128,8 +128,8 @@ class Slow:
         self.sources = list[str]()
         self.only: str | None = None
         self.before = set(threading.enumerate())
-        self._compile = grammars._compile  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr(grammars, "_compile", self)
+        self._compile = guidance.compiled_of
+        monkeypatch.setattr(guidance, "compiled_of", self)
 
     def __call__(self, grammar: Grammar, tokenizer: Any) -> Any:
         self.sources.append(grammar.source)
@@ -237,7 +237,7 @@ def test_a_compiler_that_breaks_fails_the_request_and_says_nothing_of_it(
     def broken(grammar: Grammar, tokenizer: Any) -> Any:
         raise SystemError("a secret")
 
-    monkeypatch.setattr(grammars, "_compile", broken)
+    monkeypatch.setattr(guidance, "compiled_of", broken)
     assert "secret" not in why(Rig().follow(regex("a")))
     assert "a secret" in caplog.text
 

@@ -19,7 +19,8 @@ from wkvm.core.layout import DEFAULT_STATE, PAGE_TOKENS, GuestSpec, StateOptions
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.engine.engine import Engine
-from wkvm.engine.grammars import GrammarCompiler, can_compile
+from wkvm.engine.grammars import GrammarCompiler
+from wkvm.engine.guidance import can_compile
 from wkvm.gateway.text import (
     Tokenizer,
     TokenizerError,

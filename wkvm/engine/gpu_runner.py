@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
 from wkvm.engine.finite import not_finite, suspects
 from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow, pooled_by_row
-from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, StepSampler, ids_and_flags, replays_of
+from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, SlotSampler, ids_and_flags, replays_of
 from wkvm.engine.images import Images
 from wkvm.engine.logit_rows import LogitRows, logit_rows
 from wkvm.engine.pooling import pooled_of
@@ -42,30 +41,6 @@ NOT_FINITE = 1
 
 SCORE_BLOCK = 64
 """Rows of logits whose log probabilities are computed at a time, to bound the memory."""
-
-
-class SlotSampler(StepSampler, Protocol):
-    """The sampler, with all it knows by slot on the device."""
-
-    def start(self, rows: Sequence[RowPlan]) -> None:
-        """Take the parameters of requests that begin."""
-        ...
-
-    def feed(self, rows: Sequence[RowPlan]) -> None:
-        """Take note of the prompt ids of these rows."""
-        ...
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Give up what is kept for slots that were freed."""
-        ...
-
-    def remembered(self, slot: int) -> Tensor | None:
-        """The penalty counts of a slot, on the device; None if it has none."""
-        ...
-
-    def read(self, whole: Tensor) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
-        """The same on the host, by id: see ``SavedRecord``."""
-        ...
 
 
 class GpuRunner:

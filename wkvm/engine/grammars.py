@@ -1,22 +1,19 @@
 """Grammars to constraints: what may come next, by llguidance.
 
 Grammars are compiled in threads of their own, a few at a time; what was compiled last is kept.
-Only here is llguidance known, and it is imported when the first grammar comes, or ``prepare`` is
-called.
 """
 
-import importlib.util
-import json
 import logging
-import re
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
-from wkvm.core.errors import InvalidParameterError, MissingExtraError
+from wkvm.core.errors import InvalidParameterError
 from wkvm.core.grammar import Constraint, Grammar, Unbound
+from wkvm.engine import guidance
+from wkvm.engine.guidance import Compiled, read_vocabulary, why_of
 from wkvm.engine.json_numbers import NumberIds, Numbers
 from wkvm.engine.without import Source, Without, read_source
 
@@ -24,9 +21,6 @@ if TYPE_CHECKING:
     import llguidance
 
 logger = logging.getLogger(__name__)
-
-_Compiled: TypeAlias = "llguidance.LLMatcher | str"
-"""A matcher at the beginning of a grammar, or what is wrong with the grammar."""
 
 N_KEPT = 16
 """Compiled grammars that are kept. A large one can take tens of MiB."""
@@ -38,33 +32,9 @@ STACK_BYTES = 128 * 2**20
 """Stack of the thread that compiles. A grammar may nest as deep as it is long, each level
 takes a few KiB, and overflow would end the process. What is not used costs no memory."""
 
-MAX_ITEMS_IN_ROW = 600
-MAX_STEP_ITEMS = 10_000
-INITIAL_FUEL = 500_000
-STEP_FUEL = 100_000
-MAX_LEXER_STATES = 20_000
-MAX_SYMBOLS = 100_000
-"""What a grammar may cost, in llguidance's terms. It keeps a step of the worst one at about
-0.1 s and its compilation at a few seconds; those that people write stay far below."""
-
 ALLOWANCE_S, MEAN_S = 1.0, 0.005
 """How long the masks of one request may take, of this thread's own time: the first at once, the
 second for each. All rows of a step wait for them. A usual mask takes a hundredth of the second."""
-
-WHITE_SPACE = r"[ \n\r\t]{1,40}"
-"""Between the parts of a JSON value. A model that is unsure would produce it without end."""
-
-# At the end: what comes later counts, and the lines of the grammar keep their numbers. Without
-# this only one way to divide forced text into ids would be allowed, and it asks for a tokenizer.
-_OPTIONS = '\n%llguidance {"no_forcing": true}'
-
-MAX_WHY = 400
-_EXCERPT = re.compile(r"\n\s*\d+ \| .*|\n?<(?:state|non-verbose/)>.*", re.DOTALL)
-
-
-def can_compile() -> bool:
-    """Whether llguidance is installed."""
-    return importlib.util.find_spec("llguidance") is not None
 
 
 class GrammarCompiler:
@@ -84,11 +54,11 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._number_ids: NumberIds | None = None
-        self._kept = OrderedDict[Grammar, _Compiled]()
+        self._kept = OrderedDict[Grammar, Compiled]()
         self._waiting = dict[Grammar, list[Unbound]]()
         self._without = dict[int, Source]()
         self._ready = list[tuple[int, Constraint | InvalidParameterError]]()
-        self._finished = deque[tuple[Grammar, _Compiled]]()
+        self._finished = deque[tuple[Grammar, Compiled]]()
         self._compiling = set[Grammar]()
         self._preparing = threading.Lock()
         self._has_finished = threading.Event()
@@ -105,7 +75,7 @@ class GrammarCompiler:
         """
         with self._preparing:
             if self._tokenizer is None:
-                self._tokenizer = _read_vocabulary(self._token_bytes, self._vocab_size)
+                self._tokenizer = read_vocabulary(self._token_bytes, self._vocab_size)
 
     def want(self, unbound: Iterable[Unbound]) -> None:
         """Take on requests; ``turn`` returns their constraints."""
@@ -183,16 +153,14 @@ class GrammarCompiler:
             self._has_finished.wait()
         return bool(self._compiling)
 
-    def _bound(self, request: Unbound, compiled: _Compiled) -> Constraint | InvalidParameterError:
+    def _bound(self, request: Unbound, compiled: Compiled) -> Constraint | InvalidParameterError:
         source = self._without.pop(request.request_id, None)
         inner = self._follower(request, compiled)
         if source is None or isinstance(inner, InvalidParameterError):
             return inner
         return self._lacking(source, request, inner)
 
-    def _follower(
-        self, request: Unbound, compiled: _Compiled
-    ) -> "Follower | InvalidParameterError":
+    def _follower(self, request: Unbound, compiled: Compiled) -> "Follower | InvalidParameterError":
         if isinstance(compiled, str):
             return InvalidParameterError("grammar", compiled)
         follower = Follower(
@@ -229,7 +197,7 @@ class GrammarCompiler:
         try:
             self.prepare()
             assert self._tokenizer is not None
-            compiled = _compile(grammar, self._tokenizer)
+            compiled = guidance.compiled_of(grammar, self._tokenizer)
         except BaseException:  # where llguidance panics it is no Exception
             logger.exception("a grammar could not be compiled")
             compiled = "it could not be compiled; see the server's log"
@@ -325,80 +293,4 @@ def _clear(bits: bytearray, token_id: int) -> None:
 
 def _check(matcher: "llguidance.LLMatcher") -> None:
     if matcher.is_error():
-        raise InvalidParameterError("grammar", _why(matcher.get_error()))
-
-
-def _why(error: str) -> str:
-    """What llguidance says, without the excerpt that it shows and without its state."""
-    if error.startswith("NoExtension"):
-        return "no text of it can be made with this vocabulary from here on"
-    why = _EXCERPT.sub("", error).strip()
-    return why if len(why) <= MAX_WHY else why[: MAX_WHY - 1] + "…"
-
-
-class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-    special_token_ids: Sequence[int] = ()
-
-    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int) -> None:
-        tokens = list(token_bytes[:vocab_size])
-        tokens += [b""] * (vocab_size - len(tokens))
-        # An end of its own: the ids that end a request are its own affair.
-        self.tokens = [*tokens, b"<end>"]
-        self.eos_token_id = vocab_size
-        self.tokenizer: llguidance.LLTokenizer | None = None
-
-    def __call__(self, text: str) -> list[int]:
-        """The ids of a text. Hardly ever asked for: see ``_OPTIONS``."""
-        return [] if self.tokenizer is None else self.tokenizer.greedy_tokenize(text)
-
-
-def _read_vocabulary(token_bytes: Sequence[bytes], vocab_size: int) -> "llguidance.LLTokenizer":
-    try:
-        import llguidance
-    except ImportError as error:
-        raise MissingExtraError("engine", "llguidance") from error
-    vocabulary: Any = _Vocabulary(token_bytes, vocab_size)
-    tokenizer = vocabulary.tokenizer = llguidance.LLTokenizer(vocabulary)
-    return tokenizer
-
-
-def _compile(grammar: Grammar, tokenizer: "llguidance.LLTokenizer") -> _Compiled:
-    """A matcher at the beginning of a grammar, or what is wrong with the grammar."""
-    import llguidance
-
-    match grammar.kind:
-        case "json_schema":
-            try:
-                schema = json.loads(grammar.source)
-            except (ValueError, RecursionError) as error:
-                return f"not a JSON schema: {error}"
-            if isinstance(schema, dict):
-                schema.setdefault("x-guidance", {"whitespace_pattern": WHITE_SPACE})
-            source = f"start: %json {json.dumps(schema)}"
-        case "regex":
-            # in a grammar a regular expression stands between slashes
-            regex = llguidance.regex_to_lark(grammar.source, "d")
-            source = f"start: /(?:{regex})/"
-        case _:
-            source = grammar.source
-    limits = llguidance.LLParserLimits(
-        max_items_in_row=MAX_ITEMS_IN_ROW,
-        initial_lexer_fuel=INITIAL_FUEL,
-        step_lexer_fuel=STEP_FUEL,
-        step_max_items=MAX_STEP_ITEMS,
-        max_lexer_states=MAX_LEXER_STATES,
-        max_grammar_size=MAX_SYMBOLS,
-        verbose_errors=False,
-    )
-    matcher = llguidance.LLMatcher(tokenizer, source + _OPTIONS, log_level=0, limits=limits)
-    if not matcher.is_error():
-        # The first step is often the longest: most of what it works out is kept.
-        matcher.compute_bitmask()
-    if not matcher.is_error():
-        return matcher
-    why = _why(matcher.get_error())
-    return why if grammar.kind == "lark" else why.removeprefix("at 1(8): ")
+        raise InvalidParameterError("grammar", why_of(matcher.get_error()))

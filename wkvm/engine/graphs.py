@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from wkvm.core.plan import RowPlan
 from wkvm.models.base import DecodeStep, Model, StateViews
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -43,6 +44,30 @@ class StepSampler(Protocol):
         out_flags: Tensor,
     ) -> None:
         """Choose the next id of each row."""
+        ...
+
+
+class SlotSampler(StepSampler, Protocol):
+    """The sampler, with all it knows by slot on the device."""
+
+    def start(self, rows: Sequence[RowPlan]) -> None:
+        """Take the parameters of requests that begin."""
+        ...
+
+    def feed(self, rows: Sequence[RowPlan]) -> None:
+        """Take note of the prompt ids of these rows."""
+        ...
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Give up what is kept for slots that were freed."""
+        ...
+
+    def remembered(self, slot: int) -> Tensor | None:
+        """The penalty counts of a slot, on the device; None if it has none."""
+        ...
+
+    def read(self, whole: Tensor) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+        """The same on the host, by id: see ``SavedRecord``."""
         ...
 
 

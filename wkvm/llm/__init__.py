@@ -17,7 +17,7 @@ import dataclasses
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -29,17 +29,17 @@ from wkvm_client.errors import ClientClosedError, EmptyPromptError
 from wkvm_client.results import Path as ScorePath
 from wkvm_client.results import Pooling, TokenLogprobs
 
-from wkvm.assembly.backend import Backend, Local, Place, Remote
-from wkvm.assembly.models import find_model, model_name, require_engine
+from wkvm.assembly.backend import Backend, Place, Remote
+from wkvm.assembly.models import find_model
 from wkvm.assembly.texts import check_tokenizer, load_texts
-from wkvm.core.config import API_KEY_VARIABLE, MAX_SECONDS, EngineConfig
+from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError, InvalidParameterError
-from wkvm.core.state_config import StateConfig
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.messages import Message as ChatMessage
 from wkvm.gateway.messages import leaves_space, template_messages
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 from wkvm.llm.batch import Batch, Job
+from wkvm.llm.local import local
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.progress import progress_bar
 from wkvm.llm.prompts import Conversation, Prompt, several_conversations, several_prompts
@@ -50,9 +50,6 @@ from wkvm.llm.states import States, Work
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 T = TypeVar("T")
-
-MAX_DEFAULT_SLOTS = 64
-"""Slots without ``slots``, if half of the free memory has room for so many."""
 
 SHOW_EVERY_S = 0.1
 
@@ -133,7 +130,7 @@ class LLM:
         }
         given = {name: value for name, value in engine_settings.items() if value is not None}
         if address is None:
-            place: Place = _local(path, given, state_dir)
+            place: Place = local(path, given, state_dir)
         elif state_dir is not None:
             raise ConfigError("state_dir", "is the server's affair where there is an address")
         elif given:
@@ -348,23 +345,6 @@ class LLM:
         for index, prompt in enumerate(prompts):
             if not prompt:
                 raise EmptyPromptError(f"prompt {index} is empty: at least one token id is needed")
-
-
-def _local(path: Path, settings: Mapping[str, Any], state_dir: str | Path | None) -> Local:
-    """The engine for a model in this process. It has no deadline: nobody else waits for it."""
-    is_auto = "n_slots" not in settings
-    given: dict[str, Any] = {"n_slots": MAX_DEFAULT_SLOTS, **settings}
-    config = EngineConfig(**given, request_timeout_s=MAX_SECONDS)
-    states = StateConfig(folder=None if state_dir is None else str(state_dir))
-    require_engine()
-    from wkvm.assembly.engine import build_engine, check_slots
-    from wkvm.assembly.states import OpenStates, check_states
-
-    if not is_auto:
-        check_slots(path, config)
-    check_states(states)
-    engine = build_engine(path, config, served_name=model_name(path), fits_slots=is_auto)
-    return Local(engine, OpenStates(engine, states).serve)
 
 
 def _wait(future: Future[T], show: Callable[[], None]) -> T:

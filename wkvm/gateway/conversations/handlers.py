@@ -7,11 +7,11 @@ from aiohttp import web
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.conversations import talks
-from wkvm.gateway.failures import HttpError, invalid
-from wkvm.gateway.responses import records
+from wkvm.gateway.failures import invalid
 from wkvm.gateway.responses.bodies import check_metadata
 from wkvm.gateway.responses.items import Item, Kept, kept_items
 from wkvm.gateway.responses.paging import items_page, page
+from wkvm.gateway.responses.references import resolved
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
@@ -109,17 +109,9 @@ async def _items(call: Call, given: list[Item] | None) -> list[Kept]:
     Raises:
         HttpError: 400; one cannot be read, or refers to what is not there.
     """
-    items = kept_items(given, "items", omit_media=call.gateway.config.omit_media)
-    for index, item in enumerate(items):
-        if item["type"] == "item_reference":
-            found = await call.gateway.responses.database.run(
-                records.referred, call.tenant, item["id"]
-            )
-            if found is None:
-                field = f"items[{index}].id"
-                raise HttpError(400, f"{field}: there is no item {item['id']!r}", param=field)
-            items[index] = found
-    return items
+    gateway = call.gateway
+    items = kept_items(given, "items", omit_media=gateway.config.omit_media)
+    return await resolved(items, "items", gateway, call.tenant)
 
 
 def _name(call: Call) -> str:

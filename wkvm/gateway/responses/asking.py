@@ -29,6 +29,7 @@ from wkvm.gateway.responses.bodies import (
 )
 from wkvm.gateway.responses.items import Kept, chat_messages, kept_items
 from wkvm.gateway.responses.records import Origin, Record
+from wkvm.gateway.responses.references import resolved
 from wkvm.gateway.responses.truncation import shortened
 from wkvm.gateway.spent import Spent
 from wkvm.gateway.state_fields import Origin as Room
@@ -195,18 +196,9 @@ async def own_items(caller: Caller, body: InputFields, past: Past) -> list[Kept]
     Raises:
         HttpError: 400; an item cannot be read, or there is none of an id.
     """
-    items = kept_items(body.input, "input", omit_media=caller.gateway.config.omit_media)
-    for index, item in enumerate(items):
-        if item["type"] == "item_reference":
-            found = next((one for one in past.items if one["id"] == item["id"]), None)
-            if found is None:
-                found = await caller.gateway.responses.database.run(
-                    records.referred, caller.tenant, item["id"]
-                )
-            if found is None:
-                why = f"there is no item {item['id'][:80]!r}"
-                raise HttpError(400, f"input[{index}].id: {why}", INVALID, f"input[{index}].id")
-            items[index] = found
+    gateway = caller.gateway
+    items = kept_items(body.input, "input", omit_media=gateway.config.omit_media)
+    items = await resolved(items, "input", gateway, caller.tenant, past=past.items)
     if not items and not past.items:
         raise invalid("input", "is required, where nothing came before")
     return items
