@@ -455,7 +455,7 @@ async def test_a_chat_whose_time_is_over_says_so() -> None:
     body = HELLO | {"max_tokens": 10**9, "timeout_s": 0.2}
     async with gateway_running() as running:
         async with running.http.post("/v1/chat/completions", json=body) as response:
-            assert response.status == 504
+            assert response.status == 408
             assert (await response.json())["error"]["code"] == "timeout"
         body["stream"] = True
         async with running.http.post("/v1/chat/completions", json=body) as response:

@@ -174,7 +174,7 @@ async def test_a_timeout_is_a_status_before_the_first_event_and_an_event_after_i
     async with gateway_running(engine()) as running:
         body = {**LONG, "timeout_s": 0.2, "allowed_token_ids": [97]}
         async with running.http.post("/v1/completions", json={**body, "stream": False}) as answer:
-            assert answer.status == 504
+            assert answer.status == 408
             assert (await answer.json())["error"]["code"] == "timeout"
         async with running.http.post("/v1/completions", json=body) as answer:
             assert answer.status == 200

@@ -127,7 +127,7 @@ async def test_a_failure_comes_after_the_ids_that_came_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"), [(EndReason.TIMED_OUT, 504), (EndReason.CANCELLED, 499)]
+    ("reason", "status"), [(EndReason.TIMED_OUT, 408), (EndReason.CANCELLED, 499)]
 )
 async def test_an_end_that_is_not_the_texts_own_is_an_error_after_the_last_ids(
     reason: EndReason, status: int

@@ -123,7 +123,7 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
     (client.StoreFailedError, 503, SERVER, "store_failed"),
     (client.RequestOverError, 503, SERVER, "request_over"),
     (client.ExecutionError, 500, SERVER, "execution_failed"),
-    (client.DeadlineError, 504, SERVER, "timeout"),
+    (client.DeadlineError, 408, SERVER, "timeout"),
     (client.LinkError, 503, SERVER, "engine_unavailable"),
     (ClientError, 500, SERVER, None),
 )

@@ -172,7 +172,7 @@ class ChoiceText:
 
         Raises:
             ClientError: the engine failed; after the pieces that came before.
-            HttpError: 504 if the request's time was over, 499 if it was cancelled; likewise.
+            HttpError: 408 if the request's time was over, 499 if it was cancelled; likewise.
         """
         return self._piece(await self._choice.read())
 
@@ -369,7 +369,7 @@ _REASONS: dict[EndReason, FinishReason] = {EndReason.STOP: "stop", EndReason.LEN
 def _unfinished(completion: Completion) -> HttpError:
     """What an end that is not of the text's own making is for an HTTP client."""
     if completion.reason is EndReason.TIMED_OUT:
-        return HttpError(504, "the request's time was over before it was", SERVER, code="timeout")
+        return HttpError(408, "the request's time was over before it was", SERVER, code="timeout")
     if completion.reason is EndReason.MOVED and completion.state is not None:
         why = f"the state has moved to {completion.state.target}, as {completion.state.ref}"
         return HttpError(409, f"{why}: go on there", CONFLICT, code="state_moved")

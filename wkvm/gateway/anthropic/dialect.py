@@ -16,7 +16,6 @@ _TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    504: "timeout_error",
 }
 """By the status; others are ``invalid_request_error`` below 499 and ``api_error`` from there on."""
 
