@@ -165,7 +165,8 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
     gateway.check_model(body.model)
     n = body.n_choices
     n_made = _n_made(body, n)
-    _refuse(body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
     texts, max_model_len = gateway.texts, gateway.max_model_len
     max_ids = n_kept(body.truncate_prompt_tokens, max_model_len)
     prompts = await gateway.offload.run(
@@ -217,12 +218,6 @@ def _n_made(body: CompletionRequest, n: int) -> int:
     if best_of > n and body.stream:
         raise invalid("best_of", "which choices are best is known at their ends: not in a stream")
     return best_of
-
-
-def _refuse(body: CompletionRequest) -> None:
-    """Refuse what is not supported, or contradicts itself."""
-    if body.stream and body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
 
 
 def _mean_logprob(whole: Whole) -> float:

@@ -13,7 +13,7 @@ from wkvm.gateway.calls import decode_body
 from wkvm.gateway.failures import HttpError, invalid, short_message
 from wkvm.gateway.policy import RESPONSES
 from wkvm.gateway.responses.bodies import CreateBody
-from wkvm.gateway.responses.items import Item, Kept
+from wkvm.gateway.responses.items import Kept
 
 MAX_LANE_NAME = 128
 """Characters of a ``stream_id``."""
@@ -48,18 +48,6 @@ class Create(CreateBody, kw_only=True):
     type: str
     stream_id: str | None = None
     generate: bool | None = None
-
-
-class Steer(msgspec.Struct, forbid_unknown_fields=True):
-    """``response.steer``: what is to be put in after a response that is being made.
-
-    Attributes:
-        previous_response_id: of that response; it says which lane.
-    """
-
-    type: str
-    previous_response_id: str
-    input: str | list[Item]
 
 
 def read_envelope(data: bytes) -> Envelope:
