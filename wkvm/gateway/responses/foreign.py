@@ -95,7 +95,7 @@ def full_name(name: str, namespace: str | None) -> str:
 
 
 def functions(
-    tools: Sequence[OfferedTool] | None, field: str = "tools"
+    tools: Sequence[OfferedTool] | None,
 ) -> Iterator[tuple[str, OfferedTool, Called]]:
     """The functions that tools are to the model: where each is, what it is, how it is told.
 
@@ -103,7 +103,7 @@ def functions(
         HttpError: 400; a tool is of a type that is not served, or lacks its name.
     """
     for index, tool in enumerate(tools or ()):
-        where = f"{field}[{index}]"
+        where = f"tools[{index}]"
         if tool.type in LEFT_OUT:
             continue
         if tool.type == SHELL:
