@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nserving at", *addresses, "- Ctrl-C stops. Try, in another terminal:")
         print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}")
         print(f"    curl {addresses[1]}/v1/models")
-        print(f"or OpenAI's client, with base_url={addresses[1]}/v1", flush=True)
+        print(f"or OpenAI's client, with base_url={addresses[1]}/v1")
+        print(f"or Anthropic's client, with base_url={addresses[1]}", flush=True)
     status = server.wait()
     if first_line[:1] != ["ready"]:
         print("There is no server. Other ports: make run PORT=N BINARY_PORT=N", file=sys.stderr)

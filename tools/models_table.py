@@ -20,7 +20,8 @@ HEAD = """# Models
 A model is a folder with `config.json` and safetensors files, one or several with an index, under
 the names that its publisher gave them; RWKV-7 is also read from `.pth` files. `model_type` in
 `config.json` says which class it is. `wkvm inspect FOLDER` tells what a folder holds, and what a
-state of it takes, without loading it.
+state of it takes, without loading it. wkvm fetches nothing by itself: `hf download MAKER/MODEL
+--local-dir FOLDER` does.
 
 All run on CPUs and NVIDIA GPUs. `--deterministic` is on CPUs for all of them, on GPUs for RWKV-7
 alone.

@@ -6,6 +6,7 @@ For each case of a command the last line counts. A test holds README.md to what 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, An
             record = json.loads(line)
             # Lines of tools for a GPU are of no benchmark, and are read by name.
             if field in record and "bench" in record:
+                # Where the lines were written to is nobody else's folder.
+                record["command"] = re.sub(r" --results \S+", "", record["command"])
                 latest[record["bench"], record["case"], record["command"]] = record
     return latest
 

@@ -104,7 +104,8 @@ def test_a_host_that_needs_a_key_is_said_to_be_no_loopback_address(
     monkeypatch.delenv("WKVM_API_KEY", raising=False)
     assert main(["serve", "--host", host]) == 2
     assert one_line(capsys) == (
-        f"wkvm serve: host: {host!r} is not a loopback address: bind one, or give a key"
+        f"wkvm serve: host: {host!r} is not a loopback address: bind one, or give a key,"
+        " by --api-keys-file, --api-key or $WKVM_API_KEY"
     )
 
 
@@ -112,6 +113,8 @@ def test_a_host_that_needs_a_key_is_said_to_be_no_loopback_address(
 def test_an_unknown_model_path_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "/no/such/model"]) == 2
     assert one_line(capsys) == f"wkvm {command}: /no/such/model: no such file or folder"
+    assert main([command, "maker/model-1.5B"]) == 2
+    assert one_line(capsys).endswith("hf download maker/model-1.5B --local-dir FOLDER")
 
 
 @pytest.mark.parametrize("command", ["serve", "inspect"])

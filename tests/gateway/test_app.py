@@ -47,6 +47,29 @@ async def test_whoever_has_a_key_is_told_that_a_path_is_unknown() -> None:
         assert response.headers["X-Request-Id"] == "abc"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        ("POST", "/v1/v1/messages", "there is no /v1/v1/messages, but /v1/messages: "),
+        ("POST", "/chat/completions", "there is no /chat/completions, but /v1/chat/completions: "),
+        ("GET", "/models/a/b", "there is no /models/a/b, but /v1/models/a/b: "),
+        ("POST", "/v1/completion", "there is no /v1/completion, but /completion: "),
+        ("GET", "/docs", "there is no /docs; /openapi.json names all routes"),
+        ("GET", "/v1", "there is no /v1; /openapi.json names all routes"),
+        ("GET", "/", "there is no /; /openapi.json names all routes"),
+    ],
+)
+async def test_an_unknown_path_is_answered_by_the_one_that_may_be_meant(
+    method: str, path: str, message: str
+) -> None:
+    async with (
+        gateway_running(routes=ALL_ROUTES) as running,
+        running.http.request(method, path, data=b"{}") as response,
+    ):
+        assert response.status == 404
+        assert (await response.json())["error"]["message"].startswith(message)
+
+
 async def test_answers_do_not_tell_what_the_server_is_made_with() -> None:
     async with gateway_running() as running:
         for path in ("/health", "/nothing"):

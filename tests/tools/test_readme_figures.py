@@ -89,6 +89,13 @@ def test_a_forward_pass_on_a_gpu_is_shown_as_its_fastest_line_has_it(tmp_path: P
         gpu_table(tmp_path, {"none": ("steps.jsonl", {"rows": 5})})
 
 
+def test_a_command_is_told_without_the_folder_that_its_lines_went_to(tmp_path: Path) -> None:
+    line = {"bench": "a", "case": "b", "unit": "s", "value": 1.0}
+    line["command"] = "python -m wkvm_bench a --results /tmp/x --smoke"
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(line)}\n")
+    assert figures(tmp_path).endswith("`python -m wkvm_bench a --smoke`: b 1 s.\n")
+
+
 def test_only_what_is_between_the_marks_is_replaced() -> None:
     readme = "a\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nb\n"
     assert with_figures(readme, "new\n") == readme.replace("old", "new")

@@ -173,7 +173,10 @@ def check_http(config: GatewayConfig, *, has_keys: bool) -> None:
         ConfigError, SettingError: it would not do, now.
     """
     if config.port is not None and not has_keys and not is_loopback(config.host):
-        why = f"{config.host!r} is not a loopback address: bind one, or give a key"
+        why = (
+            f"{config.host!r} is not a loopback address: bind one, or give a key,"
+            " by --api-keys-file, --api-key or $WKVM_API_KEY"
+        )
         raise ConfigError("host", why)
     check_parser()
     tls_context(config)

@@ -1,6 +1,7 @@
 """What a MODEL argument stands for, and the files around its weights that the CLI reads."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,8 @@ from wkvm.core.errors import CorruptCheckpointError, MissingExtraError, ModelNot
 
 BUNDLED = Path(__file__).parents[1] / "bundled" / "rwkv7-tinystories"
 """The model that comes with wkvm."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*")
+"""What may be a name on Hugging Face: nothing is fetched by wkvm, which says so."""
 
 
 def find_model(argument: str | None) -> Path:
@@ -21,7 +24,10 @@ def find_model(argument: str | None) -> Path:
         return BUNDLED
     path = Path(argument)
     if not path.exists():
-        raise ModelNotFoundError(argument, "no such file or folder")
+        why = "no such file or folder"
+        if _REPOSITORY.fullmatch(argument):
+            why += f"; if it is a model of Hugging Face: hf download {argument} --local-dir FOLDER"
+        raise ModelNotFoundError(argument, why)
     return path
 
 

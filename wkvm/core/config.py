@@ -323,7 +323,8 @@ class ServerConfig:
         if not self.api_keys and self.binary_port is not None and not is_loopback(self.host):
             raise ConfigError(
                 "host",
-                f"{self.host!r} is not a loopback address: bind one, or give a key",
+                f"{self.host!r} is not a loopback address: bind one, or give a key,"
+                " by --api-keys-file, --api-key or $WKVM_API_KEY",
             )
         owners = dict[bytes, str]()
         for key in self.api_keys:

@@ -8,7 +8,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -228,7 +228,24 @@ async def _nothing_here(call: Call) -> web.StreamResponse:
     allowed.discard(_ELSE.method)
     if allowed:
         raise web.HTTPMethodNotAllowed(request.method, allowed)
-    raise HttpError(404, f"there is no {request.path}", code="not_found")
+    for meant in _near(request.path):
+        for resource in request.app.router.resources():
+            found, methods = await resource.resolve(
+                request.clone(rel_url=request.rel_url.with_path(meant))
+            )
+            if (found is not None or methods) and _ELSE.method not in methods:
+                why = f"there is no {request.path}, but {meant}: look at the client's base URL"
+                raise HttpError(404, why, code="not_found")
+    why = f"there is no {request.path}; /openapi.json names all routes"
+    raise HttpError(404, why, code="not_found")
+
+
+def _near(path: str) -> Iterator[str]:
+    """What may be meant by a path without a route: the address with or without ``/v1``."""
+    if path.startswith("/v1/"):
+        yield path.removeprefix("/v1")
+    else:
+        yield f"/v1{path}"
 
 
 _ELSE = Route("*", "/{path:.*}", _nothing_here)

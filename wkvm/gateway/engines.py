@@ -121,7 +121,7 @@ class Engines:
             await self.own()
         if self._is_open:
             return await self._client("")
-        raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY")
+        raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
 
     def tenant(self, key: str) -> bytes:
         """A name for whoever has a key, to keep what is theirs apart. After ``client``.

@@ -21,6 +21,11 @@ OMITTED = {
     "file": "(A file was left out here: this model reads text only.)",
 }
 """What stands for a part that is no text, by its type, if the operator allows that."""
+TEXT_ONLY = (
+    "but this model reads text only; a server with --omit-media takes media, and tells the model"
+    " that they were left out"
+)
+"""Why a part that is no text is refused."""
 
 
 class Part(msgspec.Struct):
@@ -190,7 +195,7 @@ def _part_text(part: Part, field: str, *, omit_media: bool) -> str:
         return text
     if omit_media and part.type in OMITTED:
         return OMITTED[part.type]
-    raise invalid(field, f"a part of type {part.type!r}, but this model reads text only")
+    raise invalid(field, f"a part of type {part.type!r}, {TEXT_ONLY}")
 
 
 def leaves_space(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:

@@ -94,6 +94,7 @@ def _asks_for_nothing(raw: msgspec.Raw, field: Unsupported) -> bool:
 
 
 _USE_OUTPUTS = "not supported: use structured_outputs"
+_CALLED = "this is a field of chats; of responses it is {}"
 _USE_MODEL = "not supported: the model is served as it was loaded"
 
 _UNUSED = frozenset(
@@ -190,8 +191,13 @@ RESPONSES = Policy(
         "background_options": Unsupported(({},)),
         "context_management": Unsupported(([],), "not supported: a state is as small as it is"),
         "image": Unsupported(({},)),
+        "max_completion_tokens": Unsupported((), _CALLED.format("max_output_tokens")),
+        "max_tokens": Unsupported((), _CALLED.format("max_output_tokens")),
+        "messages": Unsupported(([],), _CALLED.format("input")),
         "moderation": Unsupported(({},)),
         "prompt": Unsupported((), "not supported: no prompts are kept here"),
+        "reasoning_effort": Unsupported((), _CALLED.format("reasoning.effort")),
+        "response_format": Unsupported(({"type": "text"},), _CALLED.format("text.format")),
     },
 )
 COUNTED_RESPONSES = Policy(

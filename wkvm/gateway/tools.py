@@ -154,7 +154,8 @@ def _json(value: object) -> str:
 def _function(tool: Tool, field: str) -> Function:
     function = tool.function
     if tool.type != "function" or function is None:
-        raise invalid(field, 'only tools of type "function" can be called, with a "function"')
+        why = '{"type": "function", "function": {"name": NAME}} is the form, of no other type'
+        raise invalid(field, why)
     if (function.parameters or {}).get("type", "object") != "object":
         raise invalid(f"{field}.function.parameters", "the schema is not one of an object")
     if function.strict:

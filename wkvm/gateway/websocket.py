@@ -80,7 +80,7 @@ async def websocket(call: Call) -> web.StreamResponse:
     gateway, request = call.gateway, call.request
     check_origin(request, gateway.config, needs_key=gateway.engines.needs_key)
     if gateway.limits.of(call.tenant) is not None:
-        why = "what a key with limits uses is counted on other routes alone"
+        why = "not for keys with limits: what they use is counted on the other routes alone"
         raise HttpError(403, why, "permission_error", code="key_has_limits")
     if PROTOCOL not in offered_protocols(request):
         raise invalid(

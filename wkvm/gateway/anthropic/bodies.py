@@ -14,7 +14,14 @@ from msgspec import UNSET, UnsetType
 from wkvm.gateway.chat_bodies import ChatBody, NamedSchema, ResponseFormat
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import Integer
-from wkvm.gateway.messages import OMITTED, CalledFunction, Message, Part, PastCall
+from wkvm.gateway.messages import (
+    OMITTED,
+    TEXT_ONLY,
+    CalledFunction,
+    Message,
+    Part,
+    PastCall,
+)
 from wkvm.gateway.tools import Function, NamedFunction, NamedTool, Schema, Tool
 from wkvm.gateway.tools import ToolChoice as ChatToolChoice
 
@@ -233,7 +240,7 @@ class _Reader:
         if block.type in _MEDIA:
             if self._omit_media:
                 return Part("text", OMITTED[_MEDIA[block.type]])
-            raise invalid(where, f"a block of type {block.type!r}, but this model reads text only")
+            raise invalid(where, f"a block of type {block.type!r}, {TEXT_ONLY}")
         raise invalid(where, f"a block of type {block.type!r} is not supported here")
 
     def _answer(self, blocks: Sequence[tuple[str, Block]]) -> Message:

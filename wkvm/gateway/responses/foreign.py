@@ -110,9 +110,10 @@ def functions(
             yield where, _shell(), Called("local_shell_call", SHELL)
             continue
         if tool.type not in ("function", "custom", "namespace"):
-            raise invalid(f"{where}.type", f"tools of type {tool.type[:40]!r} are not supported")
+            why = "supported are function, custom, local_shell and namespace"
+            raise invalid(f"{where}.type", f"there are no tools of type {tool.type[:40]!r}; {why}")
         if tool.name is None:
-            raise invalid(f"{where}.name", "is required")
+            raise invalid(f"{where}.name", "is required, beside the type and not in a function")
         match tool.type:
             case "function":
                 yield where, tool, Called("function_call", tool.name)

@@ -202,7 +202,7 @@ def _omitted(part: Part, field: str, *, omit_media: bool) -> str:
     if known is None:
         raise invalid(f"{field}.type", f"there are no parts of type {part.type!r} here")
     if not omit_media:
-        raise invalid(field, f"a part of type {part.type!r}, but this model reads text only")
+        raise invalid(field, f"a part of type {part.type!r}, {chat.TEXT_ONLY}")
     return chat.OMITTED[known]
 
 

@@ -30,7 +30,8 @@ async def connect(call: Call) -> web.StreamResponse:
         decode_text=False,
     )
     if request.method != "GET" or not socket.can_prepare(request).ok:
-        raise invalid(None, "this is no upgrade to a WebSocket", code="upgrade_missing")
+        why = "GET is for a WebSocket: POST makes a response, GET /v1/responses/ID reads one"
+        raise invalid(None, why, code="upgrade_missing")
     await socket.prepare(request)
     await Session(call, socket).run()
     return socket
