@@ -129,12 +129,6 @@ class Workers:
         """How many connections this process has for it: a few for each key and worker."""
         return self._n * 64
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that run now."""
-        running = [one.process for one in self._workers]
-        return [one.pid for one in running if one is not None and one.returncode is None]
-
     async def start(self) -> None:
         """Start all, and wait until clients can connect to each.
 

@@ -59,6 +59,11 @@ class Piece:
     logprobs: list[TokenLogprobs]
     finish: Finish | None
 
+    def then(self, more: "Piece") -> "Piece":
+        """This one and the next, as one."""
+        logprobs = self.logprobs + more.logprobs
+        return Piece(self.text + more.text, self.ids + more.ids, logprobs, more.finish)
+
 
 @dataclass(slots=True)
 class Whole:

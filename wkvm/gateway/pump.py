@@ -154,12 +154,7 @@ class Merging:
     def add(self, piece: Piece) -> Piece | None:
         """The pieces so far as one, once there are enough."""
         if self._held is not None:
-            piece = Piece(
-                self._held.text + piece.text,
-                self._held.ids + piece.ids,
-                self._held.logprobs + piece.logprobs,
-                piece.finish,
-            )
+            piece = self._held.then(piece)
         is_enough = piece.finish is not None or len(piece.ids) >= self._interval
         self._held = None if is_enough else piece
         return piece if is_enough else None

@@ -18,9 +18,6 @@ Part: TypeAlias = str | int
 PromptField: TypeAlias = str | list[Part | list[Part]]
 """A text; ids and texts in a row, which are one prompt; or a list of prompts."""
 
-BIAS_OF_NEVER = False
-"""In ``logit_bias``: the id is not to come at all. No number in [-100, 100] says that."""
-
 DEFAULT_N_PREDICT = -1
 
 

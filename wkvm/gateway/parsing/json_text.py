@@ -7,7 +7,6 @@ import msgspec
 
 from wkvm.gateway.parsing.events import Calls, Event
 
-SPACE = " \t\r\n"
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 _STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")

@@ -36,7 +36,7 @@ from wkvm.gateway.keeping import choice_text, settled
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.asking import UNUSABLE, Asked, Caller, Local, ask, whole
-from wkvm.gateway.responses.ends import extras, joined, origin_of, usage_of
+from wkvm.gateway.responses.ends import extras, origin_of, usage_of
 from wkvm.gateway.responses.foreign import calls_of
 from wkvm.gateway.responses.items import Kept
 from wkvm.gateway.responses.naming import LOCAL_TTL_S, TAG, forget, new_id
@@ -250,7 +250,7 @@ class Run:
         piece = await self._text.read()
         while piece.finish is None and len(piece.ids) < self._interval:
             try:
-                piece = joined(piece, await self._text.read())
+                piece = piece.then(await self._text.read())
             except (errors.ClientError, HttpError):
                 break  # what came is told; the next reading raises it again
         return piece

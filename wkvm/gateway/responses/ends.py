@@ -5,7 +5,7 @@ from typing import Any
 
 from wkvm_client.states import StateEnd
 
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece
+from wkvm.gateway.pieces import ChoiceText, Finish
 from wkvm.gateway.responses.asking import Asked
 from wkvm.gateway.responses.items import Kept
 from wkvm.gateway.responses.records import Origin
@@ -72,16 +72,6 @@ def extras(asked: Asked, text: ChoiceText, ids: Sequence[int]) -> dict[str, Any]
     if asked.body.return_metrics:
         told["metrics"] = metrics_of([text])
     return told
-
-
-def joined(piece: Piece, more: Piece) -> Piece:
-    """Two pieces of a choice, one after the other, as one."""
-    return Piece(
-        piece.text + more.text,
-        piece.ids + more.ids,
-        piece.logprobs + more.logprobs,
-        more.finish,
-    )
 
 
 def _n_before(asked: Asked) -> int:
