@@ -32,6 +32,7 @@ from wkvm.gateway.failures import (
 from wkvm.gateway.held import Held
 from wkvm.gateway.keeping import Keeper, Unwatched
 from wkvm.gateway.limits import KeyLimits, Ledger
+from wkvm.gateway.nesting import read_json
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.pace import Pace
 from wkvm.gateway.peers import Peers
@@ -363,7 +364,7 @@ def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
         HttpError: 400; it names the field where one is at fault.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return read_json(data, kind)
     except msgspec.ValidationError as error:
         raise misfit(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

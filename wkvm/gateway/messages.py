@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.nesting import read_json
 from wkvm.gateway.template import ChatTemplate
 from wkvm.gateway.tokenizer import Tokenizer
 
@@ -145,7 +146,7 @@ def _arguments(function: CalledFunction) -> object:
     """Arguments as templates expect them: an object, to be written as JSON by the template."""
     written = function.arguments or ""
     try:
-        return msgspec.json.decode(written, type=dict[str, object])
+        return read_json(written, dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return written
 

@@ -8,6 +8,7 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.nesting import read_json
 from wkvm.gateway.parsing.forms import in_slashes
 from wkvm.gateway.parsing.grammar import ANSWER
 from wkvm.gateway.schemas import Schema, check_schema, closed, compact, roomy
@@ -182,7 +183,7 @@ def _tag(tag: StructuralTag | str) -> StructuralTag:
     if not isinstance(tag, str):
         return tag
     try:
-        return msgspec.json.decode(tag, type=StructuralTag)
+        return read_json(tag, StructuralTag)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise invalid(FIELD, f"structural_tag: {error}") from error
 
@@ -191,7 +192,7 @@ def _schema(schema: dict[str, object] | bool | str) -> object:
     if not isinstance(schema, str):
         return schema
     try:
-        return msgspec.json.decode(schema)
+        return read_json(schema, object)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise invalid(FIELD, f"json is no JSON schema: {error}") from error
 
@@ -244,5 +245,5 @@ def checked_grammar(
     if kind == "json_schema":
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
             # What is no JSON at all the engine says.
-            check_schema(msgspec.json.decode(source), field, at="source")
+            check_schema(read_json(source, object), field, at="source")
     return Grammar(kind, source)

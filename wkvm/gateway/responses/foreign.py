@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.nesting import read_json
 from wkvm.gateway.tools import Schema
 
 LEFT_OUT = frozenset(
@@ -220,6 +221,6 @@ def _json(value: object) -> str:
 
 def _object(arguments: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        return read_json(arguments, dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError):
         return {}
