@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from tests.gateway.responding import (
 )
 from tests.gateway.stateful import ask
 from wkvm.gateway.errors import SettingError
+from wkvm.gateway.responses import database
 from wkvm.gateway.responses.database import Connection, Database
 from wkvm.gateway.responses.owners import Owners
 
@@ -350,3 +352,24 @@ async def test_what_is_kept_is_this_users_alone(tmp_path: Path) -> None:
     await database.aclose()
     with contextlib.suppress(FileNotFoundError):
         os.stat(tmp_path / "kept" / "responses.db-wal")
+
+
+async def test_what_is_new_leaves_room_for_what_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+        _, talk = await ask(running, "POST", "/v1/conversations", {"items": []})
+        space = shutil.disk_usage(tmp_path)
+        left = space._replace(free=database.MIN_RESERVED)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: left)
+        items = {"items": [{"role": "user", "content": SUN}]}
+        for path, body in (
+            ("/v1/responses", {"model": first["model"], "input": SUN}),
+            ("/v1/conversations", items),
+            (f"/v1/conversations/{talk['id']}/items", items),
+        ):
+            status, answer = await ask(running, "POST", path, body)
+            assert (status, answer["error"]["code"]) == (507, "store_full")
+        for path in (f"/v1/responses/{first['id']}", f"/v1/conversations/{talk['id']}"):
+            assert (await ask(running, "DELETE", path))[0] == 200

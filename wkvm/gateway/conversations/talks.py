@@ -82,7 +82,7 @@ def create(
             "INSERT INTO talks (id, tenant, created_at, metadata, n_bytes) VALUES (?, ?, ?, ?, 0)",
             (name, tenant, now, msgspec.json.encode(metadata)),
         )
-        _append(db, tenant, name, items, limits)
+        _append(there, tenant, name, items, limits)
     return Talk(id=name, created_at=int(now), metadata=dict(metadata))
 
 
@@ -150,9 +150,9 @@ def append(
     Raises:
         HttpError: 404, as ``get``; 409, a response is being made; 507, there is no room.
     """
-    with there.transaction() as db:
+    with there.transaction():
         _check_idle(there, tenant, name)
-        return _append(db, tenant, name, items, limits)
+        return _append(there, tenant, name, items, limits)
 
 
 def item(there: Connection, tenant: bytes, name: str, item_id: str) -> Kept:
@@ -199,11 +199,13 @@ def no_item(item_id: str) -> HttpError:
 
 
 def _append(
-    db: sqlite3.Connection, tenant: bytes, name: str, items: Sequence[Kept], limits: Limits
+    there: Connection, tenant: bytes, name: str, items: Sequence[Kept], limits: Limits
 ) -> list[Kept]:
+    db = there.db
     items = rows.told_apart(db, name, items)
     bodies = [msgspec.json.encode(one) for one in items]
     n_bytes = sum(map(len, bodies))
+    there.check_disk(n_bytes)
     check_room(db, tenant, n_bytes, limits)
     (position,) = db.execute("SELECT next_position FROM talks WHERE id = ?", (name,)).fetchone()
     rows.put_items(db, tenant, name, rows.INPUT, position, zip(items, bodies, strict=True))

@@ -8,6 +8,7 @@ Several processes may have one file open. What the rows mean is the business of 
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Container, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,15 @@ FILE = "responses.db"
 BUSY_TIMEOUT_S = 10.0
 """How long one process waits for another's transaction; they take milliseconds."""
 VERSION = 1
+RESERVED_SHARE = 0.01
+MIN_RESERVED, MAX_RESERVED = 1024 * 1024, 64 * 1024 * 1024
+"""How much of the disk what is new leaves free: in bytes, and in between a share of all of it.
+
+What ends and what is deleted has to be written too, here and in the store of states, which may be
+on the same disk. Where there was no room for that, nothing could be done that makes room.
+"""
+COPIES = 3
+"""How often a new byte is written: where it stays, in the log, and for its conversation."""
 
 _TABLES = """
 CREATE TABLE responses (
@@ -91,6 +101,7 @@ class Connection:
 
     def __init__(self, folder: Path | None, making: Container[str]) -> None:
         self._making = making
+        self._folder = folder
         try:
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,6 +141,22 @@ class Connection:
         if owner == self.owners.name:
             return response_id in self._making
         return self.owners.is_alive(owner)
+
+    def check_disk(self, n_bytes: int) -> None:
+        """Check that the disk has room for something new, beside what is left free.
+
+        Cost: some microseconds.
+
+        Raises:
+            HttpError: 507; it has none.
+        """
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):  # then the writing says what is wrong
+            disk = shutil.disk_usage(self._folder)
+            reserved = min(max(disk.total * RESERVED_SHARE, MIN_RESERVED), MAX_RESERVED)
+            if disk.free < n_bytes * COPIES + reserved:
+                raise _full()
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
@@ -214,6 +241,10 @@ class Database:
 
 def _failure(error: sqlite3.Error) -> HttpError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-        why = "the disk has no room for what is to be kept; delete something"
-        return HttpError(507, why, FULL, code="store_full")
+        return _full()
     return HttpError(503, f"what is kept cannot be used: {error}", SERVER, code="store_failed")
+
+
+def _full() -> HttpError:
+    why = "the disk has no room for what is to be kept; delete something"
+    return HttpError(507, why, FULL, code="store_full")

@@ -113,6 +113,7 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
     items = told_apart(there.db, begun.id, begun.items)
     bodies = [encode(item) for item in items]
     n_bytes = len(resource) + sum(map(len, bodies))
+    there.check_disk(n_bytes)
     with there.transaction() as db:
         if begun.conversation is not None:
             occupy(there, begun.conversation, begun.id, begun.revision)
@@ -216,8 +217,13 @@ def find(there: Connection, tenant: bytes, response_id: str) -> Record | None:
 
 
 def keep_events(there: Connection, response_id: str, events: bytes) -> None:
-    """Keep the events of a response that is over, framed, to be sent again."""
+    """Keep the events of a response that is over, framed, to be sent again.
+
+    Raises:
+        HttpError: 507; the disk has no room for them.
+    """
     packed = zlib.compress(events)
+    there.check_disk(len(packed))
     with there.transaction() as db:
         db.execute(
             "UPDATE responses SET events = ?, n_bytes = n_bytes + ? WHERE id = ? AND is_shown",
