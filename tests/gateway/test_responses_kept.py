@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import errno
+import functools
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from tests.gateway.responding import (
 )
 from tests.gateway.stateful import ask
 from wkvm.gateway.errors import SettingError
+from wkvm.gateway.failures import HttpError
 from wkvm.gateway.responses import database
 from wkvm.gateway.responses.database import Connection, Database
 from wkvm.gateway.responses.owners import Owners
@@ -173,7 +178,6 @@ def _long() -> dict[str, Any]:
 async def test_an_end_that_finds_no_room_leaves_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wkvm.gateway.failures import HttpError
     from wkvm.gateway.responses import records
 
     def fail(*_: Any) -> bool:
@@ -373,3 +377,60 @@ async def test_what_is_new_leaves_room_for_what_is_deleted(
             assert (status, answer["error"]["code"]) == (507, "store_full")
         for path in (f"/v1/responses/{first['id']}", f"/v1/conversations/{talk['id']}"):
             assert (await ask(running, "DELETE", path))[0] == 200
+
+
+def _garbage(folder: Path) -> None:
+    (folder / database.FILE).write_bytes(b"\x5a" * 20_000)
+
+
+def _foreign(folder: Path, version: int = 0) -> None:
+    with contextlib.closing(sqlite3.connect(folder / database.FILE)) as db:
+        db.execute("CREATE TABLE items (other)")
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+@pytest.mark.parametrize("damage", [_garbage, _foreign, functools.partial(_foreign, version=1)])
+async def test_what_is_no_database_of_responses_is_told_at_the_start(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(tmp_path)
+    before = (tmp_path / database.FILE).read_bytes()
+    kept = Database(str(tmp_path))
+    with pytest.raises(SettingError, match="database"):
+        await kept.open()
+    with pytest.raises(HttpError) as refused:
+        await kept.run(lambda _: None)
+    assert (refused.value.status, refused.value.code) == (503, "store_failed")
+    assert os.listdir(tmp_path) == [database.FILE]
+    assert (tmp_path / database.FILE).read_bytes() == before
+    await kept.aclose()
+
+
+async def test_a_disk_that_is_full_at_the_start_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = Database(str(tmp_path))
+    monkeypatch.setattr(database, "Owners", fail)
+    await kept.open()
+    with pytest.raises(HttpError) as refused:
+        await kept.run(lambda _: None)
+    assert (refused.value.status, refused.value.code) == (507, "store_full")
+    monkeypatch.undo()
+    await kept.run(lambda _: None)
+    await kept.aclose()
+
+
+async def test_a_row_that_is_damaged_is_told_and_others_are_not(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first, second = await respond(running, SUN), await respond(running, SUN)
+        await running.gateway.responses.database.run(
+            lambda there: there.db.execute(
+                "UPDATE responses SET resource = ? WHERE id = ?", (b"{\xff", first["id"])
+            )
+        )
+        status, answer = await ask(running, "GET", f"/v1/responses/{first['id']}")
+        assert (status, answer["error"]["code"]) == (503, "store_failed")
+        assert (await ask(running, "GET", f"/v1/responses/{second['id']}"))[0] == 200

@@ -7,13 +7,17 @@ Several processes may have one file open. What the rows mean is the business of 
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable, Container, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from wkvm.gateway.errors import SettingError
 from wkvm.gateway.failures import FULL, SERVER, HttpError
@@ -96,41 +100,52 @@ class Connection:
         owners: this process among those that have it open.
 
     Raises:
-        SettingError: it cannot be opened there.
+        sqlite3.Error, OSError: it cannot be opened there.
     """
 
     def __init__(self, folder: Path | None, making: Container[str]) -> None:
         self._making = making
         self._folder = folder
-        try:
+        with contextlib.ExitStack() as stack:
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.owners = Owners(folder)
+            stack.callback(self.owners.close)
             # An empty name is a file without one.
             path = "" if folder is None else os.fspath(folder / FILE)
-            try:
-                self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
-                self._open(is_shared=folder is not None)
-            except BaseException:
-                self.owners.close()
-                raise
-        except (OSError, sqlite3.Error) as error:
-            raise SettingError("responses-dir", f"{folder}: {error}") from error
+            self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+            stack.callback(self.db.close)
+            self._open(is_shared=folder is not None)
+            stack.pop_all()
 
     def _open(self, *, is_shared: bool) -> None:
         db = self.db
+        self._is_new()  # before anything of it is changed
         db.execute("PRAGMA journal_mode = " + ("WAL" if is_shared else "MEMORY"))
         db.execute("PRAGMA synchronous = " + ("FULL" if is_shared else "OFF"))
         db.execute("PRAGMA secure_delete = ON")
         with self.transaction():
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version == 0:
+            if self._is_new():
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
-            elif version != VERSION:
-                raise sqlite3.DatabaseError(f"it is of version {version}; this is {VERSION}")
         self.owners.sweep()
+
+    def _is_new(self) -> bool:
+        """Whether there is nothing in it yet.
+
+        Raises:
+            sqlite3.DatabaseError: there is something else in it.
+        """
+        (version,) = self.db.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master")}
+        if version == 0 and not tables:
+            return True
+        if not tables.issuperset(("responses", "items", "talks")):
+            raise sqlite3.DatabaseError("it is a database of something else")
+        if version != VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}; this is {VERSION}")
+        return False
 
     def is_made(self, response_id: str, owner: str) -> bool:
         """Whether somebody makes a response.
@@ -199,16 +214,16 @@ class Database:
         """Do something with the database. Cancelling this does not cancel what has begun.
 
         Raises:
-            HttpError: 507, the disk is full; 503, it fails, or is closed. Nothing was written.
-            SettingError: it cannot be opened.
+            HttpError: 507, the disk is full; 503, it fails, is damaged, cannot be opened, or is
+                closed. Nothing was written.
         """
 
         def there() -> T:
-            if self._connection is None:
-                self._connection = Connection(self._folder, self.making)
             try:
+                if self._connection is None:
+                    self._connection = Connection(self._folder, self.making)
                 return work(self._connection, *args, **kwargs)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError, msgspec.MsgspecError, zlib.error) as error:
                 raise _failure(error) from error
 
         if self._is_closed:
@@ -217,12 +232,17 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._pool, there)
 
     async def open(self) -> None:
-        """Open it now.
+        """Open it now. What may pass, such as a full disk, is left to who needs it.
 
         Raises:
-            SettingError: it cannot be opened.
+            SettingError: it is no database of responses, or the folder cannot be used.
         """
-        await self.run(lambda _: None)
+        try:
+            await self.run(lambda _: None)
+        except HttpError as error:
+            cause = error.__cause__
+            if _code(cause) not in _PASSING:
+                raise SettingError("responses-dir", f"{self._folder}: {cause}") from cause
 
     async def aclose(self) -> None:
         """Close it, after what has begun. Twice is as good as once."""
@@ -239,8 +259,19 @@ class Database:
         self._pool.shutdown(wait=False)
 
 
-def _failure(error: sqlite3.Error) -> HttpError:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+_PASSING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR)
+"""Codes of what may be over by itself."""
+
+
+def _code(error: BaseException | None) -> int:
+    """What SQLite calls something that went wrong."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return sqlite3.SQLITE_FULL
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _failure(error: Exception) -> HttpError:
+    if _code(error) == sqlite3.SQLITE_FULL:
         return _full()
     return HttpError(503, f"what is kept cannot be used: {error}", SERVER, code="store_failed")
 
