@@ -5,6 +5,7 @@ whatever the others do.
 """
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from wkvm_client.aio import Client, Stream
+from wkvm_client.errors import ClientError
 from wkvm_client.results import TokenLogprobs
 
 from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
@@ -75,6 +77,20 @@ class Lanes:
             return
         for stream in self.streams:
             stream.cancel()
+
+
+async def taken(client: Client, stream: Stream) -> None:
+    """Wait until the engine has taken a request, or refused it at once.
+
+    Raises:
+        ClientError: it was refused.
+    """
+    # Refusals come ahead of the answer to a ping that follows the request.
+    # Where there is no answer, the stream says so itself.
+    with contextlib.suppress(ClientError):
+        await client.ping()
+    if stream.is_over:
+        await stream.choices[0].completion()
 
 
 def seed_of(seed: int, index: int) -> int:

@@ -14,7 +14,7 @@ from wkvm_client.results import Path as ScorePath
 from wkvm.gateway import native_bodies as bodies
 from wkvm.gateway.asked import cancel_everywhere
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.choices import Lanes, Ready
+from wkvm.gateway.choices import Lanes, Ready, taken
 from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.sse import DONE, EventStream
 from wkvm.gateway.submitted import Outcome, no_such_request
@@ -60,12 +60,7 @@ async def submit(call: Call) -> web.StreamResponse:
 
     stream = await _ask(call, body)
     try:
-        # Refusals come ahead of the answer to a ping that follows the request.
-        # Where there is no answer, the stream says so itself.
-        with contextlib.suppress(ClientError):
-            await call.client.ping()
-        if stream.is_over:
-            await stream.choices[0].completion()
+        await taken(call.client, stream)
         submission = submitted.add(call.tenant, stream, seal)
     except BaseException:
         stream.cancel()

@@ -12,7 +12,7 @@ deadline of its HTTP connection.
 import asyncio
 import contextlib
 import logging
-from typing import TypeAlias, get_args
+from typing import get_args
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -21,30 +21,23 @@ from wkvm_protocol.errors import ErrorCode, ProtocolError
 from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
-    Embed,
     Error,
     Failed,
-    Generate,
-    GenerateConstrained,
-    GenerateOn,
     GoAway,
     Hello,
     HelloOk,
-    Score,
-    StateOperation,
-    Stats,
+    Opening,
 )
 
 from wkvm.gateway.calls import Call
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.keys import offered_protocols, request_key
 from wkvm.gateway.origins import check_origin
+from wkvm.gateway.upgrades import websocket_for
 
 logger = logging.getLogger("wkvm.gateway")
 
 PROTOCOL = "wkvm.v1"
-CLOSE_TIMEOUT_S = 1.0
-"""How long a client may take to answer a close."""
 
 OK, UNSUPPORTED_DATA, TOO_BIG = 1000, 1003, 1009
 PROTOCOL_ERROR, POLICY, INTERNAL, RESTART, TRY_LATER = 1002, 1008, 1011, 1012, 1013
@@ -67,10 +60,7 @@ DRAINING = "the server is draining"
 
 _hello = Codec(Hello)
 _telling = Codec(HelloOk, GoAway, Error)
-_Opening: TypeAlias = (
-    Generate | GenerateConstrained | GenerateOn | Score | Embed | Stats | StateOperation
-)
-_opening = Codec(*get_args(_Opening))
+_opening = Codec(*get_args(Opening))
 _go_away = Codec(GoAway)
 _failed = Codec(Failed)
 
@@ -86,16 +76,7 @@ async def websocket(call: Call) -> web.StreamResponse:
         raise invalid(
             None, f"offer the WebSocket subprotocol {PROTOCOL}", code="subprotocol_missing"
         )
-    socket = web.WebSocketResponse[bool](
-        protocols=(PROTOCOL,),
-        compress=False,
-        # A message of this length is already too long.
-        max_msg_size=MAX_FRAME_BYTES + 1,
-        timeout=CLOSE_TIMEOUT_S,
-        decode_text=False,
-    )
-    if request.method != "GET" or not socket.can_prepare(request).ok:
-        raise invalid(None, "this is no upgrade to a WebSocket", code="upgrade_missing")
+    socket = websocket_for(request, PROTOCOL, max_bytes=MAX_FRAME_BYTES)
     async with gateway.engines.dialled() as (reader, writer):
         await socket.prepare(request)
         await _Proxy(call, socket, reader, writer).run()
@@ -278,7 +259,7 @@ def _refusal(payload: bytes) -> bytes | None:
         message = _opening.decode(payload)
     except ProtocolError:
         return None
-    assert isinstance(message, _Opening)
+    assert isinstance(message, Opening)
     return _failed.encode(
         Failed(message.request_id, ErrorCode.DRAINING, ErrorCode.DRAINING.retryable, DRAINING)
     )

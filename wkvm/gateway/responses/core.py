@@ -25,6 +25,7 @@ from wkvm_client.aio import Stream
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.chat_replies import ChoiceReader, TokenLogprob, chat_logprobs
+from wkvm.gateway.choices import taken
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -141,11 +142,7 @@ class Run:
         self._unwatch.enter_context(
             caller.gateway.running.joined(caller.tenant, caller.request_id, stream)
         )
-        # Refusals come ahead of the answer to a ping that follows the request.
-        with contextlib.suppress(errors.ClientError):
-            await caller.client.ping()
-        if stream.is_over:
-            await stream.choices[0].completion()
+        await taken(caller.client, stream)
 
     async def _send_whole(self) -> None:
         self._asked = await whole(self._caller, self._asked)
