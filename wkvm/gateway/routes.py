@@ -19,15 +19,12 @@ from wkvm.gateway import (
     tokens,
     websocket,
 )
-from wkvm.gateway.anthropic import messages
-from wkvm.gateway.anthropic.bodies import MessagesBody, PromptBody
-from wkvm.gateway.anthropic.dialect import ANTHROPIC, ErrorReply
-from wkvm.gateway.anthropic.replies import CountedTokens, Reply
+from wkvm.gateway.anthropic import routes as anthropic
 from wkvm.gateway.calls import Route
 from wkvm.gateway.chat_bodies import ChatBody
 from wkvm.gateway.chat_replies import ChatCompletion
 from wkvm.gateway.completions import CompletionRequest
-from wkvm.gateway.conversations import handlers as conversations
+from wkvm.gateway.conversations import routes as conversations
 from wkvm.gateway.described import BYTES, EVENTS, Doc, Query
 from wkvm.gateway.llama_cpp import routes as llama_cpp
 from wkvm.gateway.native_bodies import (
@@ -43,10 +40,7 @@ from wkvm.gateway.native_bodies import (
     StillRunning,
 )
 from wkvm.gateway.replies import Completion
-from wkvm.gateway.responses import handlers as responses
-from wkvm.gateway.responses.bodies import CountBody
-from wkvm.gateway.responses.bodies import CreateBody as CreateResponse
-from wkvm.gateway.responses.websocket import handler as responses_socket
+from wkvm.gateway.responses import routes as responses
 from wkvm.gateway.session_bodies import (
     AppendBody,
     BackBody,
@@ -74,11 +68,6 @@ _STATUS = Doc(answer=health.Status)
 _EXPECTED = Query("expected_version", int, "what the head must be")
 _FORMAT = Query("format", Literal["state", "blinkdl", "fla"])
 _PAGE = (Query("limit", int, "at most 256"), Query("cursor", str, "`next` of the page before"))
-_ITEMS = (
-    Query("limit", int, "at most 100"),
-    Query("order", Literal["asc", "desc"]),
-    Query("after", str, "`last_id` of the part before"),
-)
 _IMPORT = Doc(
     body_media=BYTES,
     query=(
@@ -94,7 +83,10 @@ _IMPORT = Doc(
 )
 
 ROUTES: tuple[Route, ...] = (
+    *anthropic.ROUTES,
+    *conversations.ROUTES,
     *llama_cpp.ROUTES,
+    *responses.ROUTES,
     *sglang.ROUTES,
     Route(
         "POST",
@@ -144,112 +136,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST",
-        "/v1/conversations",
-        conversations.create,
-        doc=Doc(body=conversations.OpenBody, body_optional=True),
-    ),
-    Route("GET", "/v1/conversations/{id}", conversations.get, needs_engine=False, doc=Doc()),
-    Route(
-        "POST",
-        "/v1/conversations/{id}",
-        conversations.update,
-        doc=Doc(body=conversations.UpdateBody),
-    ),
-    Route("DELETE", "/v1/conversations/{id}", conversations.delete, doc=Doc()),
-    Route(
-        "GET",
-        "/v1/conversations/{id}/items",
-        conversations.list_items,
-        needs_engine=False,
-        doc=Doc(query=_ITEMS),
-    ),
-    Route(
-        "POST",
-        "/v1/conversations/{id}/items",
-        conversations.add_items,
-        doc=Doc(body=conversations.ItemsBody),
-    ),
-    Route(
-        "GET",
-        "/v1/conversations/{id}/items/{item}",
-        conversations.get_item,
-        needs_engine=False,
-        doc=Doc(),
-    ),
-    Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item, doc=Doc()),
-    Route(
-        "POST",
         "/v1/embeddings",
         embeddings.embeddings,
         doc=Doc(body=embeddings.EmbeddingBody, answer=embeddings.Embeddings),
     ),
     Route("POST", "/v1/generate", native.generate, doc=Doc(body=GenerateBody, answer=Answer)),
-    Route(
-        "POST",
-        "/v1/messages",
-        messages.messages,
-        dialect=ANTHROPIC,
-        doc=Doc(body=MessagesBody, answer=Reply, event=dict, error=ErrorReply),
-    ),
-    Route(
-        "POST",
-        "/v1/messages/count_tokens",
-        messages.count_tokens,
-        dialect=ANTHROPIC,
-        doc=Doc(body=PromptBody, answer=CountedTokens, error=ErrorReply),
-    ),
     Route("GET", "/v1/models", models.models, doc=Doc(answer=models.Models)),
     Route("GET", "/v1/models/{id:.+}", models.model, doc=Doc(answer=models.Model)),
-    Route("GET", "/v1/responses", responses_socket.connect, doc=Doc(status=101)),
-    Route(
-        "POST",
-        "/v1/responses",
-        responses.create,
-        doc=Doc(body=CreateResponse, event=dict),
-    ),
-    Route("POST", "/v1/responses/compact", responses.compact, doc=Doc()),
-    Route(
-        "POST",
-        "/v1/responses/input_tokens",
-        responses.input_tokens,
-        doc=Doc(body=CountBody),
-    ),
-    Route(
-        "GET",
-        "/v1/responses/{id}",
-        responses.retrieve,
-        serves_draining=True,
-        needs_engine=False,
-        owner="id",
-        doc=Doc(
-            event=dict,
-            query=(Query("stream", bool), Query("starting_after", int, "an event's number")),
-        ),
-    ),
-    Route(
-        "DELETE",
-        "/v1/responses/{id}",
-        responses.delete,
-        serves_draining=True,
-        owner="id",
-        doc=Doc(),
-    ),
-    Route(
-        "POST",
-        "/v1/responses/{id}/cancel",
-        responses.cancel,
-        serves_draining=True,
-        owner="id",
-        doc=Doc(),
-    ),
-    Route(
-        "GET",
-        "/v1/responses/{id}/input_items",
-        responses.input_items,
-        serves_draining=True,
-        needs_engine=False,
-        doc=Doc(query=_ITEMS),
-    ),
     Route("POST", "/v1/score", native.score, doc=Doc(body=ScoreBody, answer=Scored)),
     Route(
         "GET",

@@ -1,17 +1,25 @@
 """Lists of items, part by part, as the API has them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from wkvm.gateway.calls import Call, json_response
+from wkvm.gateway.described import Query
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.responses import rows
 from wkvm.gateway.responses.items import Kept
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
+
+QUERY = (
+    Query("limit", int, f"at most {MAX_LIMIT}"),
+    Query("order", Literal["asc", "desc"]),
+    Query("after", str, "`last_id` of the part before"),
+)
+"""The parameters of a part of a list."""
 
 
 async def items_page(call: Call, holder: str) -> web.StreamResponse:
