@@ -5,6 +5,7 @@ import pytest
 
 from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.embeddings import EmbeddingBody
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.native_bodies import ScoreBody
 
@@ -30,6 +31,14 @@ def test_a_value_that_does_not_fit_is_found_by_its_place(
     error = refusal(data, ChatBody)
     assert error.param == param
     assert error.message.startswith(place)
+
+
+def test_where_there_are_few_values_they_are_told() -> None:
+    error = refusal(b'{"messages":[{"role":"king"}]}', ChatBody)
+    roles = "'assistant', 'developer', 'function', 'system', 'tool', 'user'"
+    assert error.message == f"messages[0].role: 'king' is none of {roles}"
+    error = refusal(b'{"model":"m","input":"x","pooling":"cls"}', EmbeddingBody)
+    assert error.message == "pooling: 'cls' is none of 'last', 'mean', 'state'"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ async def test_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().err)["route"] == "GET /v1/models"
 
 
+async def test_where_no_key_is_needed_a_line_is_nobodys() -> None:
+    async with gateway_running(config=JSON) as running:
+        lines = lines_of(running)
+        for headers in {}, ANNA:
+            async with running.http.get("/v1/models", headers=headers) as response:
+                await response.read()
+    assert [json.loads(line)["tenant"] for line in lines] == ["-", "-"]
+
+
 def test_another_format_is_no_setting() -> None:
     with pytest.raises(SettingError, match="request-log"):
         GatewayConfig(request_log="xml")  # type: ignore[arg-type]

@@ -124,7 +124,8 @@ HTTP_LIMIT_FLAGS = (
         kind=str,
         metavar="FOLDER",
         text="where responses and conversations are kept; several gateways may share it (default: "
-        "beside the states of --state-dir, else in memory, until the process ends)",
+        "beside the states of serve's --state-dir; without one, and of wkvm gateway, in memory, "
+        "until the process ends)",
     ),
     Flag(
         names=("--max-responses",),

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 from wkvm_client import aio
 
+from wkvm.gateway.allowed import with_allowed
 from wkvm.gateway.choices import Lanes
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.counts import HttpCounts
@@ -366,7 +367,7 @@ def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
     try:
         return read_json(data, kind)
     except msgspec.ValidationError as error:
-        raise misfit(str(error)) from error
+        raise misfit(with_allowed(str(error), kind)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not data:
             raise invalid(None, "there is no body; this route takes JSON") from error

@@ -4,6 +4,7 @@ Of what a client sends, a line has the method, the template of the route, and th
 path, no query, no header, no text and no token.
 """
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,9 @@ import msgspec
 
 from wkvm.gateway.config import RequestLogFormat
 from wkvm.gateway.spent import Spent
+
+_NOBODY = ("", hashlib.sha256(b"").hexdigest())
+"""Digests of no key: of a request that was let in with none, too."""
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -82,7 +86,7 @@ class RequestLog:
         line = Line(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             id=request_id,
-            tenant=self._names.get(digest, digest[:12] or "-"),
+            tenant=self._names.get(digest, "-" if digest in _NOBODY else digest[:12]),
             route=route,
             status=499 if status is None else status,
             duration_s=round(time.perf_counter() - began_at, 6),
