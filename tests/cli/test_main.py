@@ -243,6 +243,13 @@ def test_inspect_tells_people_the_same(capsys: pytest.CaptureFixture[str]) -> No
         assert fact in text
 
 
+def test_where_no_server_is_a_command_says_how_to_start_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["states", "list", "--connect", f"unix://{tmp_path}/none"]) == 1
+    assert "No such file or directory; `wkvm serve` starts a server" in one_line(capsys)
+
+
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     """What is on standard error, which is one line, while standard output is empty."""
     captured = capsys.readouterr()

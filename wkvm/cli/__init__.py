@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:
-        from wkvm.cli.failures import status_of
+        from wkvm.cli.failures import remedy, status_of
 
         failure = status_of(error)
         if failure is None:
             raise
-        print(harmless(f"wkvm {args.command}: {error}", sys.stderr), file=sys.stderr)
+        print(harmless(f"wkvm {args.command}: {error}{remedy(error)}", sys.stderr), file=sys.stderr)
         return failure
 
 

@@ -1,6 +1,6 @@
 """Which exceptions end a command with one line on standard error, and with which status."""
 
-from wkvm_client.errors import ClientError, PlaintextKeyError
+from wkvm_client.errors import ClientError, ConnectFailedError, PlaintextKeyError
 
 from wkvm.cli.status import EXIT_FAILURE, EXIT_USAGE
 from wkvm.core.errors import ConfigError, MissingExtraError, ModelNotFoundError, WkvmError
@@ -25,3 +25,10 @@ def status_of(error: Exception) -> int | None:
     if isinstance(error, USAGE_FAILURES):
         return EXIT_USAGE
     return EXIT_FAILURE if isinstance(error, FAILURES) else None
+
+
+def remedy(error: Exception) -> str:
+    """What to do, to be said after an exception's own words; often there is nothing to add."""
+    if isinstance(error, ConnectFailedError):
+        return "; `wkvm serve` starts a server, --binary-port and --binary-uds say where"
+    return ""
