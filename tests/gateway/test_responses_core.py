@@ -1,5 +1,6 @@
 """One response as a front other than HTTP drives it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.gateway.harness import Running, until_stats
 from tests.gateway.responding import MODEL, cached, tales_running, text_of
 from tests.gateway.stateful import ask as ask_http
 from wkvm.gateway.failures import HttpError
+from wkvm.gateway.responses import records
 from wkvm.gateway.responses.bodies import CreateBody
 from wkvm.gateway.responses.core import Caller, Local, Run, ask, forget
 
@@ -140,3 +142,31 @@ async def test_a_conversation_that_went_on_meanwhile_is_not_gone_on_with(tmp_pat
             await runs[1].__aenter__()
         assert (caught.value.status, caught.value.code) == (409, "conversation_locked")
         await until_stats(running, n_running=0)
+
+
+async def test_one_that_is_given_up_while_it_is_written_is_kept_as_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, loop = records.begin, asyncio.get_running_loop()
+
+    def begin_and_cancel(*given: Any) -> list[str]:
+        made_room = begin(*given)
+        loop.call_soon_threadsafe(task.cancel)
+        return made_room
+
+    monkeypatch.setattr(records, "begin", begin_and_cancel)
+    async with tales_running(tmp_path) as running:
+        caller = await caller_of(running)
+        run = Run(caller, await ask(caller, body()))
+        task = asyncio.create_task(events(run))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await running.gateway.responses.over()
+        kept = await running.gateway.responses.database.run(
+            lambda there: there.db.execute("SELECT id, status FROM responses").fetchall()
+        )
+        assert kept == [(run.id, "cancelled")]
+        assert len(running.gateway.responses) == 0
+        await until_stats(running, n_running=0)
+        _, states = await ask_http(running, "GET", "/v1/states")
+        assert states["data"] == []

@@ -434,3 +434,16 @@ async def test_a_row_that_is_damaged_is_told_and_others_are_not(tmp_path: Path) 
         status, answer = await ask(running, "GET", f"/v1/responses/{first['id']}")
         assert (status, answer["error"]["code"]) == (503, "store_failed")
         assert (await ask(running, "GET", f"/v1/responses/{second['id']}"))[0] == 200
+
+
+async def test_what_nobody_makes_any_more_makes_room(tmp_path: Path) -> None:
+    async with tales_running(tmp_path, max_responses=2) as running:
+        for _ in range(2):
+            await respond(running, SUN, max_output_tokens=1)
+        await running.gateway.responses.database.run(
+            lambda there: there.db.execute(
+                "UPDATE responses SET status = 'in_progress', owner = 'dead'"
+            )
+        )
+        more = await respond(running, SUN, max_output_tokens=1)
+        assert (await ask(running, "GET", f"/v1/responses/{more['id']}"))[0] == 200

@@ -14,6 +14,7 @@ WebSocket, gives ``local``: responses that are not stored are put there, with th
 found there by ``ask``; ``forget`` removes these states.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
@@ -114,6 +115,12 @@ class Run:
             await self._open()
             if self._asked.body.stores:
                 await self._keep_begun()
+        except asyncio.CancelledError:
+            # What the database has begun is not undone: it may be kept already.
+            self._is_cancelled = True
+            self._give_up()
+            self._shelf.add(self._leave())
+            raise
         except BaseException as error:
             self._give_up()
             self._shelf.end(self.id)

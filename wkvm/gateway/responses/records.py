@@ -117,7 +117,7 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
     with there.transaction() as db:
         if begun.conversation is not None:
             occupy(there, begun.conversation, begun.id, begun.revision)
-        made_room = make_room(db, begun.tenant, n_bytes, limits, now)
+        made_room = make_room(db, begun.tenant, n_bytes, limits, now, there.is_made)
         db.execute(
             "INSERT INTO responses (id, tenant, created_at, expires_at, is_shown, status, owner, "
             "parent, conversation, resource, n_bytes) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)",

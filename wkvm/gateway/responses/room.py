@@ -5,9 +5,11 @@ for as long as another response goes on from it, whose conversation it is a part
 """
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wkvm.gateway.failures import FULL, HttpError
+from wkvm.gateway.responses.resource import FINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,17 @@ def check_room(db: sqlite3.Connection, tenant: bytes, n_bytes: int, limits: Limi
 
 
 def make_room(
-    db: sqlite3.Connection, tenant: bytes, n_bytes: int, limits: Limits, now: float
+    db: sqlite3.Connection,
+    tenant: bytes,
+    n_bytes: int,
+    limits: Limits,
+    now: float,
+    is_made: Callable[[str, str], bool],
 ) -> list[str]:
     """Show no more what has expired, and of the rest the oldest, until there is room.
+
+    Args:
+        is_made: whether somebody makes a response, by its id and its owner.
 
     Returns:
         Those of the latter: what has expired has no state any more.
@@ -55,21 +65,32 @@ def make_room(
         "SELECT COUNT(*) FROM responses WHERE tenant = ? AND is_shown = 1", (tenant,)
     ).fetchone()
     while n_shown >= limits.n_responses or _n_bytes(db, tenant) + n_bytes > limits.n_bytes:
-        oldest = db.execute(
-            "SELECT id FROM responses WHERE tenant = ? AND is_shown = 1 "
-            "AND status NOT IN ('queued', 'in_progress') ORDER BY created_at LIMIT 1",
-            (tenant,),
-        ).fetchone()
+        oldest = _oldest(db, tenant, is_made)
         if oldest is None:
             break
-        hide(db, oldest[0])
-        made.append(oldest[0])
+        hide(db, oldest)
+        made.append(oldest)
         n_shown -= 1
     if n_shown >= limits.n_responses:
         why = f"{n_shown} responses are being made, which is as many as are kept"
         raise HttpError(507, why, FULL, code="quota_exceeded")
     check_room(db, tenant, n_bytes, limits)
     return made
+
+
+def _oldest(
+    db: sqlite3.Connection, tenant: bytes, is_made: Callable[[str, str], bool]
+) -> str | None:
+    """The oldest response that is over, or that nobody makes any more."""
+    rows = db.execute(
+        "SELECT id, status, owner FROM responses WHERE tenant = ? AND is_shown = 1 "
+        "ORDER BY created_at",
+        (tenant,),
+    )
+    for name, status, owner in rows:
+        if status in FINAL or not is_made(name, owner):
+            return str(name)
+    return None
 
 
 def hide(db: sqlite3.Connection, response_id: str) -> None:
