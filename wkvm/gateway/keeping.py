@@ -19,7 +19,7 @@ logger = logging.getLogger("wkvm.gateway")
 
 
 class Unwatched:
-    """Work that goes on though its client has left. Belongs to one event loop."""
+    """Work that nobody waits for, as where a client has left. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._tasks = set[asyncio.Task[None]]()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
+from wkvm.gateway.keeping import Unwatched
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.database import Database
 from wkvm.gateway.responses.feed import Feed
@@ -49,7 +50,7 @@ class Shelf:
         self.feeds: dict[str, Feed] = {}
         self._is_shared = config.responses_dir is not None
         self._made: dict[str, Made] = {}
-        self._tasks = set[asyncio.Task[None]]()
+        self._work = Unwatched()
         self._watch: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -92,14 +93,11 @@ class Shelf:
 
     def add(self, work: Coroutine[None, None, None]) -> None:
         """Let something go on by itself."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._work.add(work)
 
     async def over(self) -> None:
         """Wait until nothing goes on by itself."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._work.ended()
 
     async def aclose(self, timeout_s: float) -> None:
         """Close what is kept, after what goes on by itself. The engine should be gone before.
@@ -107,8 +105,9 @@ class Shelf:
         Args:
             timeout_s: how long that may take.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._work.ended()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
