@@ -158,7 +158,8 @@ def test_flags_reach_their_settings() -> None:
 def test_flags_of_http_reach_their_settings(command: str) -> None:
     line = (
         f"{command} --host ::1 --port none --uds /tmp/h --http-max-connections 3 "
-        "--http-write-timeout-s 2 --header-timeout-s 1 --allowed-origins https://a.example,*"
+        "--http-write-timeout-s 2 --header-timeout-s 1 --allowed-origins https://a.example,* "
+        "--model-aliases gpt-5,org/model"
     )
     assert http_settings(build_parser().parse_args(line.split())) == GatewayConfig(
         host="::1",
@@ -168,6 +169,7 @@ def test_flags_of_http_reach_their_settings(command: str) -> None:
         write_timeout_s=2.0,
         header_timeout_s=1.0,
         allowed_origins=("https://a.example", "*"),
+        model_aliases=("gpt-5", "org/model"),
     )
 
 

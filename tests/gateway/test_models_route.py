@@ -8,6 +8,8 @@ from tests.fakes import FakeModel
 from tests.gateway.harness import gateway_running
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
+from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.errors import SettingError
 
 
 def engine(name: str, max_model_len: int | None = None) -> Engine:
@@ -73,3 +75,32 @@ async def test_another_model_is_not_found(name: str) -> None:
         assert response.status == 404
         error = (await response.json())["error"]
         assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "name", "status"),
+    [
+        (("gpt-5", "org/model"), "gpt-5", 200),
+        (("gpt-5", "org/model"), "org/model", 200),
+        (("gpt-5", "org/model"), "tiny", 200),
+        (("gpt-5", "org/model"), "gpt-6", 404),
+        (("*",), "gpt-6", 200),
+    ],
+)
+async def test_a_model_is_asked_for_by_its_aliases_and_answers_by_its_name(
+    aliases: tuple[str, ...], name: str, status: int
+) -> None:
+    config = GatewayConfig(model_aliases=aliases)
+    body = {"model": name, "ids": [1, 2], "max_tokens": 1}
+    async with gateway_running(engine("tiny"), config=config) as running:
+        async with running.http.post("/v1/generate", json=body) as response:
+            assert response.status == status
+            if status == 200:
+                assert (await response.json())["model"] == "tiny"
+        async with running.http.get("/v1/models") as response:
+            assert [one["id"] for one in (await response.json())["data"]] == ["tiny"]
+
+
+def test_an_alias_is_a_word() -> None:
+    with pytest.raises(SettingError, match="model-aliases"):
+        GatewayConfig(model_aliases=("a", ""))

@@ -8,8 +8,8 @@ from wkvm.gateway.config import RequestLogFormat
 REQUEST_LOG_FORMATS: tuple[str, ...] = get_args(RequestLogFormat)
 
 
-def origins(text: str) -> tuple[str, ...]:
-    """Origins with commas between them."""
+def listed(text: str) -> tuple[str, ...]:
+    """Words with commas between them."""
     return tuple(text.split(","))
 
 
@@ -152,10 +152,18 @@ HTTP_LIMIT_FLAGS = (
     Flag(
         names=("--allowed-origins",),
         field="allowed_origins",
-        kind=origins,
+        kind=listed,
         metavar="ORIGIN,...",
         text="pages of which other sites a browser may let use this server, such as "
         "https://chat.example; '*' allows all (default: none)",
+    ),
+    Flag(
+        names=("--model-aliases",),
+        field="model_aliases",
+        kind=listed,
+        metavar="NAME,...",
+        text="other names by which clients may ask for the model, for those that have names of "
+        "their own; '*' takes any. Answers say its own (default: none)",
     ),
     Flag(
         names=("--omit-media",),

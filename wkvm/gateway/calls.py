@@ -137,12 +137,13 @@ class Gateway:
             callback()
 
     def check_model(self, name: str) -> None:
-        """Check the ``model`` of a request.
+        """Check the ``model`` of a request: its own name, or one of the settings' aliases.
 
         Raises:
             HttpError: 404; there is another model here.
         """
-        if name != self.model:
+        aliases = self.config.model_aliases
+        if name != self.model and name not in aliases and "*" not in aliases:
             raise HttpError(
                 404,
                 f"model: there is no {name!r} here; there is {self.model!r}",

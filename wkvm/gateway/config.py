@@ -85,6 +85,7 @@ class GatewayConfig:
         stream_interval: how many ids an event of a stream should have, where a request does not
             say; the first has one.
         request_log: whether a line is written to standard error for each request, and how.
+        model_aliases: names, besides its own, by which clients may ask for the model; ``*`` is any.
         omit_media: whether a part of a chat message that is no text is replaced by a note that
             says so; otherwise such a message is refused.
     """
@@ -109,6 +110,7 @@ class GatewayConfig:
     max_responses_bytes: int = 256 * 1024 * 1024
     response_ttl_s: float = 30 * 24 * 3600.0
     allowed_origins: tuple[str, ...] = ()
+    model_aliases: tuple[str, ...] = ()
     omit_media: bool = False
     limits: Limits = Limits()
     key_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
@@ -161,6 +163,8 @@ class GatewayConfig:
             for name, limit in limits.named():
                 if limit is not None and not 1 <= limit <= MAX_LIMIT:
                     raise SettingError(name, f"{limit} is not in [1, {MAX_LIMIT}]")
+        if not all(self.model_aliases):
+            raise SettingError("model-aliases", "a name has at least one character")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 why = f"{origin!r} is not an origin: https://HOST or https://HOST:PORT"
