@@ -1,6 +1,5 @@
 """What the text of an answer must be, as requests say it, made a grammar."""
 
-import contextlib
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -8,7 +7,7 @@ import msgspec
 from wkvm_client import Grammar
 
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.nesting import read_json
+from wkvm.gateway.nesting import NestingError, read_json
 from wkvm.gateway.parsing.forms import in_slashes
 from wkvm.gateway.parsing.grammar import ANSWER
 from wkvm.gateway.schemas import Schema, check_schema, closed, compact, roomy
@@ -243,7 +242,10 @@ def checked_grammar(
         HttpError: 400; as ``check_schema``.
     """
     if kind == "json_schema":
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-            # What is no JSON at all the engine says.
+        try:
             check_schema(read_json(source, object), field, at="source")
+        except NestingError as error:
+            raise invalid(field, f"source: {error}") from error
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass  # What is no JSON at all the engine says.
     return Grammar(kind, source)
