@@ -38,7 +38,13 @@ def check(policy: Policy, kind: type[msgspec.Struct], **body: Any) -> Counter[tu
     return ignored
 
 
-@pytest.mark.parametrize(("policy", "kind"), BODIES, ids=lambda one: str(one))
+OF_BODIES = pytest.mark.parametrize(
+    ("policy", "kind"), BODIES, ids=[f"{kind.__name__} {policy.route}" for policy, kind in BODIES]
+)
+"""Not by all that a policy is: sets come in any order, and tests have one name in all processes."""
+
+
+@OF_BODIES
 def test_no_field_is_used_and_in_the_table_too(policy: Policy, kind: type[msgspec.Struct]) -> None:
     used = {field.encode_name for field in msgspec.structs.fields(kind)}
     assert not used & policy.unused
@@ -47,7 +53,7 @@ def test_no_field_is_used_and_in_the_table_too(policy: Policy, kind: type[msgspe
     assert not NAMED & (used | policy.unused | policy.unsupported.keys())
 
 
-@pytest.mark.parametrize(("policy", "kind"), BODIES, ids=lambda one: str(one))
+@OF_BODIES
 def test_what_is_unsupported_is_refused_by_name_unless_it_asks_for_nothing(
     policy: Policy, kind: type[msgspec.Struct]
 ) -> None:
