@@ -29,8 +29,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from wkvm.gateway.text import IncrementalDecoder
+from wkvm.gateway.text.tokenizer import Tokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import Tokenizer
 from wkvm_bench.fastapi_bodies import ChatRequest, DeltaMessage, StreamChoice, StreamChunk
 from wkvm_bench.null_engine import VOCAB_SIZE
 from wkvm_bench.null_texts import null_texts

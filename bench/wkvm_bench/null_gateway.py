@@ -14,7 +14,7 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.door import Door
+from wkvm.gateway.door.listening import Door
 from wkvm.gateway.routes import ROUTES
 from wkvm.server.listen import UnixSocket
 from wkvm.server.serve import Server

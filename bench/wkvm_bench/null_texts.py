@@ -4,9 +4,9 @@ A null engine counts up from the last id of a prompt, which is the number of the
 the chat's last message: each stream can be told from the others.
 """
 
-from wkvm.gateway.template import WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.template import WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.tokenizer import Tokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import Tokenizer
 from wkvm_bench.null_engine import VOCAB_SIZE
 
 

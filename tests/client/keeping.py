@@ -13,9 +13,9 @@ from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.loop import EngineLoop
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 from wkvm.server.serve import Server
 
 

@@ -21,11 +21,11 @@ from wkvm.engine.loop import EngineLoop
 from wkvm.gateway.app import build_app
 from wkvm.gateway.calls import Gateway, Route
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.door import Door
+from wkvm.gateway.door.listening import Door
 from wkvm.gateway.routes import ROUTES
-from wkvm.gateway.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.template import WORLD_STOPS, WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 from wkvm.server.listen import UnixSocket
 from wkvm.server.serve import Server
 

@@ -24,9 +24,9 @@ from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.anthropic import messages as handlers
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 PATH = "/v1/messages"
 USER = {"role": "user", "content": "Hello"}

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from wkvm.gateway.calls import decode_body
-from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.chat.bodies import ChatBody
 from wkvm.gateway.embeddings import EmbeddingBody
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.native_bodies import ScoreBody
+from wkvm.gateway.native.bodies import ScoreBody
 
 
 def refusal(data: bytes, kind: type[msgspec.Struct]) -> HttpError:

@@ -15,12 +15,12 @@ from tests.gateway.harness import TIMEOUT_S, Running, byte_texts, gateway_runnin
 from tests.gateway.scripted import ScriptModel
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.chat.bodies import ChatBody
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.fields import CommonFields
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 USER = {"role": "user", "content": "Hello"}
 PROMPT = list(b"User: Hello\n\nAssistant:")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.gateway.harness import byte_texts
 from wkvm.gateway.calls import decode_body
-from wkvm.gateway.chat_bodies import ChatBody, Question, question
+from wkvm.gateway.chat.bodies import ChatBody, Question, question
 from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 USER = {"role": "user", "content": "Hello"}
 TEXTS = {

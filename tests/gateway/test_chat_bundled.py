@@ -17,8 +17,8 @@ from wkvm.assembly.engine import texts_of_ids
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.grammars import GrammarCompiler
-from wkvm.gateway.template_files import load_chat_template
 from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.text.template_files import load_chat_template
 from wkvm.gateway.texts import Texts
 
 EOS = (0, 1)

@@ -17,9 +17,9 @@ from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.grammars import GrammarCompiler
 from wkvm.gateway.parsing.forms import TOOL_FORMS
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer, Tokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer
 
 NAMES = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),

@@ -11,9 +11,9 @@ from tests.gateway.test_chat import HELLO, USER, ask, chunks, joined, refusal, s
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.grammars import GrammarCompiler
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 DIRECTION = {"type": "string", "enum": ["north", "south"]}
 PARAMETERS = {

@@ -14,9 +14,9 @@ from tests.gateway.openai_http import MODEL, added_up, complete, post, refused, 
 from tests.gateway.scripted import script_engine
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway.choices import MAX_CHOICES
 from wkvm.gateway.completions import CompletionRequest
 from wkvm.gateway.fields import MAX_N, MAX_REQUEST_ID_LENGTH, MAX_STOP_LENGTH, MAX_STOPS
+from wkvm.gateway.streams.choices import MAX_CHOICES
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
 

@@ -9,7 +9,7 @@ from wkvm_client.errors import StepFailedError
 from tests.gateway.harness import byte_texts
 from tests.gateway.scripted import FilledChoice
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.pieces import ChoiceText, TextOptions
+from wkvm.gateway.streams.pieces import ChoiceText, TextOptions
 from wkvm.gateway.text import ByteTokenizer, Tokenizer
 from wkvm.gateway.texts import Texts
 

@@ -14,7 +14,7 @@ from tests.gateway.openai_http import MODEL, complete
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.connection import Connection
+from wkvm.gateway.door.connection import Connection
 from wkvm.models.base import Batch
 
 N_SLOTS = 4

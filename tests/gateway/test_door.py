@@ -14,11 +14,11 @@ from aiohttp import http_parser, web
 from tests.gateway.harness import TIMEOUT_S, gateway_running
 from tests.gateway.raw import GET, ROUTES, Raw, Spout, raw, size, until
 from wkvm.core.config import ApiKey
-from wkvm.gateway import door as door_module
 from wkvm.gateway import routes
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.door import check_parser, tls_context
+from wkvm.gateway.door import listening as door_module
+from wkvm.gateway.door.listening import check_parser, tls_context
 from wkvm.gateway.errors import SettingError
 
 START = b"POST /ok HTTP/1.1\r\nHost: x\r\n"

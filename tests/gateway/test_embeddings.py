@@ -17,8 +17,8 @@ from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway import embeddings
 from wkvm.gateway.embeddings import shaped
-from wkvm.gateway.template_files import load_chat_template
 from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.text.template_files import load_chat_template
 from wkvm.gateway.texts import Texts
 from wkvm.models.registry import load_model
 

@@ -14,10 +14,10 @@ from tests.gateway.harness import Running, gateway_running, lose_engine
 from tests.server.harness import until
 from wkvm.core.config import ApiKey, EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway import health, watch
 from wkvm.gateway.engines import Engines
+from wkvm.gateway.monitoring import health, watch
+from wkvm.gateway.monitoring.watch import MAX_AGE_S, EngineWatch, Reading
 from wkvm.gateway.routes import ROUTES
-from wkvm.gateway.watch import MAX_AGE_S, EngineWatch, Reading
 from wkvm.models.base import Batch
 
 KEYS = (ApiKey.of("secret", "anna"),)

@@ -7,9 +7,9 @@ import pytest
 
 from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, gateway_running, until_stats
 from wkvm.gateway.config import GatewayConfig, Limits
+from wkvm.gateway.door.limits import N_ROWS, TABLE_BYTES, KeyLimits, Ledger
 from wkvm.gateway.errors import SettingError
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.limits import N_ROWS, TABLE_BYTES, KeyLimits, Ledger
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 BODY = {"ids": [1, 2, 3], "max_tokens": 5, "ignore_eos": True}

@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
+from wkvm.gateway.chat.messages import Message, template_messages
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.messages import Message, template_messages
-from wkvm.gateway.template import WORLD_TEMPLATE, ChatTemplate
+from wkvm.gateway.text.template import WORLD_TEMPLATE, ChatTemplate
 
 PLAIN = ChatTemplate(WORLD_TEMPLATE)
 WITH_TOOLS = ChatTemplate("{{ tools }}{{ messages }}")

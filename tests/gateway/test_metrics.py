@@ -22,10 +22,10 @@ from tests.gateway.stateful import ask, states_running
 from tests.server.harness import until
 from wkvm.core.config import ApiKey, EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway import metrics
 from wkvm.gateway.calls import Call, Route
+from wkvm.gateway.monitoring import metrics
+from wkvm.gateway.monitoring.watch import EngineWatch
 from wkvm.gateway.routes import ROUTES
-from wkvm.gateway.watch import EngineWatch
 
 ROOT = Path(__file__).parents[2]
 KEYS = (ApiKey.of("secret", "anna"),)

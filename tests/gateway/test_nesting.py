@@ -5,7 +5,7 @@ import pytest
 
 from tests.gateway.harness import byte_texts
 from wkvm.gateway.calls import decode_body
-from wkvm.gateway.chat_bodies import ChatBody, question
+from wkvm.gateway.chat.bodies import ChatBody, question
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.nesting import MAX_NESTING, NestingError, read_json
 from wkvm.gateway.responses.bodies import CreateBody

@@ -12,7 +12,7 @@ from tests.gateway.harness import Running, gateway_running
 from tests.gateway.stateful import states_running
 from wkvm.gateway.config import MAX_STREAM_INTERVAL, GatewayConfig
 from wkvm.gateway.errors import SettingError
-from wkvm.gateway.pace import LATE_S, TICK_S, Pace
+from wkvm.gateway.streams.pace import LATE_S, TICK_S, Pace
 
 N = 13
 NATIVE = {"ids": [1, 2, 3], "max_tokens": N, "ignore_eos": True, "temperature": 0}

@@ -12,9 +12,9 @@ from wkvm_client.errors import StepFailedError
 from tests.gateway.harness import byte_texts
 from tests.gateway.scripted import FilledChoice
 from tests.gateway.test_stream import first_stop
-from wkvm.gateway.choices import Arrivals, collect, seed_of
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece, TextOptions
+from wkvm.gateway.streams.choices import Arrivals, collect, seed_of
+from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece, TextOptions
 from wkvm.gateway.text import IncrementalDecoder, Tokenizer
 from wkvm.gateway.texts import Texts
 

@@ -12,11 +12,11 @@ import pytest_asyncio
 
 from tests.gateway.harness import Running, gateway_running
 from tests.gateway.openai_http import post
-from wkvm.gateway.chat_bodies import ChatBody
+from wkvm.gateway.chat.bodies import ChatBody
 from wkvm.gateway.completions import CompletionRequest
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.policy import CHATS, COMPLETIONS, NAMED, OTHER, POLICIES, TURNS, Policy
-from wkvm.gateway.session_bodies import TurnBody
+from wkvm.gateway.sessions.bodies import TurnBody
 
 ROOT = Path(__file__).parents[2]
 BODIES: list[tuple[Policy, type[msgspec.Struct]]] = [

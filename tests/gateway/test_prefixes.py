@@ -11,8 +11,8 @@ from tests.gateway.openai_http import complete, post, stream_events
 from tests.hash_model import HashModel
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway.template import ChatTemplate
-from wkvm.gateway.tokenizer import ByteTokenizer
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 
 LONG = "once upon a time " * 20
 """340 ids, which are bytes here."""

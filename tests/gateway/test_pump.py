@@ -13,10 +13,10 @@ from wkvm_protocol.messages import EndReason
 from tests.gateway.harness import byte_texts, gateway_running
 from tests.gateway.scripted import FilledChoice
 from wkvm.gateway.calls import Call, Route
-from wkvm.gateway.pace import Pace
-from wkvm.gateway.pieces import ChoiceText, Piece
-from wkvm.gateway.pump import pump
-from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.streams.pace import Pace
+from wkvm.gateway.streams.pieces import ChoiceText, Piece
+from wkvm.gateway.streams.pump import pump
+from wkvm.gateway.streams.sse import DONE, EventStream
 
 TEXTS = byte_texts()
 

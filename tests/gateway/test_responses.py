@@ -22,7 +22,7 @@ from tests.gateway.responding import (
     text_of,
 )
 from tests.gateway.stateful import ask
-from wkvm.gateway.limits import KeyLimits
+from wkvm.gateway.door.limits import KeyLimits
 
 SUN = "What is the sun?"
 LOOK = {

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from wkvm.gateway.chat.messages import Message
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.messages import Message
 from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.responses.items import Item, Part, chat_messages, kept_items
 from wkvm.gateway.responses.truncation import shortened

@@ -10,9 +10,9 @@ from tests.gateway.responding import cached, events_of, text_of
 from tests.gateway.scripted import script_engine
 from tests.gateway.stateful import ask, states_running
 from wkvm.engine.engine import Engine
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 MODEL = "fake"
 SAID = b"<think>Hm, so.</think>Hi.\n"

@@ -12,7 +12,7 @@ from tests.gateway.harness import Running, gateway_running
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.streams.sse import DONE, EventStream
 
 ERROR = HttpError(429, "full", "rate_limit_error", code="overloaded", retry_after_s=1)
 

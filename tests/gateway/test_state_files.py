@@ -11,7 +11,7 @@ from tests.gateway.harness import ANNA, BERT, KEYS, Running
 from tests.gateway.raw import raw
 from tests.gateway.stateful import ask, make, states_running
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.state_fields import NO_ORIGIN, origin_of_file
+from wkvm.gateway.states.fields import NO_ORIGIN, origin_of_file
 
 
 @pytest.fixture

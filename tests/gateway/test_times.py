@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tests.gateway.harness import Running, gateway_running
 from tests.gateway.openai_http import complete, post, stream_events
-from wkvm.gateway.pieces import ChoiceText, TextOptions
+from wkvm.gateway.streams.pieces import ChoiceText, TextOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,8 +13,8 @@ from tests.gateway.conftest import BUNDLED
 from tests.gateway.harness import Running, gateway_running
 from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
-from wkvm.gateway.template_files import load_chat_template
 from wkvm.gateway.text import Tokenizer
+from wkvm.gateway.text.template_files import load_chat_template
 from wkvm.gateway.texts import Texts
 from wkvm.gateway.tokens import MAX_IDS, MAX_TEXT
 

@@ -8,11 +8,8 @@ import msgspec
 import pytest
 
 from tests.gateway.harness import byte_texts
-from wkvm.gateway.chat_reading import constraint, reading_of
-from wkvm.gateway.failures import HttpError
-from wkvm.gateway.schemas import Schema
-from wkvm.gateway.structured import NamedSchema, ResponseFormat
-from wkvm.gateway.tools import (
+from wkvm.gateway.chat.reading import constraint, reading_of
+from wkvm.gateway.chat.tools import (
     MAX_TOOLS,
     Tool,
     ToolChoice,
@@ -20,6 +17,9 @@ from wkvm.gateway.tools import (
     arguments_schema,
     tool_use,
 )
+from wkvm.gateway.failures import HttpError
+from wkvm.gateway.schemas import Schema
+from wkvm.gateway.structured import NamedSchema, ResponseFormat
 
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from tests.gateway.harness import TIMEOUT_S
-from wkvm.gateway import turns as module
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.turns import Turn, Turns
+from wkvm.gateway.sessions import turns as module
+from wkvm.gateway.sessions.turns import Turn, Turns
 
 
 async def ends(turn: Turn) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from tests.gateway.conftest import BUNDLED
 from tests.gateway.test_turns import CHATML, Marked
-from wkvm.gateway.template import ChatTemplate
-from wkvm.gateway.template_files import load_chat_template
-from wkvm.gateway.tokenizer import ByteTokenizer, Tokenizer
-from wkvm.gateway.written import ReadMark, read_by
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.template_files import load_chat_template
+from wkvm.gateway.text.tokenizer import ByteTokenizer, Tokenizer
+from wkvm.gateway.text.written import ReadMark, read_by
 
 ASKED = [{"role": "user", "content": "Who?"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "A fox named <|end|>."}]

@@ -26,8 +26,8 @@ from tests.llm.test_batch import wait_until_idle
 from wkvm import LLM, RequestOutput, SamplingParams, cli, llm
 from wkvm.core.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 from wkvm.gateway.errors import TemplateError
-from wkvm.gateway.pieces import ChoiceText, Piece
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.streams.pieces import ChoiceText, Piece
+from wkvm.gateway.text.template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = ["Once upon a time", "The sea", "A little dog"]

@@ -24,14 +24,14 @@ from wkvm.gateway.app import build_app
 from wkvm.gateway.asked import ASKED
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.door import Door as Listener
-from wkvm.gateway.door import check_parser, tls_context
+from wkvm.gateway.door.limits import Ledger
+from wkvm.gateway.door.listening import Door as Listener
+from wkvm.gateway.door.listening import check_parser, tls_context
 from wkvm.gateway.engines import Engines, Streams
-from wkvm.gateway.limits import Ledger
+from wkvm.gateway.monitoring.totals import numbers_of
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.totals import numbers_of
 from wkvm.server.interface import Door
 from wkvm.server.listen import Listening, bind
 from wkvm.server.process import Signals, first, raise_file_limit
@@ -138,7 +138,7 @@ class HttpDoor:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What was counted; see ``wkvm.gateway.totals``. After ``start``."""
+        """What was counted; see ``wkvm.gateway.monitoring.totals``. After ``start``."""
         return {} if self._gateway is None else numbers_of(self._gateway)
 
     def begin_drain(self) -> None:

@@ -31,8 +31,8 @@ from wkvm.assembly.reach import Reach
 from wkvm.assembly.texts import load_texts
 from wkvm.core.errors import WkvmError
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.door.limits import Ledger
 from wkvm.gateway.errors import SettingError, TextError
-from wkvm.gateway.limits import Ledger
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.text import ByteTokenizer, load_tokenizer
 from wkvm.server.process import Signals, first, raise_file_limit

@@ -33,9 +33,9 @@ from wkvm.assembly.worker import Order, Report
 from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.limits import MAX_PROCESSES, TABLE_BYTES
+from wkvm.gateway.door.limits import MAX_PROCESSES, TABLE_BYTES
+from wkvm.gateway.monitoring.totals import left_behind
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.totals import left_behind
 from wkvm.server.listen import UnixSocket, bind, bind_tcp
 
 MAX_WORKERS = MAX_PROCESSES

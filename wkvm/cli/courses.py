@@ -16,8 +16,8 @@ from wkvm.cli.complete import cut_short, follow
 from wkvm.cli.place import Setting, note
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.failures import CANCELLED, HttpError
-from wkvm.gateway.keeping import settled
-from wkvm.gateway.pieces import ChoiceText, TextOptions
+from wkvm.gateway.states.keeping import settled
+from wkvm.gateway.streams.pieces import ChoiceText, TextOptions
 from wkvm.gateway.text import TextStream
 from wkvm.gateway.texts import Texts
 

@@ -15,13 +15,13 @@ from aiohttp.typedefs import Handler, Middleware
 from wkvm_client.errors import ClientError, UnauthenticatedError
 
 from wkvm.gateway.calls import Call, Gateway, Route
-from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.dialects import OPENAI, REQUEST_ID_HEADER, Dialect
-from wkvm.gateway.expectations import check_expectation
+from wkvm.gateway.door.expectations import check_expectation
+from wkvm.gateway.door.keys import request_key
+from wkvm.gateway.door.origins import check_origin, let_pages_read
 from wkvm.gateway.failures import SERVER, HttpError
-from wkvm.gateway.keys import request_key
-from wkvm.gateway.origins import check_origin, let_pages_read
-from wkvm.gateway.watch import ANSWER_TIMEOUT_S
+from wkvm.gateway.monitoring.counts import HttpCounts
+from wkvm.gateway.monitoring.watch import ANSWER_TIMEOUT_S
 
 _IS_STREAM = web.RequestKey("is_stream", bool)
 _LIMITS = web.RequestKey("limits", dict[str, str])

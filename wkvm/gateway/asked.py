@@ -5,8 +5,8 @@ from aiohttp import web
 
 from wkvm.gateway.calls import Call, Gateway, Route, json_response
 from wkvm.gateway.failures import HttpError
+from wkvm.gateway.monitoring.totals import numbers_of
 from wkvm.gateway.peers import ASK, Answer, Cancel, Cancelled, Counted, Done, Forget, read_question
-from wkvm.gateway.totals import numbers_of
 
 
 async def asked(call: Call) -> web.StreamResponse:

@@ -12,13 +12,13 @@ from aiohttp import web
 from wkvm_client import aio
 
 from wkvm.gateway.allowed import with_allowed
-from wkvm.gateway.choices import Lanes
 from wkvm.gateway.config import GatewayConfig
-from wkvm.gateway.counts import HttpCounts
 from wkvm.gateway.described import Doc
 from wkvm.gateway.dialects import OPENAI, Dialect
+from wkvm.gateway.door.expectations import ask_for_body, check_encoding
+from wkvm.gateway.door.held import Held
+from wkvm.gateway.door.limits import KeyLimits, Ledger
 from wkvm.gateway.engines import Engines
-from wkvm.gateway.expectations import ask_for_body, check_encoding
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -30,24 +30,24 @@ from wkvm.gateway.failures import (
     misfit,
     renamed,
 )
-from wkvm.gateway.held import Held
-from wkvm.gateway.keeping import Keeper, Unwatched
-from wkvm.gateway.limits import KeyLimits, Ledger
+from wkvm.gateway.monitoring.counts import HttpCounts
+from wkvm.gateway.monitoring.request_log import RequestLog
+from wkvm.gateway.monitoring.spent import Spent
+from wkvm.gateway.monitoring.watch import EngineWatch
+from wkvm.gateway.native.submitted import Submitted
 from wkvm.gateway.nesting import read_json
 from wkvm.gateway.offload import Offload
-from wkvm.gateway.pace import Pace
 from wkvm.gateway.peers import Peers
-from wkvm.gateway.pieces import ChoiceText
 from wkvm.gateway.policy import Policy
-from wkvm.gateway.request_log import RequestLog
 from wkvm.gateway.responses.shelf import Shelf
 from wkvm.gateway.running import Running
-from wkvm.gateway.spent import Spent
-from wkvm.gateway.state_fields import StateFields
-from wkvm.gateway.submitted import Submitted
+from wkvm.gateway.sessions.turns import Turns
+from wkvm.gateway.states.fields import StateFields
+from wkvm.gateway.states.keeping import Keeper, Unwatched
+from wkvm.gateway.streams.choices import Lanes
+from wkvm.gateway.streams.pace import Pace
+from wkvm.gateway.streams.pieces import ChoiceText
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.turns import Turns
-from wkvm.gateway.watch import EngineWatch
 
 logger = logging.getLogger("wkvm.gateway")
 

@@ -12,15 +12,12 @@ from msgspec import UNSET
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions
-from wkvm.gateway.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.monitoring.times import metrics_of
 from wkvm.gateway.policy import COMPLETIONS
 from wkvm.gateway.prompts import Prompt, PromptField, n_kept, read_prompts
-from wkvm.gateway.pump import send_all
 from wkvm.gateway.replies import (
     Completion,
     CompletionChoice,
@@ -29,11 +26,14 @@ from wkvm.gateway.replies import (
     Usage,
     n_reused,
 )
-from wkvm.gateway.sse import DONE, EventStream
-from wkvm.gateway.state_fields import n_cached, report
+from wkvm.gateway.states.fields import n_cached, report
+from wkvm.gateway.states.keeping import Keeper, choice_text, origin_of, room_after
+from wkvm.gateway.streams.choices import MAX_CHOICES, Lanes, collect
+from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.streams.pump import send_all
+from wkvm.gateway.streams.sse import DONE, EventStream
 from wkvm.gateway.structured import ResponseFormat, wanted
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.times import metrics_of
 
 
 class CompletionRequest(CommonFields, kw_only=True):

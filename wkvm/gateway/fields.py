@@ -13,8 +13,8 @@ from wkvm_client import Grammar
 
 from wkvm.gateway.config import MAX_STREAM_INTERVAL
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.pieces import TextOptions
-from wkvm.gateway.state_fields import StateFields
+from wkvm.gateway.states.fields import StateFields
+from wkvm.gateway.streams.pieces import TextOptions
 from wkvm.gateway.structured import StructuredOutputs
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts

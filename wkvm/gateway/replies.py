@@ -6,9 +6,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from wkvm.gateway.fields import StreamOptions
-from wkvm.gateway.pieces import Finish, FinishReason
-from wkvm.gateway.state_fields import StateReport
-from wkvm.gateway.times import RequestMetrics
+from wkvm.gateway.monitoring.times import RequestMetrics
+from wkvm.gateway.states.fields import StateReport
+from wkvm.gateway.streams.pieces import Finish, FinishReason
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -4,30 +4,20 @@ from typing import Literal
 
 from wkvm_client.states import Difference, Durability, Replay, StateInfo
 
-from wkvm.gateway import (
-    chat,
-    completions,
-    embeddings,
-    health,
-    metrics,
-    models,
-    native,
-    openapi,
-    sessions,
-    state_files,
-    states,
-    tokens,
-    websocket,
-)
+from wkvm.gateway import completions, embeddings, models, openapi, tokens
 from wkvm.gateway.anthropic import routes as anthropic
 from wkvm.gateway.calls import Route
-from wkvm.gateway.chat_bodies import ChatBody
-from wkvm.gateway.chat_replies import ChatCompletion
+from wkvm.gateway.chat import completions as chat
+from wkvm.gateway.chat.bodies import ChatBody
+from wkvm.gateway.chat.replies import ChatCompletion
 from wkvm.gateway.completions import CompletionRequest
 from wkvm.gateway.conversations import routes as conversations
 from wkvm.gateway.described import BYTES, EVENTS, Doc, Query
 from wkvm.gateway.llama_cpp import routes as llama_cpp
-from wkvm.gateway.native_bodies import (
+from wkvm.gateway.monitoring import health, metrics
+from wkvm.gateway.native import handlers as native
+from wkvm.gateway.native import websocket
+from wkvm.gateway.native.bodies import (
     Accepted,
     Answer,
     Arrival,
@@ -41,7 +31,8 @@ from wkvm.gateway.native_bodies import (
 )
 from wkvm.gateway.replies import Completion
 from wkvm.gateway.responses import routes as responses
-from wkvm.gateway.session_bodies import (
+from wkvm.gateway.sessions import handlers as sessions
+from wkvm.gateway.sessions.bodies import (
     AppendBody,
     BackBody,
     OpenBody,
@@ -51,7 +42,9 @@ from wkvm.gateway.session_bodies import (
     WholeTurn,
 )
 from wkvm.gateway.sglang import routes as sglang
-from wkvm.gateway.state_bodies import (
+from wkvm.gateway.states import files as state_files
+from wkvm.gateway.states import handlers as states
+from wkvm.gateway.states.bodies import (
     CreateBody,
     DiffBody,
     EditBody,

@@ -7,8 +7,8 @@ from wkvm.gateway.config import DEFAULT_MAX_TOKENS
 from wkvm.gateway.parsing.forms import ReasoningForm, ToolForm
 from wkvm.gateway.parsing.names import AUTO
 from wkvm.gateway.parsing.registry import reasoning_form, tool_form
-from wkvm.gateway.template import ChatTemplate
-from wkvm.gateway.tokenizer import Tokenizer
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from aiohttp import web
 from wkvm_protocol.messages import unpack_ids
 
 from wkvm.gateway.calls import Call, Gateway, json_response
-from wkvm.gateway.chat_bodies import ChatBody, question
+from wkvm.gateway.chat.bodies import ChatBody, question
+from wkvm.gateway.chat.messages import Message
+from wkvm.gateway.chat.tools import Tool
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.messages import Message
 from wkvm.gateway.policy import TOKENS
-from wkvm.gateway.tokenizer import Tokenizer
-from wkvm.gateway.tools import Tool
+from wkvm.gateway.text.tokenizer import Tokenizer
 
 MAX_TEXT = 2**20
 """Characters of a text that one call may bring."""

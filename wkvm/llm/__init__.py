@@ -34,9 +34,9 @@ from wkvm.assembly.models import find_model
 from wkvm.assembly.texts import check_tokenizer, load_texts
 from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError, InvalidParameterError
+from wkvm.gateway.chat.messages import Message as ChatMessage
+from wkvm.gateway.chat.messages import leaves_space, template_messages
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.messages import Message as ChatMessage
-from wkvm.gateway.messages import leaves_space, template_messages
 from wkvm.gateway.text import Tokenizer, load_tokenizer
 from wkvm.llm.batch import Batch, Job
 from wkvm.llm.local import local

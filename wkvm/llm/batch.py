@@ -10,11 +10,11 @@ from wkvm_client import aio
 from wkvm_client.errors import QueueFullError, TooManyLanesError
 from wkvm_client.results import TokenLogprobs
 
-from wkvm.gateway.choices import Lanes
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.keeping import choice_text, settled
-from wkvm.gateway.pieces import ChoiceText, Finish, TextOptions
-from wkvm.gateway.state_fields import StateFields
+from wkvm.gateway.states.fields import StateFields
+from wkvm.gateway.states.keeping import choice_text, settled
+from wkvm.gateway.streams.choices import Lanes
+from wkvm.gateway.streams.pieces import ChoiceText, Finish, TextOptions
 from wkvm.gateway.texts import Texts
 from wkvm.llm.params import SamplingParams
 from wkvm.llm.results import CompletionOutput, RequestOutput

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
-from wkvm.gateway.template import Message
+from wkvm.gateway.text.template import Message
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or token ids."""

@@ -13,9 +13,9 @@ from aiohttp import WSMsgType
 from tests.gateway.harness import Running
 from tests.gateway.stateful import states_running
 from wkvm.engine.engine import Engine
-from wkvm.gateway.template import ChatTemplate
+from wkvm.gateway.text.template import ChatTemplate
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 from wkvm.gateway.texts import Texts
-from wkvm.gateway.tokenizer import ByteTokenizer
 
 PATH = "/v1/responses"
 LETTERS = list(b"abcdefghijklmnopqrstuvwxyz")

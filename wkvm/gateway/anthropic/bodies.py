@@ -11,10 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from wkvm.gateway.chat_bodies import ChatBody, NamedSchema, ResponseFormat
-from wkvm.gateway.failures import invalid
-from wkvm.gateway.fields import Integer
-from wkvm.gateway.messages import (
+from wkvm.gateway.chat.bodies import ChatBody, NamedSchema, ResponseFormat
+from wkvm.gateway.chat.messages import (
     OMITTED,
     TEXT_ONLY,
     CalledFunction,
@@ -22,8 +20,10 @@ from wkvm.gateway.messages import (
     Part,
     PastCall,
 )
-from wkvm.gateway.tools import Function, NamedFunction, NamedTool, Schema, Tool
-from wkvm.gateway.tools import ToolChoice as ChatToolChoice
+from wkvm.gateway.chat.tools import Function, NamedFunction, NamedTool, Schema, Tool
+from wkvm.gateway.chat.tools import ToolChoice as ChatToolChoice
+from wkvm.gateway.failures import invalid
+from wkvm.gateway.fields import Integer
 
 _MEDIA = {"image": "image_url", "document": "file"}
 """Blocks that are no text, and the parts of a chat that have the same note."""

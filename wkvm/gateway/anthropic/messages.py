@@ -10,13 +10,13 @@ from msgspec.json import encode
 from wkvm.gateway.anthropic.bodies import MessagesBody, PromptBody, to_chat
 from wkvm.gateway.anthropic.replies import PING, CountedTokens, Replier
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.chat_bodies import question
-from wkvm.gateway.chat_jobs import ChatJob, chat_job
-from wkvm.gateway.choices import Lanes, collect
-from wkvm.gateway.pieces import ChoiceText
+from wkvm.gateway.chat.bodies import question
+from wkvm.gateway.chat.jobs import ChatJob, chat_job
 from wkvm.gateway.policy import COUNTED_MESSAGES, MESSAGES
-from wkvm.gateway.pump import pump
-from wkvm.gateway.sse import EventStream
+from wkvm.gateway.streams.choices import Lanes, collect
+from wkvm.gateway.streams.pieces import ChoiceText
+from wkvm.gateway.streams.pump import pump
+from wkvm.gateway.streams.sse import EventStream
 
 PING_INTERVAL_S = 10.0
 """A stream has an event at least this often, also before the answer begins."""

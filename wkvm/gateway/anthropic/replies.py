@@ -6,11 +6,11 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.json import encode
 
-from wkvm.gateway.chat_jobs import ChatJob
-from wkvm.gateway.chat_replies import ChatFinishReason
+from wkvm.gateway.chat.jobs import ChatJob
+from wkvm.gateway.chat.replies import ChatFinishReason
 from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
-from wkvm.gateway.pieces import Finish, Piece, Whole
 from wkvm.gateway.replies import Usage as ChatUsage
+from wkvm.gateway.streams.pieces import Finish, Piece, Whole
 
 StopReason: TypeAlias = Literal[
     "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"

@@ -5,10 +5,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from wkvm.gateway.chat.messages import Message
 from wkvm.gateway.completions import CompletionRequest
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.fields import Integer
-from wkvm.gateway.messages import Message
 from wkvm.gateway.policy import Policy, Unsupported
 from wkvm.gateway.schemas import Schema
 from wkvm.gateway.structured import StructuredOutputs

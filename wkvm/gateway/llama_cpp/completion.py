@@ -10,16 +10,16 @@ from wkvm_client.errors import ClientError
 from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.completions import CompletionJob, completion_job
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.keeping import Keeper
 from wkvm.gateway.llama_cpp.bodies import COMPLETION, CompletionBody
 from wkvm.gateway.llama_cpp.replies import Event, Times, probabilities, stop_of
 from wkvm.gateway.llama_cpp.slots import Slot
-from wkvm.gateway.pieces import ChoiceText, Piece, Whole
-from wkvm.gateway.pump import send_all
-from wkvm.gateway.sse import EventStream
+from wkvm.gateway.states.keeping import Keeper
+from wkvm.gateway.streams.choices import Lanes, collect
+from wkvm.gateway.streams.pieces import ChoiceText, Piece, Whole
+from wkvm.gateway.streams.pump import send_all
+from wkvm.gateway.streams.sse import EventStream
 
 
 async def completion(call: Call) -> web.StreamResponse:

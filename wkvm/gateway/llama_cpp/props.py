@@ -5,7 +5,7 @@ from aiohttp import web
 
 from wkvm import __version__
 from wkvm.gateway.calls import Call, json_response
-from wkvm.gateway.chat_bodies import ChatBody, question
+from wkvm.gateway.chat.bodies import ChatBody, question
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.llama_cpp.bodies import TEMPLATE, TemplateBody
 from wkvm.gateway.llama_cpp.completion import settings

@@ -10,7 +10,7 @@ from wkvm_client.results import Timings
 
 from wkvm.gateway.errors import UnknownTokenError
 from wkvm.gateway.logprobs import finite
-from wkvm.gateway.pieces import Finish
+from wkvm.gateway.streams.pieces import Finish
 from wkvm.gateway.text import Tokenizer
 
 StopType: TypeAlias = Literal["none", "eos", "limit", "word"]

@@ -7,7 +7,7 @@ no text stands for them.
 import msgspec
 
 from wkvm.gateway.parsing.forms import ReasoningForm
-from wkvm.gateway.tokenizer import Tokenizer
+from wkvm.gateway.text.tokenizer import Tokenizer
 
 ANSWER = "answer"
 """The rule of an answer that is no call."""

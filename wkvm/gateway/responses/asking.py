@@ -13,12 +13,12 @@ from functools import partial
 from wkvm_client import aio, errors
 
 from wkvm.gateway.calls import Call, Gateway
-from wkvm.gateway.chat_bodies import ChatBody, Question, Since, question
+from wkvm.gateway.chat.bodies import ChatBody, Question, Since, question
+from wkvm.gateway.chat.messages import Message
 from wkvm.gateway.conversations import talks
 from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import INVALID, HttpError, invalid
-from wkvm.gateway.keeping import room_after
-from wkvm.gateway.messages import Message
+from wkvm.gateway.monitoring.spent import Spent
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.bodies import (
     CreateBody,
@@ -31,8 +31,8 @@ from wkvm.gateway.responses.items import Kept, chat_messages, kept_items
 from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.references import resolved
 from wkvm.gateway.responses.truncation import shortened
-from wkvm.gateway.spent import Spent
-from wkvm.gateway.state_fields import Origin as Room
+from wkvm.gateway.states.fields import Origin as Room
+from wkvm.gateway.states.keeping import room_after
 
 UNUSABLE = (
     errors.StateNotFoundError,

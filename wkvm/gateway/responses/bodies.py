@@ -5,15 +5,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from wkvm.gateway import chat_bodies
+from wkvm.gateway.chat import bodies as chat_bodies
+from wkvm.gateway.chat.messages import Message
+from wkvm.gateway.chat.tools import Function, NamedFunction, NamedTool, Schema, Tool
 from wkvm.gateway.failures import HttpError, invalid, renamed
 from wkvm.gateway.fields import CommonFields, Integer
-from wkvm.gateway.messages import Message
 from wkvm.gateway.responses import foreign
 from wkvm.gateway.responses.foreign import OfferedTool
 from wkvm.gateway.responses.items import Item
-from wkvm.gateway.state_fields import STATE_FIELDS
-from wkvm.gateway.tools import Function, NamedFunction, NamedTool, Schema, Tool
+from wkvm.gateway.states.fields import STATE_FIELDS
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

@@ -25,8 +25,7 @@ from wkvm_client import errors
 from wkvm_client.aio import Stream
 from wkvm_client.states import StateEnd
 
-from wkvm.gateway.chat_replies import ChoiceReader, TokenLogprob, chat_logprobs
-from wkvm.gateway.choices import taken
+from wkvm.gateway.chat.replies import ChoiceReader, TokenLogprob, chat_logprobs
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -34,8 +33,6 @@ from wkvm.gateway.failures import (
     HttpError,
     http_error,
 )
-from wkvm.gateway.keeping import choice_text, settled
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.asking import UNUSABLE, Asked, Caller, Local, ask, whole
 from wkvm.gateway.responses.ends import extras, origin_of, usage_of
@@ -45,6 +42,9 @@ from wkvm.gateway.responses.naming import LOCAL_TTL_S, TAG, forget, new_id
 from wkvm.gateway.responses.records import Begun, Origin
 from wkvm.gateway.responses.resource import Resource, begun, ended
 from wkvm.gateway.responses.writer import Event, EventWriter
+from wkvm.gateway.states.keeping import choice_text, settled
+from wkvm.gateway.streams.choices import taken
+from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece
 
 __all__ = ["Asked", "Caller", "Local", "Run", "ask", "forget", "new_id"]
 

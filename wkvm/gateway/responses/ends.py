@@ -5,14 +5,14 @@ from typing import Any
 
 from wkvm_client.states import StateEnd
 
-from wkvm.gateway.pieces import ChoiceText, Finish
+from wkvm.gateway.monitoring.times import metrics_of
 from wkvm.gateway.responses.asking import Asked
 from wkvm.gateway.responses.items import Kept
 from wkvm.gateway.responses.records import Origin
 from wkvm.gateway.responses.resource import cost
-from wkvm.gateway.times import metrics_of
-from wkvm.gateway.tokenizer import Tokenizer
-from wkvm.gateway.written import ReadMark, read_by
+from wkvm.gateway.streams.pieces import ChoiceText, Finish
+from wkvm.gateway.text.tokenizer import Tokenizer
+from wkvm.gateway.text.written import ReadMark, read_by
 
 
 def usage_of(

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from wkvm.gateway.chat.tools import Schema
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.nesting import read_json
-from wkvm.gateway.tools import Schema
 
 LEFT_OUT = frozenset(
     (

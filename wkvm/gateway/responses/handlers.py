@@ -19,7 +19,7 @@ from wkvm.gateway.responses.paging import items_page
 from wkvm.gateway.responses.records import Record
 from wkvm.gateway.responses.resource import Resource
 from wkvm.gateway.responses.writer import Event
-from wkvm.gateway.sse import DONE, STREAM_HEADERS, EventStream
+from wkvm.gateway.streams.sse import DONE, STREAM_HEADERS, EventStream
 
 POLL_S = 0.25
 """How often it is looked how far a response is that another gateway makes."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from wkvm.gateway import messages as chat
+from wkvm.gateway.chat import messages as chat
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.responses import foreign
 

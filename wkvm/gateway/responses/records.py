@@ -24,7 +24,7 @@ from wkvm.gateway.responses.rows import (
     release,
     told_apart,
 )
-from wkvm.gateway.written import ReadMark
+from wkvm.gateway.text.written import ReadMark
 
 STATES_GIVEN_UP = 16
 """Where there is no room for states, one in so many goes."""

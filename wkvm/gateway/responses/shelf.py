@@ -7,12 +7,12 @@ from typing import Protocol
 
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.keeping import Unwatched
 from wkvm.gateway.responses import records
 from wkvm.gateway.responses.database import Database
 from wkvm.gateway.responses.feed import Feed
 from wkvm.gateway.responses.resource import Resource
 from wkvm.gateway.responses.room import Limits
+from wkvm.gateway.states.keeping import Unwatched
 
 CANCEL_INTERVAL_S = 0.5
 """How often it is looked whether another process was asked to cancel what is made here."""

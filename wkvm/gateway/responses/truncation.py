@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from wkvm.gateway.messages import Message
+from wkvm.gateway.chat.messages import Message
 
 _STAY = ("system", "developer")
 

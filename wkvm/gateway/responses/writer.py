@@ -6,7 +6,7 @@ An event is a dict in the API's own form. Whoever sends them frames them.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from wkvm.gateway.chat_replies import TokenLogprob
+from wkvm.gateway.chat.replies import TokenLogprob
 from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.parsing.events import Event as Found
 from wkvm.gateway.responses import foreign

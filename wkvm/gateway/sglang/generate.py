@@ -8,14 +8,14 @@ from msgspec import UNSET, UnsetType
 from wkvm_client import TokenLogprobs
 
 from wkvm.gateway.calls import Call, decode_body, json_response
-from wkvm.gateway.choices import Lanes, collect
 from wkvm.gateway.completions import CompletionJob, completion_job
 from wkvm.gateway.dialects import Dialect
 from wkvm.gateway.logprobs import finite
-from wkvm.gateway.pieces import ChoiceText, Finish, Piece, Whole
-from wkvm.gateway.pump import send_all
 from wkvm.gateway.sglang.bodies import GENERATE, SAMPLING, GenerateBody, SamplingBody
-from wkvm.gateway.sse import DONE, EventStream
+from wkvm.gateway.streams.choices import Lanes, collect
+from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece, Whole
+from wkvm.gateway.streams.pump import send_all
+from wkvm.gateway.streams.sse import DONE, EventStream
 
 Logprob = tuple[float | None, int, None]
 """The log probability of an id, the id, and no text."""

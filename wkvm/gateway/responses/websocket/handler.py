@@ -3,9 +3,9 @@
 from aiohttp import web
 
 from wkvm.gateway.calls import Call
-from wkvm.gateway.origins import check_origin
+from wkvm.gateway.door.origins import check_origin
+from wkvm.gateway.door.upgrades import websocket_for
 from wkvm.gateway.responses.websocket.session import Session
-from wkvm.gateway.upgrades import websocket_for
 
 PROTOCOL = "responses"
 """A subprotocol that may be offered, and is then chosen: pages in browsers, which put their key

@@ -17,8 +17,9 @@ from aiohttp import WSMsgType, web
 from wkvm_client.errors import ClientError
 
 from wkvm.gateway.calls import Call
+from wkvm.gateway.door.keys import request_key
 from wkvm.gateway.failures import SERVER, HttpError, invalid
-from wkvm.gateway.keys import request_key
+from wkvm.gateway.monitoring.spent import Spent
 from wkvm.gateway.responses.bodies import as_response
 from wkvm.gateway.responses.core import Caller, Run, ask, forget
 from wkvm.gateway.responses.websocket import steering
@@ -38,7 +39,6 @@ from wkvm.gateway.responses.websocket.lanes import Lanes
 from wkvm.gateway.responses.websocket.memory import Memory
 from wkvm.gateway.responses.websocket.steering import RefusedSteerError, Steer
 from wkvm.gateway.responses.websocket.work import Work
-from wkvm.gateway.spent import Spent
 
 logger = logging.getLogger("wkvm.gateway")
 

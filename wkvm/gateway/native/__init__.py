@@ -1,0 +1,1 @@
+"""The routes of token ids, and the binary protocol over a WebSocket."""

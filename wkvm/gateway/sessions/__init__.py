@@ -1,0 +1,1 @@
+"""Sessions: conversations that are states, turn by turn."""

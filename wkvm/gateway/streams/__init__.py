@@ -1,0 +1,1 @@
+"""Choices on their way to a client: ids as text, piece by piece, as events."""
