@@ -447,3 +447,27 @@ async def test_what_nobody_makes_any_more_makes_room(tmp_path: Path) -> None:
         )
         more = await respond(running, SUN, max_output_tokens=1)
         assert (await ask(running, "GET", f"/v1/responses/{more['id']}"))[0] == 200
+
+
+async def test_what_its_maker_ended_just_before_it_went_is_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+
+        def end_and_go(there: Connection, response_id: str, owner: str) -> bool:
+            there.db.execute("UPDATE responses SET status = 'completed', resource = ?", kept)
+            return False
+
+        kept = await running.gateway.responses.database.run(
+            lambda there: there.db.execute("SELECT resource FROM responses").fetchone()
+        )
+        begun = kept[0].replace(b'"completed"', b'"in_progress"')
+        await running.gateway.responses.database.run(
+            lambda there: there.db.execute(
+                "UPDATE responses SET status = 'in_progress', resource = ?", (begun,)
+            )
+        )
+        monkeypatch.setattr(Connection, "is_made", end_and_go)
+        for _ in range(2):
+            assert await ask(running, "GET", f"/v1/responses/{first['id']}") == (200, first)

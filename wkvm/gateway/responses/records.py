@@ -144,7 +144,7 @@ def finish(
     resource: Resource,
     origin: Origin | None,
 ) -> bool:
-    """Keep how a response ended. What it took and gave then belongs to its conversation.
+    """Keep how a response ended, if that is not kept. Its items then belong to its conversation.
 
     Args:
         origin: its state, if that is kept.
@@ -161,7 +161,7 @@ def finish(
     n_bytes = len(told) + sum(map(len, bodies))
     with there.transaction() as db:
         found = db.execute(
-            "SELECT tenant, conversation, is_shown, resource FROM responses WHERE id = ?",
+            "SELECT tenant, conversation, is_shown, resource, status FROM responses WHERE id = ?",
             (response_id,),
         ).fetchone()
         if found is None:
@@ -169,7 +169,9 @@ def finish(
                 "UPDATE talks SET running = NULL, owner = NULL WHERE running = ?", (response_id,)
             )
             return False
-        tenant, conversation, is_shown, was = found
+        tenant, conversation, is_shown, was, status = found
+        if status in FINAL:
+            return bool(is_shown)
         end = None
         if conversation is not None:
             keeps = resource["status"] in ("completed", "incomplete")
@@ -213,7 +215,9 @@ def find(there: Connection, tenant: bytes, response_id: str) -> Record | None:
     failed = ended(record.resource, "failed", [], error=error)
     with contextlib.suppress(sqlite3.Error):
         finish(there, response_id, failed, None)
-    return replace(record, resource=failed)
+        # Whoever made it may have ended it, and itself, since it was looked at.
+        record = _any(there.db, response_id) or record
+    return record if record.is_over else replace(record, resource=failed)
 
 
 def keep_events(there: Connection, response_id: str, events: bytes) -> None:
