@@ -22,7 +22,7 @@ def decode_rows(running: Iterable[Request]) -> tuple[list[RowPlan], list[Request
         n_lacking = request.n_known - n_computed
         if n_lacking > 1:
             prompts.append(request)
-        elif n_lacking and request.paused_since is None and request.is_ready:
+        elif n_lacking and request.paused_since is None and request.is_ready and not request.marks:
             params, n_output = request.params, request.n_output + n_ahead
             # Only its stops may end it while an id is on its way. What its grammar allows after
             # that id is known when the id is.

@@ -30,6 +30,8 @@ class Budget:
         host_bytes, device_bytes: of host memory, and of slots and pages.
         every: keep a state each so many tokens; 0 for none.
         record_bytes, page_bytes: of a slot, and of a page of the guest pool, if there is one.
+        off_grid: whether prompts may be cut before their last token, too, for the choices of one
+            request. Not with pages: the last one would be full of what each choice writes itself.
     """
 
     host_bytes: int
@@ -37,6 +39,7 @@ class Budget:
     every: int
     record_bytes: int
     page_bytes: int = 0
+    off_grid: bool = False
 
     def state_bytes(self, n_tokens: int) -> int:
         """Of a state of so many tokens, a multiple of those of a page."""
@@ -96,6 +99,14 @@ class Claim:
     request: Any
     is_planned: bool = False
     waiters: list[Any] = field(default_factory=list[Any])
+
+
+class Coming(NamedTuple):
+    """A checkpoint whose copy is on its way; ``slot`` and ``pages`` of one on the device."""
+
+    claim: Claim
+    slot: int | None = None
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -263,6 +274,16 @@ class PrefixIndex:
         self.version += 1
         return claim
 
+    def claim_apart(self, owner: Owner, n_tokens: int, request: Any) -> Claim:
+        """Note that a request is to leave a checkpoint that is found by its node alone.
+
+        It may lie anywhere in a prompt, and is nobody's but those who are told of it.
+        """
+        claim = Claim(owner, Node[Place](None, b"", 0), n_tokens, request)
+        claim.node.value = Place(claim=claim)
+        self.version += 1
+        return claim
+
     def give_up(self, claim: Claim) -> list[Any]:
         """A checkpoint will not come; who waited for it."""
         return self._settle(claim, None)
@@ -304,6 +325,10 @@ class PrefixIndex:
     def evict(self, checkpoint: Checkpoint, *, releases: bool = True) -> None:
         """Let a checkpoint go; ``releases``: with the slot that it is in."""
         self.n_evicted += 1
+        self.drop(checkpoint, releases=releases)
+
+    def drop(self, checkpoint: Checkpoint, *, releases: bool = True) -> None:
+        """As ``evict``, of one that is of no more use."""
         self._tiers[checkpoint.tier].remove(checkpoint)
         self._vacate(checkpoint.owner, checkpoint.node)
         if checkpoint.slot is not None and releases:
@@ -333,9 +358,11 @@ class PrefixIndex:
         return waiters
 
     def _vacate(self, owner: Owner, node: "Node[Place]") -> None:
-        tree = self._trees[owner]
         node.value = None
+        self.version += 1
+        if node.parent is None:
+            return
+        tree = self._trees[owner]
         tree.prune(node)
         if tree.is_empty:
             del self._trees[owner]
-        self.version += 1

@@ -89,6 +89,8 @@ def absorbable(request: Request) -> int:
         return 0
     else:
         end = cut(request.n_known - 1)
+        if request.marks:
+            end = max(end, request.marks[0])  # others wait for that one, which may be off the grid
     if request.next_checkpoint is not None:
         end = min(end, request.next_checkpoint)
     if request.marks:

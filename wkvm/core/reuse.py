@@ -3,15 +3,16 @@
 One object beside the scheduler, which calls it where requests get slots, have rows and lose slots.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from wkvm.core.alike import comes, ids_of, owner_of, takes_part, will_pass
 from wkvm.core.guests import Guests
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.marks import marks_of
-from wkvm.core.prefixes import Budget, Checkpoint, Claim, Match, PrefixIndex, Tier
+from wkvm.core.prefixes import Budget, Checkpoint, Claim, Coming, Match, PrefixIndex, Tier
 from wkvm.core.radix import ID_BYTES
 from wkvm.core.saving import Savings
+from wkvm.core.siblings import Siblings
 from wkvm.core.slots import TenantSlots
 from wkvm.core.start import Copy, Entry, Save
 from wkvm.core.table import Request, slot_of
@@ -53,11 +54,12 @@ class Reuse:
             page_bytes=budget.page_bytes,
             release=self._release,
         )
+        self._siblings = Siblings(self._index, is_on=budget.off_grid and guests is None)
         self._leading = dict[int, Request]()
         """Those that are to leave checkpoints."""
         self._fresh = dict[int, Request]()
         """Those that go on from checkpoints and have had no row."""
-        self._coming = dict[int, _Coming]()
+        self._coming = dict[int, Coming]()
         self._saves, self._copies = list[Save](), list[Copy]()
         self._n_saves_left = 0
         self.n_hits = self.n_misses = self.n_saved_tokens = 0
@@ -76,8 +78,9 @@ class Reuse:
         """
         if not takes_part(request) or request.looked_up == self._index.version:
             return True
-        owner, ids = owner_of(request), ids_of(request)
-        match = self._index.find(owner, ids)
+        match = self._siblings.find(request)
+        if match is None:
+            match = self._index.find(owner_of(request), ids_of(request))
         claim = self._to_wait_for(request, match) if request.is_patient else None
         if claim is not None:
             claim.waiters.append(request)
@@ -136,11 +139,15 @@ class Reuse:
         for n_tokens in sorted(marks):
             if n_tokens > n_had and self._is_worth(n_tokens):
                 self._claim(request, ids[: n_tokens * ID_BYTES])
+        if self._is_worth(len(request.prompt) - 1):
+            self._lead(request, self._siblings.claim(request, n_had))
         if not request.claims:
             request.ids = None
 
     def _claim(self, leader: Request, ids: bytes) -> Claim | None:
-        claim = self._index.claim(owner_of(leader), ids, leader)
+        return self._lead(leader, self._index.claim(owner_of(leader), ids, leader))
+
+    def _lead(self, leader: Request, claim: Claim | None) -> Claim | None:
         if claim is not None:
             leader.claims[claim.n_tokens] = claim
             leader.marks = sorted(leader.claims, reverse=True)
@@ -165,15 +172,22 @@ class Reuse:
             n_saves: how many copies to the host it has room for.
         """
         self._n_saves_left = n_saves
+        for checkpoint in self._siblings.spent():
+            self._index.drop(checkpoint)
         for victim in self._index.surplus(Tier.DEVICE):
             self._evict(victim)
         for request in list(self._leading.values()):
             if not request.marks or request.marks[-1] != request.n_computed:
                 continue
             claim = request.claims[request.n_computed]
-            if self._copy(request, claim) or self._save(request, claim):
+            is_wanted = self._siblings.is_wanted(claim)
+            if is_wanted and (self._copy(request, claim) or self._save(request, claim)):
                 self._passed(request, claim)
-            elif request.n_stalled < PATIENT_PLANS and self._goes_to_host(claim.n_tokens):
+            elif (
+                is_wanted
+                and request.n_stalled < PATIENT_PLANS
+                and self._goes_to_host(claim.n_tokens)
+            ):
                 request.n_stalled += 1
             else:
                 self._passed(request, claim)
@@ -191,7 +205,7 @@ class Reuse:
         checked = pages[request.n_checked // PAGE_TOKENS :]
         self._copies.append(Copy(slot_of(request), slot, ticket, checked))
         request.n_checked = claim.n_tokens
-        self._coming[ticket] = _Coming(claim, slot, pages)
+        self._coming[ticket] = Coming(claim, slot, pages)
         claim.is_planned = True
         return True
 
@@ -210,7 +224,7 @@ class Reuse:
     def _to_host(self, claim: Claim, save: Save) -> None:
         self._n_saves_left -= 1
         self._saves.append(save)
-        self._coming[save.ticket] = _Coming(claim)
+        self._coming[save.ticket] = Coming(claim)
         claim.is_planned = True
 
     def take(self) -> tuple[tuple[Save, ...], tuple[Copy, ...]]:
@@ -382,11 +396,3 @@ class Reuse:
             "prefix_tokens_total": self.n_saved_tokens,
             "prefix_evictions_total": index.n_evicted,
         }
-
-
-class _Coming(NamedTuple):
-    """A checkpoint on its way; ``slot`` and ``pages`` of one on the device."""
-
-    claim: Claim
-    slot: int | None = None
-    pages: tuple[int, ...] = ()

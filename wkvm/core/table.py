@@ -38,10 +38,12 @@ class SharedIds:
     Attributes:
         n_ids: as in the spec.
         n_waiting: how many of the choices are in the waiting line.
+        n_to_begin: how many of these have absorbed nothing.
     """
 
     n_ids: int
     n_waiting: int = 0
+    n_to_begin: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -84,6 +84,7 @@ def budget_of(model: Model, config: EngineConfig) -> Budget | None:
         every=config.prefix_cache_every,
         record_bytes=layout.record_bytes,
         page_bytes=page_bytes,
+        off_grid=layout.guest is None and not config.deterministic,
     )
 
 
