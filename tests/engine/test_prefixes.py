@@ -135,7 +135,8 @@ def test_the_same_prompt_many_times_at_once_costs_one_prefill(
     rig = Rig(has_guest=has_guest, n_slots=20, **tier)
     asked = [rig.ask(ids(1000)) for _ in range(16)]
     rig.finish()
-    assert rig.computed() == 1000 + 15 * (1000 - 960)
+    # A page that is partly full is shared by nobody, so with pages they part at the last cut.
+    assert rig.computed() == 1000 + 15 * (40 if has_guest else 1)
     for one in asked:
         assert rig.outcomes[one].ids == HashLog(ids(1000)).generate(4)
     rig.check_room()
@@ -147,8 +148,86 @@ def test_choices_of_one_request_cost_one_prefill(tier: dict[str, object], has_gu
     rig = Rig(has_guest=has_guest, n_slots=20, **tier)
     asked = rig.begin(RequestSpec(prompt=ids(1000), params=SamplingParams(n=16, max_tokens=5)))
     rig.finish()
-    assert rig.computed() == 1000 + 15 * (1000 - 960)
+    assert rig.computed() == 1000 + 15 * (40 if has_guest else 1)
     assert len({tuple(rig.outcomes[one].ids) for one in asked}) > 1
+    rig.check_room()
+    stats = rig.stats
+    assert stats["n_prefixes_host"] + stats["n_prefixes_device"] == 1
+
+
+@TIERS
+def test_choices_of_2156_tokens_compute_one_more_token_each(tier: dict[str, object]) -> None:
+    rig = Rig(n_slots=20, **tier)  # type: ignore[arg-type]
+    asked = rig.begin(RequestSpec(prompt=ids(2156), params=SamplingParams(n=16, max_tokens=5)))
+    rig.finish()
+    assert rig.computed() == 2156 + 15
+    assert [n_reused(rig.outcomes[one]) for one in asked] == [0] + 15 * [2155]
+
+
+@TIERS
+def test_choices_keep_the_grid_in_deterministic_mode(tier: dict[str, object]) -> None:
+    rig = Rig(n_slots=20, deterministic=True, **tier)  # type: ignore[arg-type]
+    rig.begin(RequestSpec(prompt=ids(1000), params=SamplingParams(n=16, max_tokens=5)))
+    rig.finish()
+    assert rig.computed() == 1000 + 15 * 40
+
+
+@TIERS
+@pytest.mark.parametrize("n_tokens", [66, 129, 300])
+def test_choices_say_what_they_say_when_each_computes_all(
+    tier: dict[str, object], n_tokens: int
+) -> None:
+    params = SamplingParams(
+        n=6, max_tokens=12, seed=3, temperature=1.3, repetition_penalty=1.4, presence_penalty=0.5
+    )
+    said = list[list[list[int]]]()
+    for n_bytes in (0, 2**30):
+        rig = Rig(prefix_cache_bytes=n_bytes, **tier)  # type: ignore[arg-type]
+        asked = rig.begin(RequestSpec(prompt=ids(n_tokens), params=params))
+        rig.finish()
+        said.append([rig.outcomes[one].ids for one in asked])
+        assert rig.computed() == (n_tokens + 5 if n_bytes else 6 * n_tokens)
+    assert said[0] == said[1]
+
+
+@TIERS
+@pytest.mark.parametrize("n_steps", [1, 3, 8, 9])
+def test_the_second_choice_computes_the_prompt_if_the_first_is_cancelled(
+    tier: dict[str, object], n_steps: int
+) -> None:
+    rig = Rig(max_num_batched_tokens=128, **tier)  # type: ignore[arg-type]
+    asked = rig.begin(RequestSpec(prompt=ids(1000), params=SamplingParams(n=4, max_tokens=5)))
+    for _ in range(n_steps):
+        rig.step()
+    assert rig.stats["n_prefix_waiting"] == 3
+    rig.cancel(asked[0])
+    rig.finish()
+    n_kept = 960 if n_steps == 9 else 0
+    assert [n_reused(rig.outcomes[one]) for one in asked[1:]] == [n_kept, 999, 999]
+    assert {rig.outcomes[one].status for one in asked[1:]} == {Status.LENGTH}
+    rig.check_room()
+
+
+def test_choices_of_a_prompt_that_is_not_finite_all_end_so() -> None:
+    model = HashModel(nan_id=63)
+    prompt = (*ids(170), 63, *ids(10))
+    forward = model.forward
+
+    def stained(batch, states):  # type: ignore[no-untyped-def]
+        logits = forward(batch, states)
+        if 63 in batch.token_ids.tolist():
+            states["hash.zero"][list(batch.slot_list)] = float("nan")
+        return logits
+
+    model.forward = stained  # type: ignore[method-assign]
+    driver = Driver(model, config())
+    asked = driver.begin(RequestSpec(prompt=prompt, params=SamplingParams(n=3, max_tokens=5)))
+    driver.finish()
+    for one in asked:
+        end = driver.outcomes[one].end
+        assert isinstance(end and end.error, NonFiniteError)
+    assert [driver.outcomes[one].reused for one in asked] == [0, 128, 128]
+    assert driver.engine.stats()["n_prefixes_host"] == 1
 
 
 @TIERS
@@ -186,8 +265,9 @@ def test_the_next_one_takes_over_if_the_first_is_cancelled(has_guest: bool) -> N
     assert rig.stats["n_prefix_waiting"] == 3
     rig.cancel(asked[0])
     rig.finish()
-    assert rig.computed() == 128 + 1000 + 2 * 40
-    assert [rig.outcomes[one].reused for one in asked[1:]] == [0, 960, 960]
+    n_common = 960 if has_guest else 999
+    assert rig.computed() == 128 + 1000 + 2 * (1000 - n_common)
+    assert [rig.outcomes[one].reused for one in asked[1:]] == [0, n_common, n_common]
     rig.check_room()
 
 
@@ -389,6 +469,28 @@ def test_a_device_that_runs_ahead_gives_what_it_gives_without(
             assert driver.engine.stats()["n_free_slots"] == 4
     cold, warm = given
     assert cold == warm
+
+
+@TIERS
+@pytest.mark.parametrize("n_tokens", [66, 129, 190, 300])
+def test_choices_cost_one_prefill_on_a_device_that_runs_ahead(
+    tier: dict[str, object], n_tokens: int
+) -> None:
+    settings = config(n_slots=20, **tier)
+    driver = AheadDriver(Engine(SteppingModel(), settings, make_runner=fake_gpu_runner))
+    whole = AheadDriver(
+        Engine(SteppingModel(), config(prefix_cache_bytes=0), make_runner=fake_gpu_runner)
+    )
+    params = SamplingParams(temperature=0, max_tokens=6, n=8)
+    said = list[list[list[int]]]()
+    for one in (driver, whole):
+        asked = one.begin(RequestSpec(prompt=ids(n_tokens), params=params))
+        one.finish()
+        one.land()
+        said.append([one.outcomes[choice].ids for choice in asked])
+    assert said[0] == said[1]
+    assert driver.engine.stats()["prompt_tokens_total"] == n_tokens + 7
+    assert driver.engine.stats()["n_free_slots"] == 20
 
 
 def test_a_device_that_runs_ahead_keeps_no_state_that_is_not_finite() -> None:

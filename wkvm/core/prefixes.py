@@ -30,8 +30,8 @@ class Budget:
         host_bytes, device_bytes: of host memory, and of slots and pages.
         every: keep a state each so many tokens; 0 for none.
         record_bytes, page_bytes: of a slot, and of a page of the guest pool, if there is one.
-        off_grid: whether prompts may be cut before their last token, too, for the choices of one
-            request. Not with pages: the last one would be full of what each choice writes itself.
+        off_grid: whether prompts may be cut before their last token, too, for others that have just
+            this prompt. Not with pages: all of them would write to the last one.
     """
 
     host_bytes: int
@@ -222,6 +222,16 @@ class PrefixIndex:
     def n_bytes(self, tier: Tier) -> int:
         """What they take."""
         return self._tiers[tier].n_bytes
+
+    def by_name(self) -> dict[str, int]:
+        """Both, and evictions; names as in ``docs/protocol.md``."""
+        return {
+            "n_prefixes_host": self.n_entries(Tier.HOST),
+            "n_prefixes_device": self.n_entries(Tier.DEVICE),
+            "prefix_host_bytes": self.n_bytes(Tier.HOST),
+            "prefix_device_bytes": self.n_bytes(Tier.DEVICE),
+            "prefix_evictions_total": self.n_evicted,
+        }
 
     def checkpoints(self, tier: Tier) -> Iterator[Checkpoint]:
         """All of a tier."""

@@ -54,7 +54,7 @@ class Reuse:
             page_bytes=budget.page_bytes,
             release=self._release,
         )
-        self._siblings = Siblings(self._index, is_on=budget.off_grid and guests is None)
+        self.siblings = Siblings(self._index, is_on=budget.off_grid and guests is None)
         self._leading = dict[int, Request]()
         """Those that are to leave checkpoints."""
         self._fresh = dict[int, Request]()
@@ -78,7 +78,10 @@ class Reuse:
         """
         if not takes_part(request) or request.looked_up == self._index.version:
             return True
-        match = self._siblings.find(request)
+        leader = self.siblings.leader_of(request)
+        if leader is not None and self._is_worth(len(leader.prompt) - 1):
+            self._lead(leader, self.siblings.claim(leader))
+        match = self.siblings.find(request)
         if match is None:
             match = self._index.find(owner_of(request), ids_of(request))
         claim = self._to_wait_for(request, match) if request.is_patient else None
@@ -139,8 +142,8 @@ class Reuse:
         for n_tokens in sorted(marks):
             if n_tokens > n_had and self._is_worth(n_tokens):
                 self._claim(request, ids[: n_tokens * ID_BYTES])
-        if self._is_worth(len(request.prompt) - 1):
-            self._lead(request, self._siblings.claim(request, n_had))
+        if self.siblings.begun(request) and self._is_worth(len(request.prompt) - 1):
+            self._lead(request, self.siblings.claim(request))
         if not request.claims:
             request.ids = None
 
@@ -172,7 +175,7 @@ class Reuse:
             n_saves: how many copies to the host it has room for.
         """
         self._n_saves_left = n_saves
-        for checkpoint in self._siblings.spent():
+        for checkpoint in self.siblings.spent():
             self._index.drop(checkpoint)
         for victim in self._index.surplus(Tier.DEVICE):
             self._evict(victim)
@@ -180,7 +183,7 @@ class Reuse:
             if not request.marks or request.marks[-1] != request.n_computed:
                 continue
             claim = request.claims[request.n_computed]
-            is_wanted = self._siblings.is_wanted(claim)
+            is_wanted = self.siblings.is_wanted(claim)
             if is_wanted and (self._copy(request, claim) or self._save(request, claim)):
                 self._passed(request, claim)
             elif (
@@ -281,6 +284,7 @@ class Reuse:
 
         What is on its way of it comes all the same. One that has had no row begins anew.
         """
+        self.siblings.left(request)
         if request.awaits is not None:
             request.awaits.waiters.remove(request)
             request.awaits = None
@@ -384,15 +388,10 @@ class Reuse:
 
     def by_name(self) -> dict[str, int]:
         """Counts and gauges; names as in ``docs/protocol.md``."""
-        index = self._index
         return {
-            "n_prefixes_host": index.n_entries(Tier.HOST),
-            "n_prefixes_device": index.n_entries(Tier.DEVICE),
-            "prefix_host_bytes": index.n_bytes(Tier.HOST),
-            "prefix_device_bytes": index.n_bytes(Tier.DEVICE),
+            **self._index.by_name(),
             "n_prefix_waiting": self._waiting.n_aside,
             "prefix_hits_total": self.n_hits,
             "prefix_misses_total": self.n_misses,
             "prefix_tokens_total": self.n_saved_tokens,
-            "prefix_evictions_total": index.n_evicted,
         }

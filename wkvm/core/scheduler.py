@@ -148,6 +148,8 @@ class Scheduler(Admission):
             deadline=deadline,
         )
         self._table.add(*requests)
+        if self._reuse is not None:
+            self._reuse.siblings.enter(requests)
         for request in requests:
             self._waiting.push(request)
             self._deadlines.set(request.request_id, deadline)

@@ -38,12 +38,23 @@ class SharedIds:
     Attributes:
         n_ids: as in the spec.
         n_waiting: how many of the choices are in the waiting line.
-        n_to_begin: how many of these have absorbed nothing.
     """
 
     n_ids: int
     n_waiting: int = 0
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Family:
+    """The requests that have one and the same prompt, as the choices of one have.
+
+    Attributes:
+        n_to_begin: how many of them are in the waiting line and have absorbed nothing.
+        leader: the last one that began to compute the prompt and has its slot.
+    """
+
     n_to_begin: int = 0
+    leader: "Request | None" = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -74,6 +85,7 @@ class Request:
         is_asked_for: whether a state that is copied for good is to be told, too.
         next_checkpoint: at what ``n_computed`` its state is copied next; None for never.
         shared: what it shares with the other choices of its spec.
+        family: those that have just its prompt, if they may share what is kept of it.
         n_computed: how many of its ids the state has absorbed when all that is in flight has run.
         n_known: how many ids it has: the prompt, every id produced so far, and those on their way.
         n_ahead: how many are on their way: rows in flight that sample.
@@ -148,6 +160,7 @@ class Request:
     n_checked: int = 0
     n_cached: int = 0
     ids: bytes | None = None
+    family: Family | None = None
 
     @property
     def may_produce(self) -> bool:

@@ -23,7 +23,8 @@ class _TenantLine:
         if not request.shared.n_waiting:
             self.n_ids += request.shared.n_ids
         request.shared.n_waiting += 1
-        request.shared.n_to_begin += not request.n_computed
+        if request.family is not None:
+            request.family.n_to_begin += not request.n_computed
 
     def first(self) -> Request | None:
         """None if all were set aside."""
@@ -46,7 +47,8 @@ class _TenantLine:
             self._leave(request)
         self.n_requests -= 1
         request.shared.n_waiting -= 1
-        request.shared.n_to_begin -= not request.n_computed
+        if request.family is not None:
+            request.family.n_to_begin -= not request.n_computed
         if not request.shared.n_waiting:
             self.n_ids -= request.shared.n_ids
         return is_aside
