@@ -62,7 +62,7 @@ def refused(field: str, value: object) -> bool:
 
 
 def test_every_field_is_in_a_table_here() -> None:
-    others = {"logit_bias", "allowed_ids", "stop_ids", "ignore_eos"}
+    others = {"logit_bias", "allowed_ids", "stop_ids", "ignore_eos", "pooling"}
     assert set(SamplingParams.__dataclass_fields__) == {*NUMBERS, *INTEGERS, *others}
 
 
