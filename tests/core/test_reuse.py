@@ -326,12 +326,26 @@ def test_a_choice_without_credit_leaves_what_the_others_go_on_from() -> None:
     asked = rig.ask_choices(choices(3, stem(400), credit=0))
     for one in asked[1:]:
         rig.scheduler.grant(one, 9, rig.now)
-    while any(rig.told[one].end is None for one in asked[1:]):
-        rig.turn()
+    rig.turn(20)
     assert [rig.told[one].reused for one in asked[1:]] == [399, 399]
     assert not rig.told[asked[0]].ids
     rig.scheduler.grant(asked[0], 9, rig.now)
     rig.finish()
+    rig.check_choices(asked, stem(400), 3)
+
+
+def test_what_the_choices_share_stays_until_the_last_has_had_a_row() -> None:
+    rig = Stems(depth=1, n_slots=6, budget=budget(device=8, off_grid=True))
+    asked = rig.ask_choices(choices(3, stem(400), credit=0))
+    rig.turn(20)
+    for kind in range(1, 4):
+        other = rig.ask(stem(300, kind))
+        while rig.told[other].end is None:
+            rig.turn()
+    for one in asked:
+        rig.scheduler.grant(one, 9, rig.now)
+    rig.finish()
+    assert [rig.told[one].reused for one in asked] == [0, 399, 399]
     rig.check_choices(asked, stem(400), 3)
 
 
