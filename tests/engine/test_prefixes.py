@@ -477,9 +477,9 @@ def test_choices_cost_one_prefill_on_a_device_that_runs_ahead(
     tier: dict[str, object], n_tokens: int
 ) -> None:
     settings = config(n_slots=20, **tier)
-    driver = AheadDriver(Engine(SteppingModel(), settings, make_runner=fake_gpu_runner))
-    whole = AheadDriver(
-        Engine(SteppingModel(), config(prefix_cache_bytes=0), make_runner=fake_gpu_runner)
+    driver, whole = (
+        AheadDriver(Engine(SteppingModel(), one, make_runner=fake_gpu_runner))  # type: ignore[arg-type]
+        for one in (settings, config(prefix_cache_bytes=0))
     )
     params = SamplingParams(temperature=0, max_tokens=6, n=8)
     said = list[list[list[int]]]()
