@@ -33,6 +33,9 @@ class Reuse:
 
     Args:
         waiting, slots, guests, savings: the scheduler's.
+
+    Attributes:
+        siblings: told of each request before it waits.
     """
 
     def __init__(
