@@ -141,9 +141,13 @@ def test_without_a_guest_the_image_is_the_record() -> None:
     assert finished(layout, image) is image
 
 
-def test_a_state_with_a_guest_is_not_copied_as_a_record() -> None:
-    with pytest.raises(ValueError, match="guest"):
-        filled_arena().copy(0, [1])
+def test_a_copy_of_a_slot_is_its_record_and_leaves_pages_to_the_pool() -> None:
+    arena = filled_arena()
+    pages, table = pool_of(arena).pages.clone(), pool_of(arena).table.clone()
+    arena.copy(0, [1])
+    assert torch.equal(arena.records[1], arena.records[0])
+    assert torch.equal(pool_of(arena).pages, pages)
+    assert torch.equal(pool_of(arena).table, table)
 
 
 @given(pages=st.lists(st.integers(0, 9)))
