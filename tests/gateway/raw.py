@@ -102,3 +102,21 @@ ROUTES = (
     Route("POST", "/size", size, is_open=True),
     Route("GET", "/big", big, is_open=True),
 )
+
+
+async def upgraded(
+    path: Path, target: str, *, protocol: str | None = None, limit: int = 2**16
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A WebSocket as bytes, after the answer to its upgrade."""
+    reader, writer = await asyncio.open_unix_connection(str(path), limit=limit)
+    wanted = "" if protocol is None else f"Sec-WebSocket-Protocol: {protocol}\r\n"
+    writer.write(
+        f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        f"{wanted}\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += await reader.readexactly(1)
+    assert head.startswith(b"HTTP/1.1 101 ")
+    return reader, writer

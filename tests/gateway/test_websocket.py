@@ -42,6 +42,7 @@ from wkvm_protocol.messages import (
 
 from tests.fakes import fake_continuation
 from tests.gateway.harness import ANNA, KEYS, Running, gateway_running, until_stats
+from tests.gateway.raw import upgraded
 from wkvm.core.config import ServerConfig
 from wkvm.gateway.config import GatewayConfig
 
@@ -266,7 +267,7 @@ async def test_the_limits_on_frames_are_limits_on_messages(
 
 async def test_a_message_above_a_mebibyte_is_refused_before_it_is_there() -> None:
     async with gateway_running() as running:
-        reader, writer = await upgraded(running)
+        reader, writer = await upgraded(running.path, "/v1/ws", protocol="wkvm.v1")
         writer.write(bytes([0x82, 0xFF]) + (2**20 + 1).to_bytes(8))
         head = await reader.readexactly(4)
         assert (head[0], int.from_bytes(head[2:])) == (0x88, 1009)
@@ -287,7 +288,7 @@ async def test_an_offer_above_a_mebibyte_is_lowered_to_it() -> None:
 
 async def test_a_fragmented_message_is_one_message() -> None:
     async with gateway_running() as running:
-        reader, writer = await upgraded(running)
+        reader, writer = await upgraded(running.path, "/v1/ws", protocol="wkvm.v1")
         payload = CLIENT.encode(HELLO)
         writer.write(frame(payload[:4], opcode=2, fin=False) + frame(payload[4:], opcode=0))
         head = await reader.readexactly(4)
@@ -350,7 +351,7 @@ async def test_pings_of_both_kinds_are_answered() -> None:
         assert isinstance(await peer.hear(), HelloOk)
         await peer.say(Ping(5))
         assert await peer.hear() == Pong(5)
-        reader, writer = await upgraded(running)
+        reader, writer = await upgraded(running.path, "/v1/ws", protocol="wkvm.v1")
         writer.write(frame(b"abc", opcode=9))
         assert await reader.readexactly(5) == b"\x8a\x03abc"
         writer.close()
@@ -360,7 +361,7 @@ async def test_pings_of_both_kinds_are_answered() -> None:
 async def test_who_does_not_read_is_held_up_and_then_cut_off() -> None:
     config = GatewayConfig(write_timeout_s=0.2)
     async with gateway_running(config=config) as running:
-        reader, writer = await upgraded(running, limit=1)
+        reader, writer = await upgraded(running.path, "/v1/ws", protocol="wkvm.v1", limit=1)
         many = Generate(
             1, pack_ids([1]), Sampling(max_tokens=10**6, ignore_eos=True, logprobs=20, n=8)
         )
@@ -497,19 +498,3 @@ def frame(payload: bytes, *, opcode: int = 2, fin: bool = True) -> bytes:
     size = len(payload)
     assert size < 126
     return bytes([opcode | 0x80 * fin, 0x80 | size, 0, 0, 0, 0]) + payload
-
-
-async def upgraded(
-    running: Running, *, limit: int = 2**16
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_unix_connection(str(running.path), limit=limit)
-    writer.write(
-        b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-        b"Sec-WebSocket-Protocol: wkvm.v1\r\n\r\n"
-    )
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += await reader.readexactly(1)
-    assert head.startswith(b"HTTP/1.1 101 ")
-    return reader, writer

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.gateway.harness import TIMEOUT_S, Running, until_stats
+from tests.gateway.raw import upgraded
 from tests.gateway.responses.sockets import Peer, joined, n_states, of_error, serving
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.responses.websocket import handler, session
@@ -58,7 +59,7 @@ async def test_the_responses_of_a_client_that_is_gone_are_cancelled(
 async def test_who_does_not_read_is_held_up_and_then_cut_off(tmp_path: Path) -> None:
     config = GatewayConfig(write_timeout_s=0.2)
     async with serving(tmp_path, config=config) as running:
-        reader, writer = await upgraded(running, limit=1)
+        reader, writer = await upgraded(running.path, "/v1/responses", limit=1)
         for lane in "abcd":
             body = (
                 '{"type":"response.create","model":"fake","input":"x","store":false,'
@@ -78,29 +79,13 @@ def frame(payload: bytes) -> bytes:
     return b"\x81\xfe" + len(payload).to_bytes(2) + bytes(4) + payload
 
 
-async def upgraded(
-    running: Running, *, limit: int = 2**16
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A WebSocket as bytes, after the answer to its upgrade."""
-    reader, writer = await asyncio.open_unix_connection(str(running.path), limit=limit)
-    writer.write(
-        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += await reader.readexactly(1)
-    assert head.startswith(b"HTTP/1.1 101 ")
-    return reader, writer
-
-
 @pytest.mark.timed(0.1)
 async def test_a_client_that_answers_no_ping_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler, "PING_INTERVAL_S", 0.05)
     async with serving(tmp_path) as running:
-        reader, writer = await upgraded(running)
+        reader, writer = await upgraded(running.path, "/v1/responses")
         async with asyncio.timeout(TIMEOUT_S):
             assert (await reader.readexactly(2))[0] == 0x89
             await reader.read()

@@ -12,6 +12,7 @@ import msgspec
 
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.parsing.forms import Called
+from wkvm.gateway.parsing.json_text import to_json
 from wkvm.gateway.schemas import Schema as Schema
 from wkvm.gateway.schemas import check_schema, closed, compact
 
@@ -82,7 +83,7 @@ class ToolUse:
 
     def instructions(self) -> str:
         """What a model is told whose template knows no tools."""
-        offered = [_json(function) for function in self.functions]
+        offered = [to_json(function) for function in self.functions]
         call = 'answer only {"name":NAME,"arguments":OBJECT}'
         return "\n".join(["Functions you can call:", *offered, f"To call one, {call}"])
 
@@ -145,10 +146,6 @@ def arguments_schema(function: Function) -> Schema:
     if function.strict:
         schema = cast("Schema", check_schema(schema, "tools", at="parameters"))
     return compact({**schema, "type": "object"}, lenient=not function.strict)
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _function(tool: Tool, field: str) -> Function:

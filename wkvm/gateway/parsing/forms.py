@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-import msgspec
-
 from wkvm.gateway.parsing.events import Calls, Event
-from wkvm.gateway.parsing.json_text import Status, skip_space
+from wkvm.gateway.parsing.json_text import Status, skip_space, to_json
 from wkvm.gateway.parsing.reader import Opening
 from wkvm.gateway.parsing.sections import (
     JsonSection,
@@ -90,7 +88,7 @@ class ToolForm:
             if self.is_xml:
                 lines += _xml_arguments(index, function.schema, word)
             else:
-                lines.append(f"arguments_{index}: %json {_json(function.schema)}")
+                lines.append(f"arguments_{index}: %json {to_json(function.schema)}")
         return lines
 
 
@@ -112,10 +110,10 @@ def _xml_arguments(index: int, schema: Schema, word: Word) -> list[str]:
             rules.append(f"{rule}: {opening} ({either}) {ending}")
         elif is_text(value):
             rules.append(f"{rule}: {opening} {rule}_text")
-            rules.append(f"{rule}_text[suffix={_json(XML_ENDING)}]: /{_text_pattern(value)}/")
+            rules.append(f"{rule}_text[suffix={to_json(XML_ENDING)}]: /{_text_pattern(value)}/")
         else:
             rules.append(f"{rule}: {opening} {rule}_json {ending}")
-            rules.append(f"{rule}_json: %json {_json({**value, **shared})}")
+            rules.append(f"{rule}_json: %json {to_json({**value, **shared})}")
     return [f"arguments_{index}: {' '.join(names)}", *rules]
 
 
@@ -147,10 +145,6 @@ def in_slashes(regex: str) -> str:
 
 XML_ENDING = "\n</parameter>\n"
 _ANYTHING: Schema = {}
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 @dataclass(frozen=True, slots=True)

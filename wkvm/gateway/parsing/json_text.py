@@ -1,4 +1,7 @@
-"""Where JSON ends that comes in pieces. It is not checked: it is shown as the model wrote it."""
+"""Values as JSON, and where JSON ends that comes in pieces.
+
+The latter is not checked: it is shown as the model wrote it.
+"""
 
 import re
 from enum import Enum, auto
@@ -23,6 +26,11 @@ class Status(Enum):
     OPEN = auto()
     DONE = auto()
     FAILED = auto()
+
+
+def to_json(value: object) -> str:
+    """A value as JSON in one line."""
+    return msgspec.json.encode(value).decode()
 
 
 def skip_space(text: str, at: int) -> int:

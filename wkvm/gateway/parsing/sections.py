@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import msgspec
 
 from wkvm.gateway.parsing.events import Calls, Event
-from wkvm.gateway.parsing.json_text import JsonCall, Status, Value, skip_space
+from wkvm.gateway.parsing.json_text import JsonCall, Status, Value, skip_space, to_json
 
 MAX_NAME = 256
 """Characters of a name, and of what stands around it."""
@@ -314,7 +314,7 @@ class XmlSection:
                 self.status = Status.DONE
             return at
         key = text[at:end].strip().strip("\"'")
-        self._calls.add(f"{',' if self._n_parameters else '{'}{_json(key)}:", out)
+        self._calls.add(f"{',' if self._n_parameters else '{'}{to_json(key)}:", out)
         self._n_parameters += 1
         self._is_text = is_text(self._properties.get(key))
         if self._is_text:
@@ -343,7 +343,7 @@ class XmlSection:
 
     def _show(self, text: str, out: list[Event]) -> None:
         if self._is_text:
-            self._calls.add(_json(text)[1:-1], out)
+            self._calls.add(to_json(text)[1:-1], out)
         else:
             self._value += text
 
@@ -367,10 +367,6 @@ def _safe_end(text: str, at: int) -> int:
     return len(text)
 
 
-def _json(text: str) -> str:
-    return msgspec.json.encode(text).decode()
-
-
 def is_text(schema: object) -> bool:
     """Whether a schema says that a value is a string, and nothing else."""
     if not isinstance(schema, Mapping):
@@ -389,5 +385,5 @@ def _value_json(written: str) -> str:
     try:
         msgspec.json.decode(value, type=msgspec.Raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _json(written)
+        return to_json(written)
     return value

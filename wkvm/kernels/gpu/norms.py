@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from wkvm.kernels.device_sampling.common import follow
 from wkvm.kernels.reference.norms import GateActivation
 from wkvm.kernels.rwkv7_decode.common import launch_options
 
@@ -28,14 +28,6 @@ that gains is microseconds, and programs that wait are in the way of those of a 
 def is_dependent(x: Tensor) -> bool:
     """Whether a launch over the tokens of ``x`` is a dependent one."""
     return x.is_cuda and x.shape[0] <= DEPENDENT_TOKENS
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def follow(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let the next launch begin, and wait for what the ones before have written."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit(do_not_specialize=["n_vectors"])  # type: ignore[untyped-decorator]
