@@ -1,9 +1,10 @@
 # make run    a server on the bundled model, and one completion from it
 # make test   the tests that need no GPU
+# make soak   the tests of docs/reliability.md as often as it promises: hours of one core
 # make check  format, lint, types and layers
 # make evaluation  an environment of its own for the slow tests with lm-eval and other clients
 #
-# The first three make .venv when it is missing, and bring it up to date when pyproject.toml or
+# All but the last make .venv when it is missing, and bring it up to date when pyproject.toml or
 # constraints.txt has changed.
 
 SHELL := /bin/bash
@@ -15,6 +16,7 @@ BINARY_PORT ?= 8001
 MODEL ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 
 # torch is installed first and alone, so that no other requirement chooses it.
 # TORCH: what to install. TORCH_INDEX: one more index to look in; on Linux the ordinary one serves
@@ -29,7 +31,7 @@ LIMITS := $(STAMPS)/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(LIMITS)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: run test check evaluation wheel clean
+.PHONY: run test soak check evaluation wheel clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -40,6 +42,9 @@ test: $(STAMPS)/test
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope \
 	    --no-loadscope-reorder $(PYTEST_ARGS)
+
+soak: $(STAMPS)/test
+	$(BIN)/python -m tools.soak $(SOAK_ARGS)
 
 check: $(STAMPS)/lint
 	$(BIN)/ruff format --check

@@ -292,18 +292,28 @@ class Chosen:
         todo: to be run.
         n_done: that passed at this code before.
         lacking: trials that cannot be run here, with the programs that they lack.
+        codes: the digests of the code of trials, by their names.
     """
 
     todo: list[Part] = field(default_factory=list[Part])
     n_done: int = 0
     lacking: list[str] = field(default_factory=list[str])
+    codes: dict[str, str] = field(default_factory=dict[str, str])
+
+    def of_this_code(self, latest: Latest) -> Latest:
+        """What has been kept of parts that ran the code as it is now."""
+        return {
+            (name, part): line
+            for (name, part), line in latest.items()
+            if line["code"] == self.codes.get(name)
+        }
 
 
 def choose(trials: Sequence[Trial], root: Path, latest: Latest) -> Chosen:
     """Sort out what is left to be run."""
     chosen = Chosen()
     for trial in trials:
-        code = digest_of(root, trial)
+        code = chosen.codes[trial.name] = digest_of(root, trial)
         parts = [Part(trial, number, code) for number in range(1, trial.n_parts + 1)]
         todo = [one for one in parts if not _is_done(one, latest)]
         chosen.n_done += len(parts) - len(todo)
@@ -350,7 +360,7 @@ def main(argv: Sequence[str], trials: Sequence[Trial] = TRIALS, root: Path = ROO
             runner.run(arguments.jobs)
     except KeyboardInterrupt:
         was_stopped = True
-    all_kept = kept(wanted, read(arguments.output))
+    all_kept = kept(wanted, chosen.of_this_code(read(arguments.output)))
     for one in all_kept:
         mark = "done" if one.is_met else "NOT DONE"
         print(

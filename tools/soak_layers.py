@@ -74,4 +74,19 @@ class Trial:
         return tuple(sorted({one.partition("::")[0] for one in self.tests}))
 
 
-TRIALS: tuple[Trial, ...] = ()
+TRIALS: tuple[Trial, ...] = (
+    # Layer 0.
+    # Layer 1.
+    # Layer 2.
+    # Layer 3.
+    # Layer 4.
+    # Layer 5.
+    # Layer 6.
+    # Layer 7.
+    # Layer 8.
+    # Layer 9.
+    # Layer 10.
+    # Layer 11.
+    # Layer 12.
+    # Threats, and what belongs to no layer.
+)
