@@ -13,6 +13,7 @@ from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
     FEATURES,
     PREFIX_FEATURE,
+    TENANT_FEATURE,
     Cancel,
     Credit,
     Embedding,
@@ -63,7 +64,7 @@ from wkvm_client.pings import MAX_MISSES, Pings
 from wkvm_client.replies import Reply
 
 CLIENT_NAME = "wkvm_client"
-OFFERED = tuple(dict.fromkeys(FEATURES.values()))
+OFFERED = (*dict.fromkeys(FEATURES.values()), TENANT_FEATURE)
 
 
 class LinkCore:

@@ -13,6 +13,7 @@ import msgspec
 
 from wkvm_protocol.errors import LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.messages import (
+    TENANT_FEATURE,
     Embed,
     Embedding,
     End,
@@ -87,7 +88,7 @@ class Codec(Generic[MessageT]):
         if type(message) not in self._classes:
             raise LocalProtocolError(f"{type(message).__name__} cannot be sent here")
         try:
-            payload = _encoder.encode(message)
+            payload = payload_of(message)
             self.decode(payload)
         except (RemoteProtocolError, TypeError, ValueError, OverflowError) as error:
             raise LocalProtocolError(str(error)) from error
@@ -103,6 +104,18 @@ class Codec(Generic[MessageT]):
             return f"{message_type.__name__}: {text}"
         name = message_type.__name__ + _field_names(message_type, match["path"])
         return f"{name}: {match['what']}"
+
+
+def payload_of(message: Message) -> bytes:
+    """A message as it is sent, unchecked: an array of its tag and all of its fields.
+
+    A field that came later than version 1 is left out where it says nothing: who did not agree
+    to it takes no longer array.
+    """
+    if isinstance(message, HelloOk) and not message.tenant:
+        fields = msgspec.structs.astuple(message)
+        return _encoder.encode((message.__struct_config__.tag, *fields[:-1]))
+    return _encoder.encode(message)
 
 
 def _tag(payload: bytes) -> int | None:
@@ -158,6 +171,9 @@ def _packed(owner: Message, *names: str, prefix: str = "") -> str | None:
 
 
 def _check_hello_ok(message: Message) -> str | None:
+    assert isinstance(message, HelloOk)
+    if bool(message.tenant) != (TENANT_FEATURE in message.features):
+        return f"tenant: told if and only if the feature {TENANT_FEATURE} is in use"
     return _packed(message, "eos_ids")
 
 

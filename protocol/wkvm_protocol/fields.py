@@ -30,6 +30,8 @@ SCORE_FEATURE = "score"
 """The feature under which a client may send Score."""
 PREFIX_FEATURE = "prefix"
 """The feature under which a client may send PromptHint, and a server Reused."""
+TENANT_FEATURE = "tenant"
+"""The feature under which HelloOk says whose the key is."""
 
 RequestId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_ID)]
 """Chosen by the client; names a lane of the connection until its last End or Failed."""

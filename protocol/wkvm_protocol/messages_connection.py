@@ -41,6 +41,8 @@ class HelloOk(Message, frozen=True, tag=0x02):
     n_slots: Count
     max_model_len: Count
     """0 where there is no limit."""
+    tenant: ShortText = ""
+    """Whose the key is, where the feature ``tenant`` was agreed. Else it is empty, and not sent."""
 
 
 class Ping(Message, frozen=True, tag=0x03):

@@ -19,6 +19,7 @@ from wkvm_protocol.messages import (
     MAX_LONG_TEXT,
     MAX_SHORT_TEXT,
     PROTOCOL_VERSION,
+    TENANT_FEATURE,
     Cancel,
     ClientMessage,
     Credit,
@@ -201,8 +202,12 @@ class ServerConnection(Connection[ServerEvent]):
         eos_ids: Sequence[int],
         n_slots: int,
         max_model_len: int,
+        tenant: str = "",
     ) -> bytes:
         """Accept the client. Version, features and limits are filled in from its Hello.
+
+        Args:
+            tenant: whose the key is; told to a client that has agreed to hear it.
 
         Raises:
             LocalProtocolError: no Hello is waiting, or a field is not allowed.
@@ -210,11 +215,12 @@ class ServerConnection(Connection[ServerEvent]):
         self._must_be(ConnectionState.HANDSHAKE, "HelloOk")
         assert self._hello is not None
         agreed_frame_bytes = min(self._offered_frame_bytes, self._hello.max_frame_bytes)
+        features = tuple(
+            f for f in dict.fromkeys(self._hello.features) if f in self._offered_features
+        )
         message = HelloOk(
             version=PROTOCOL_VERSION,
-            features=tuple(
-                f for f in dict.fromkeys(self._hello.features) if f in self._offered_features
-            ),
+            features=features,
             max_frame_bytes=agreed_frame_bytes,
             max_lanes=self._max_lanes,
             ping_interval_ms=ping_interval_ms,
@@ -227,6 +233,7 @@ class ServerConnection(Connection[ServerEvent]):
             eos_ids=pack_ids(eos_ids),
             n_slots=n_slots,
             max_model_len=max_model_len,
+            tenant=tenant if TENANT_FEATURE in features else "",
         )
         frame = encode_frame(_SENT_FIRST.encode(message), MAX_HELLO_FRAME_BYTES)
         self._agree(agreed_frame_bytes, message.features)

@@ -112,7 +112,7 @@ def test_every_setting_has_a_flag() -> None:
     in_engine = {flag.field for flag in ENGINE_FLAGS + MODEL_FLAGS}
     in_server = {flag.field for flag in ADDRESS_FLAGS + LIMIT_FLAGS} | {"api_keys"}
     in_gateway = {flag.field for flag in HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS} | {"host"}
-    in_gateway |= {"limits", "key_limits", "tenants"}  # of KEY_LIMIT_FLAGS, and of the keys
+    in_gateway |= {"limits", "key_limits"}  # of KEY_LIMIT_FLAGS, and of the keys
     assert {flag.field for flag in KEY_LIMIT_FLAGS} == {field.name for field in fields(Limits)}
     assert in_gateway == {field.name for field in fields(GatewayConfig)}
     assert in_engine == {field.name for field in fields(EngineConfig)}
@@ -173,15 +173,14 @@ def test_flags_of_http_reach_their_settings(command: str) -> None:
     )
 
 
-def test_limits_and_tenants_of_keys_reach_the_settings_of_http() -> None:
+def test_limits_of_keys_reach_the_settings_of_http() -> None:
     line = "serve --limit-requests 60 --limit-tokens 9 --request-log json"
     keys = parse_api_keys("anna:one\n[concurrent=4]\nbert:two")
     settings = http_settings(build_parser().parse_args(line.split()), keys)
-    first, second = (key.digest.hex() for key in keys)
+    second = keys[1].digest.hex()
     assert settings == GatewayConfig(
         limits=Limits(requests=60, tokens=9),
         key_limits={second: Limits(concurrent=4)},
-        tenants={first: "anna", second: "bert"},
         request_log="json",
     )
 

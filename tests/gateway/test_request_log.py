@@ -21,8 +21,7 @@ def lines_of(running: Running) -> list[str]:
 
 
 async def test_a_line_tells_whose_a_request_was_and_what_it_cost() -> None:
-    config = GatewayConfig(request_log="json", tenants={KEYS[0].digest.hex(): "anna"})
-    async with gateway_running(keys=KEYS, config=config) as running:
+    async with gateway_running(keys=KEYS, config=JSON) as running:
         lines = lines_of(running)
         headers = {**ANNA, "X-Request-Id": "mine"}
         async with running.http.post("/v1/generate", json=BODY, headers=headers) as response:

@@ -19,7 +19,7 @@ SUN = "What is the sun?"
 
 async def caller_of(running: Running) -> Caller:
     engines = running.gateway.engines
-    return Caller(running.gateway, await engines.client(""), engines.tenant(""), "mine")
+    return Caller(running.gateway, await engines.client(""), engines.whose(""), "mine")
 
 
 def body(text: str | None = SUN, **fields: Any) -> CreateBody:

@@ -256,7 +256,7 @@ asyncio.run(main())
 async def test_what_a_process_that_was_killed_had_begun_has_failed(tmp_path: Path) -> None:
     async with tales_running(tmp_path) as running:
         await respond(running, SUN)
-        tenant = running.gateway.engines.tenant("")
+        tenant = running.gateway.engines.whose("").tenant
         folder = running.gateway.config.responses_dir
         assert folder is not None
         command = [sys.executable, "-c", DIES, folder, tenant.hex()]

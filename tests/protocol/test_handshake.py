@@ -9,6 +9,7 @@ from wkvm_protocol.connection import (
 from wkvm_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
+    TENANT_FEATURE,
     Error,
     Generate,
     Hello,
@@ -40,6 +41,34 @@ def test_hello_and_its_answer_open_both_sides() -> None:
     }
     assert server.is_open
     assert client.is_open
+
+
+def test_whose_a_key_is_is_told_to_a_client_that_has_agreed_to_it() -> None:
+    client, server = ClientConnection(), ServerConnection(features=[TENANT_FEATURE])
+    server.receive_data(client.send_hello(features=[TENANT_FEATURE]))
+    (answer,) = client.receive_data(server.send_hello_ok(**SERVED, tenant="anna"))
+    assert isinstance(answer, HelloOk)
+    assert answer.tenant == "anna"
+
+
+def test_a_client_that_did_not_ask_whose_its_key_is_gets_the_array_that_it_knows() -> None:
+    frames = list[bytes]()
+    for features in ([], [TENANT_FEATURE]):
+        client, server = ClientConnection(), ServerConnection(features=features)
+        server.receive_data(client.send_hello())
+        frames.append(server.send_hello_ok(**SERVED, tenant="anna"))
+        (answer,) = client.receive_data(frames[-1])
+        assert isinstance(answer, HelloOk)
+        assert answer.tenant == ""
+    assert frames[0] == frames[1]
+    assert frames[0][4] == 0x9F  # 15 elements
+
+
+def test_a_server_that_agreed_to_tell_the_tenant_cannot_leave_it_out() -> None:
+    client, server = ClientConnection(), ServerConnection(features=[TENANT_FEATURE])
+    server.receive_data(client.send_hello(features=[TENANT_FEATURE]))
+    with pytest.raises(LocalProtocolError, match=r"HelloOk\.tenant"):
+        server.send_hello_ok(**SERVED)
 
 
 @pytest.mark.parametrize(("offer", "limit"), [(65536, MIB), (MIB, 65536), (MIB, MIB)])

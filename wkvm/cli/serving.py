@@ -30,7 +30,6 @@ def http_settings(args: argparse.Namespace, keys: Sequence[ApiKey] = ()) -> Gate
         host=args.host,
         limits=Limits(**values_of(args, KEY_LIMIT_FLAGS)),
         key_limits={one.digest.hex(): Limits(**dict(one.limits)) for one in keys if one.limits},
-        tenants={one.digest.hex(): one.tenant for one in keys},
         **values,
     )
     return None if config.port is None and config.uds is None else config

@@ -96,7 +96,7 @@ def _endpoint(
             if not call.is_handed_on:
                 gateway.log.add(
                     request_id=call.request_id,
-                    key=call.tenant,
+                    whose=call.whose,
                     route=title,
                     status=status,
                     spent=call.spent,
@@ -177,7 +177,7 @@ async def _let_in(call: Call, route: Route) -> None:
     except (ClientError, TimeoutError):
         if route.needs_engine or not gateway.engines.has_let_in(key):
             raise
-    call.tenant = gateway.engines.tenant(key)
+    call.whose = gateway.engines.whose(key)
     if gateway.is_draining and not route.serves_draining:
         raise HttpError(503, "the server is draining", SERVER, code="draining", retry_after_s=1.0)
 

@@ -18,7 +18,7 @@ from wkvm.gateway.dialects import OPENAI, Dialect
 from wkvm.gateway.door.expectations import ask_for_body, check_encoding
 from wkvm.gateway.door.held import Held
 from wkvm.gateway.door.limits import KeyLimits, Ledger
-from wkvm.gateway.engines import Engines
+from wkvm.gateway.engines import NOBODY, Engines, Whose
 from wkvm.gateway.failures import (
     CANCELLED,
     DEFAULT_RETRY_AFTER_S,
@@ -113,7 +113,7 @@ class Gateway:
         self.responses = Shelf(self.config)
         self.limits = KeyLimits(self.config.limits, self.config.key_limits, self.ledger)
         self.submitted = Submitted(self.config, self.running, self.owns, self.limits.spend)
-        self.log = RequestLog(self.config.request_log, self.config.tenants)
+        self.log = RequestLog(self.config.request_log)
         self.held = Held(BODIES_HELD * self.config.max_body_bytes)
 
     @property
@@ -158,8 +158,7 @@ class Call:
 
     Attributes:
         tenant_client: the connection of whoever asks; None on routes that let everybody in.
-        tenant: whose the call is, as a name that nobody can guess; empty on routes that let
-            everybody in. See ``Engines.tenant``.
+        whose: whose the call is; nobody's on routes that let everybody in.
         request_id: what the client called the request, or a name made for it; it goes back in
             a header.
         n_held: how much of the body was read; it counts for the tenant until ``release``.
@@ -175,7 +174,7 @@ class Call:
     gateway: Gateway
     request_id: str
     tenant_client: aio.Client | None = None
-    tenant: bytes = b""
+    whose: Whose = NOBODY
     n_held: int = 0
     names: Mapping[str, str] = field(default_factory=lambda: OPENAI_NAMES)
     dialect: Dialect = OPENAI
@@ -190,6 +189,11 @@ class Call:
         assert self.tenant_client is not None, "this route lets everybody in"
         return self.tenant_client
 
+    @property
+    def tenant(self) -> bytes:
+        """What is the tenant's is kept under; empty on routes that let everybody in."""
+        return self.whose.tenant
+
     @contextmanager
     def cancellable(self, *streams: aio.Stream) -> Generator[None]:
         """Let these be cancelled by ``/v1/cancel`` and the request's id while the block runs.
@@ -201,12 +205,12 @@ class Call:
             with self.gateway.running.joined(self.tenant, self.request_id, *streams):
                 yield
         finally:
-            self.gateway.limits.spend(self.tenant, self.spent.add(streams))
+            self.gateway.limits.spend(self.whose.key, self.spent.add(streams))
 
     def absorbs(self, n_tokens: int) -> None:
         """Count tokens of an input that no stream has counted."""
         self.spent.n_prompt += n_tokens
-        self.gateway.limits.spend(self.tenant, n_tokens)
+        self.gateway.limits.spend(self.whose.key, n_tokens)
 
     def enter(self) -> None:
         """Count the call for its key.
@@ -214,7 +218,7 @@ class Call:
         Raises:
             HttpError: 429; the key has used up what it may have.
         """
-        self.limit_headers = self.gateway.limits.enter(self.tenant)
+        self.limit_headers = self.gateway.limits.enter(self.whose.key)
 
     def keeper(self, body: StateFields, lanes: Lanes, texts: Sequence[ChoiceText]) -> Keeper:
         """What looks after the state of a request, also once its client has left.
@@ -295,7 +299,7 @@ class Call:
     def release(self) -> None:
         """The call is over: it and its body count no longer."""
         if self.limit_headers is not None:
-            self.gateway.limits.leave(self.tenant)
+            self.gateway.limits.leave(self.whose.key)
             self.limit_headers = None
         self.gateway.held.give_back(self.tenant, self.n_held)
         self.n_held = 0

@@ -81,7 +81,6 @@ class GatewayConfig:
             elsewhere, such as ``https://chat.example``; ``*`` allows all.
         limits: of a key that has none of its own.
         key_limits: of other keys, by the SHA-256 of the key in hexadecimal digits.
-        tenants: names for the log, by the same.
         stream_interval: how many ids an event of a stream should have, where a request does not
             say; the first has one.
         request_log: whether a line is written to standard error for each request, and how.
@@ -114,7 +113,6 @@ class GatewayConfig:
     omit_media: bool = False
     limits: Limits = Limits()
     key_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
-    tenants: Mapping[str, str] = field(default_factory=dict[str, str])
     stream_interval: int = 1
     request_log: RequestLogFormat = "off"
 

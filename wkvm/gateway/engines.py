@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from wkvm_client import aio
@@ -32,6 +33,32 @@ OSError if there is none to be had."""
 
 MAX_HANDSHAKES = 16
 """Connections that may be in the making at once: wrong keys cost a handshake each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose a call is.
+
+    Attributes:
+        key: a digest of the key, which tells nothing of it. Where no keys are needed, everybody
+            has the same. Empty of routes that let everybody in.
+        tenant: what to keep a tenant's things under: the same for all its keys. Of an engine
+            that does not name tenants, each key is a tenant of its own.
+        name: the tenant's; empty if the engine does not say it.
+    """
+
+    key: bytes = b""
+    tenant: bytes = b""
+    name: str = ""
+
+    @staticmethod
+    def of(key: bytes, name: str) -> "Whose":
+        """Whose a key is, by the tenant's name."""
+        tenant = hashlib.sha256(b"tenant\0" + name.encode()).digest() if name else key
+        return Whose(key, tenant, name)
+
+
+NOBODY = Whose()
 
 
 class Engines:
@@ -123,12 +150,11 @@ class Engines:
             return await self._client("")
         raise UnauthenticatedError("a key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
 
-    def tenant(self, key: str) -> bytes:
-        """A name for whoever has a key, to keep what is theirs apart. After ``client``.
-
-        It tells nothing of the key. Where no keys are needed, everybody has the same.
-        """
-        return _name("" if self._is_open else key)
+    def whose(self, key: str) -> Whose:
+        """Whose a key is, as the engine last said. After ``client``."""
+        name = _name("" if self._is_open else key)
+        client = self._clients.get(name)
+        return Whose.of(name, "" if client is None else client.server.tenant)
 
     def has_let_in(self, key: str) -> bool:
         """Whether a key was somebody's when the engine was last asked."""

@@ -306,6 +306,7 @@ class Connection(asyncio.Protocol):
                 eos_ids=info.eos_ids,
                 n_slots=info.n_slots,
                 max_model_len=info.max_model_len or 0,
+                tenant=tenant,
             )
         )
         self._is_open = True

@@ -10,6 +10,7 @@ from wkvm_protocol.messages import (
     PREFIX_FEATURE,
     SCORE_FEATURE,
     STATES_FEATURE,
+    TENANT_FEATURE,
 )
 
 from wkvm.core.config import ServerConfig
@@ -56,7 +57,7 @@ class Shared:
 
     def features(self) -> list[str]:
         """What clients may use of what the protocol leaves open."""
-        features = [SCORE_FEATURE, EMBED_FEATURE, PREFIX_FEATURE]
+        features = [SCORE_FEATURE, EMBED_FEATURE, PREFIX_FEATURE, TENANT_FEATURE]
         if self.info.takes_grammars:
             features.append(GRAMMAR_FEATURE)
         if self.dispatcher.takes_states:

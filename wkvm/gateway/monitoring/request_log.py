@@ -7,15 +7,16 @@ path, no query, no header, no text and no token.
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 
 from wkvm.gateway.config import RequestLogFormat
+from wkvm.gateway.engines import Whose
 from wkvm.gateway.monitoring.spent import Spent
 
-_NOBODY = ("", hashlib.sha256(b"").hexdigest())
+_NO_KEY = (b"", hashlib.sha256(b"").digest())
 """Digests of no key: of a request that was let in with none, too."""
 
 
@@ -47,26 +48,23 @@ class RequestLog:
 
     Args:
         style: ``off`` writes none.
-        names: tenants by the SHA-256 of their keys, in hexadecimal digits.
         write: takes a line with its end.
     """
 
     def __init__(
         self,
         style: RequestLogFormat,
-        names: Mapping[str, str],
         *,
         write: Callable[[str], object] | None = None,
     ) -> None:
         self._style = style
-        self._names = names
         self._write = write
 
     def add(
         self,
         *,
         request_id: str,
-        key: bytes,
+        whose: Whose,
         route: str,
         status: int | None,
         spent: Spent,
@@ -75,18 +73,16 @@ class RequestLog:
         """A call is over.
 
         Args:
-            key: the digest; empty where it was nobody's.
             route: the method and the template.
             status: None if the client was gone.
             began_at: on the clock of ``time.perf_counter``.
         """
         if self._style == "off":
             return
-        digest = key.hex()
         line = Line(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             id=request_id,
-            tenant=self._names.get(digest, "-" if digest in _NOBODY else digest[:12]),
+            tenant="-" if whose.key in _NO_KEY else whose.name or whose.key.hex()[:12],
             route=route,
             status=499 if status is None else status,
             duration_s=round(time.perf_counter() - began_at, 6),

@@ -61,7 +61,7 @@ async def submit(call: Call) -> web.StreamResponse:
     stream = await _ask(call, body)
     try:
         await taken(call.client, stream)
-        submission = submitted.add(call.tenant, stream, seal)
+        submission = submitted.add(call.whose, stream, seal)
     except BaseException:
         stream.cancel()
         raise

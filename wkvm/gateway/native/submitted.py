@@ -14,6 +14,7 @@ from wkvm_client import Completion, aio
 from wkvm_client.errors import ClientError
 
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.engines import Whose
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.monitoring.spent import Spent
 from wkvm.gateway.running import Running
@@ -67,7 +68,7 @@ class Submitted:
 
     Args:
         owns: whether a tenant's calls about a name come to this process.
-        spend: told how many tokens of a tenant a request has cost.
+        spend: told how many tokens a request of a key has cost.
     """
 
     def __init__(
@@ -104,17 +105,17 @@ class Submitted:
         while len(shelf.running) + len(shelf.finished) >= self._config.max_submitted:
             shelf.drop_oldest()
 
-    def add(self, tenant: bytes, stream: aio.Stream, seal: Seal) -> Submission:
+    def add(self, whose: Whose, stream: aio.Stream, seal: Seal) -> Submission:
         """Take a request over, and read it to its end.
 
         Raises:
             HttpError: as ``make_room``.
         """
-        self.make_room(tenant)
-        submission = Submission(self._name(tenant), stream)
-        shelf = self._shelves.setdefault(tenant, _Shelf())
+        self.make_room(whose.tenant)
+        submission = Submission(self._name(whose.tenant), stream)
+        shelf = self._shelves.setdefault(whose.tenant, _Shelf())
         shelf.running[submission.request_id] = submission
-        task = asyncio.create_task(self._follow(tenant, shelf, submission, stream, seal))
+        task = asyncio.create_task(self._follow(whose, shelf, submission, stream, seal))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return submission
@@ -143,16 +144,16 @@ class Submitted:
         return name
 
     async def _follow(
-        self, tenant: bytes, shelf: _Shelf, submission: Submission, stream: aio.Stream, seal: Seal
+        self, whose: Whose, shelf: _Shelf, submission: Submission, stream: aio.Stream, seal: Seal
     ) -> None:
         request_id = submission.request_id
         outcome: Outcome
         try:
-            with self._running.joined(tenant, request_id, stream):
+            with self._running.joined(whose.tenant, request_id, stream):
                 outcome = await stream.completions()
         except ClientError as error:
             outcome = error
-        self._spend(tenant, Spent().add([stream]))
+        self._spend(whose.key, Spent().add([stream]))
         try:
             submission.result = seal(request_id, outcome)
         except Exception:

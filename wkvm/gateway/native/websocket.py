@@ -69,7 +69,7 @@ async def websocket(call: Call) -> web.StreamResponse:
     """``GET /v1/ws``: become a connection of the binary protocol."""
     gateway, request = call.gateway, call.request
     check_origin(request, gateway.config, needs_key=gateway.engines.needs_key)
-    if gateway.limits.of(call.tenant) is not None:
+    if gateway.limits.of(call.whose.key) is not None:
         why = "not for keys with limits: what they use is counted on the other routes alone"
         raise HttpError(403, why, "permission_error", code="key_has_limits")
     if PROTOCOL not in offered_protocols(request):

@@ -16,6 +16,7 @@ from wkvm.gateway.calls import Call, Gateway
 from wkvm.gateway.chat.bodies import ChatBody, Question, Since, question
 from wkvm.gateway.chat.messages import Message
 from wkvm.gateway.conversations import talks
+from wkvm.gateway.engines import Whose
 from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import INVALID, HttpError, invalid
 from wkvm.gateway.monitoring.spent import Spent
@@ -51,7 +52,7 @@ class Caller:
 
     Attributes:
         client: the engine, as they may use it.
-        tenant: whose the responses are; see ``Engines.tenant``.
+        whose: whose the responses are.
         request_id: what the request is called in the log, and by ``/v1/cancel``.
         n_held: how many bytes were sent: long texts are read in a thread.
         spent: what their responses have cost so far.
@@ -59,7 +60,7 @@ class Caller:
 
     gateway: Gateway
     client: aio.Client
-    tenant: bytes
+    whose: Whose
     request_id: str
     n_held: int = 0
     spent: Spent = field(default_factory=Spent)
@@ -68,12 +69,17 @@ class Caller:
     def of(call: Call) -> "Caller":
         """Who makes an HTTP request."""
         return Caller(
-            call.gateway, call.client, call.tenant, call.request_id, call.n_held, call.spent
+            call.gateway, call.client, call.whose, call.request_id, call.n_held, call.spent
         )
+
+    @property
+    def tenant(self) -> bytes:
+        """What is the tenant's is kept under."""
+        return self.whose.tenant
 
     def spend(self, stream: aio.Stream) -> None:
         """Count what a response has cost that is over, or is given up."""
-        self.gateway.limits.spend(self.tenant, self.spent.add([stream]))
+        self.gateway.limits.spend(self.whose.key, self.spent.add([stream]))
 
 
 @dataclass(frozen=True, slots=True)

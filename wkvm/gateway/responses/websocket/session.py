@@ -219,7 +219,7 @@ class Session:
             call.release()
             self._gateway.log.add(
                 request_id=call.request_id,
-                key=call.tenant,
+                whose=call.whose,
                 route=CREATE,
                 status=status,
                 spent=call.spent,
