@@ -1,255 +1,63 @@
 """Plant known faults, one at a time, in a copy of the code, and say which test finds each.
 
-``python -m tools.mutants`` prints a table; ``--only WORD`` takes the faults that name it. A fault
-that no test finds is printed as alive, and the exit status is 1.
+    python -m tools.mutants [--jobs N] [--only WORD] [--again]
+    python -m tools.mutants --write
+
+The first runs what was not run at this code before, appends a JSON line for each fault to
+``bench/results/mutants.jsonl``, and prints a table. A fault that no test finds is printed as alive,
+and the exit status is 1. The second writes the table of docs/reliability.md from those lines.
 """
 
 import argparse
+import hashlib
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tools.faults import FAULTS, Fault
+from tools.readme_figures import with_figures
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench/results/mutants.jsonl"
+PAGE = ROOT / "docs/reliability.md"
+BEGIN, END = "<!-- planted faults: begin -->\n", "<!-- planted faults: end -->\n"
+
 COPIED = ("wkvm", "protocol", "clients", "bench", "tests", "docs", "tools", "pyproject.toml")
-TIMEOUT_S = 600.0
+NOT_CODE = (".md", ".jsonl", ".svg", ".pyc")
+"""What does not matter for whether a fault is found: a line of text makes no run necessary."""
+NOT_TRIED = "tools"
+"""A folder of which the same is true."""
+
+TIMEOUT_S = 300.0
+NOT_RUN = "not run here"
+"""Found by: nobody, as every test of the fault was skipped on this machine."""
+NO_END = "no end in time"
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A fault: in ``file``, ``old`` (which is there once) becomes ``new``.
-
-    Attributes:
-        what: the fault, in words.
-        tests: where it is looked for: files or node ids, as pytest takes them.
-    """
-
-    what: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-PAYLOADS = "wkvm/state/payloads.py"
-RUNNER = "wkvm/engine/runner.py"
-REQUESTS = "wkvm/engine/states/requests.py"
-ORIGINS = "wkvm/engine/states/origins.py"
-
-MUTANTS = (
-    Mutant(
-        "a payload is not synced",
-        PAYLOADS,
-        "                self._io.sync(fd)\n",
-        "",
-        ("tests/state/test_store_faults.py::test_power_may_go_at_any_operation",),
-    ),
-    Mutant(
-        "the folder of payloads is not synced",
-        PAYLOADS,
-        "            self._sync_folder()\n",
-        "",
-        ("tests/state/test_store_faults.py::test_power_may_go_at_any_operation",),
-    ),
-    Mutant(
-        "a commit is acknowledged before the catalogue is on the disk",
-        "wkvm/state/catalogue.py",
-        'self._choose_synchronous(writer, "FULL" if durable else "NORMAL")',
-        'self._choose_synchronous(writer, "OFF")',
-        ("tests/state/test_store_crashes.py::test_power_loss_loses_nothing_that_was_acknowledged",),
-    ),
-    Mutant(
-        "what was written is not read back",
-        PAYLOADS,
-        "                self._verify_open(fd, encoded.digest)\n",
-        "",
-        ("tests/state/test_store_catalogue.py",),
-    ),
-    Mutant(
-        "the bytes of a payload are not compared with their digest",
-        PAYLOADS,
-        "if root_digest(blank, run(fill, range(n_chunks))) != header.digest:",
-        "if root_digest(blank, run(fill, range(n_chunks))) == '':",
-        ("tests/state/test_store_damage.py::test_every_class_of_flipped_byte_is_found",),
-    ),
-    Mutant(
-        "a payload's digest is not compared with the catalogue's",
-        PAYLOADS,
-        "if header.digest != digest:",
-        "if header.digest == '':",
-        ("tests/state/test_store_damage.py::test_another_versions_file_in_its_place_is_found",),
-    ),
-    Mutant(
-        "the seals of rows are not checked",
-        "wkvm/state/tables.py",
-        "if seal_of(self.facts(payload)) != self.seal:",
-        "if seal_of(self.facts(payload)) == b'':",
-        ("tests/state/test_store_damage.py::test_a_row_that_was_changed_is_found",),
-    ),
-    Mutant(
-        "the expected version is not compared with the head",
-        "wkvm/state/edits.py",
-        "if expected is not None and head != expected:",
-        "if expected is not None and head < 0:",
-        ("tests/state/test_store_threads.py::test_of_commits_on_one_version_one_wins",),
-    ),
-    Mutant(
-        "another model's state is taken",
-        "wkvm/state/image.py",
-        "        if found[name] != value:\n",
-        "        if name == '':\n",
-        ("tests/states/test_refusals.py::test_another_models_state_is_refused",),
-    ),
-    Mutant(
-        "a slot is not zeroed for a request that begins at nothing",
-        RUNNER,
-        "            self._arena.zero(blank)\n",
-        "            pass\n",
-        (
-            "tests/engine/test_hash_exactness.py::test_no_order_of_arrivals_budgets_slots_and_cancellations_changes_an_id",
-        ),
-    ),
-    Mutant(
-        "a state is not put into the slot of the request that goes on from it",
-        RUNNER,
-        "            self._arena.fill(image[: self._arena.layout.record_bytes], slots)\n",
-        "            self._arena.zero(slots)\n",
-        ("tests/states/test_traps.py::test_regenerating_with_nothing_new_is_exact_every_time",),
-    ),
-    Mutant(
-        "what is saved shares the memory of the slot",
-        "wkvm/state/arena.py",
-        'return record.to("cpu", copy=True)',
-        'return record.to("cpu")',
-        (
-            "tests/engine/test_states.py::test_what_is_saved_does_not_change_when_its_slot_goes_to_others",
-        ),
-    ),
-    Mutant(
-        "the pending id is forgotten",
-        ORIGINS,
-        "return Origin(image, record, image.carried.pending)",
-        "return Origin(image, record, ())",
-        ("tests/states/test_traps.py::test_regenerating_with_nothing_new_is_exact_every_time",),
-    ),
-    Mutant(
-        "the sampler's memory does not travel",
-        ORIGINS,
-        "        memory=image.carried.sampler,\n        log=",
-        "        memory=None,\n        log=",
-        (
-            "tests/states/test_continuations.py::test_sampled_turns_with_a_kill_between_them_are_the_uninterrupted_run",
-        ),
-    ),
-    Mutant(
-        "random positions are counted from the start of the request",
-        "wkvm/engine/sampler.py",
-        "self._rules[row.slot].n_start + row.position + len(row.ids)",
-        "row.position + len(row.ids)",
-        (
-            "tests/states/test_continuations.py::test_sampled_turns_with_a_kill_between_them_are_the_uninterrupted_run",
-        ),
-    ),
-    Mutant(
-        "forks draw the same random numbers",
-        "wkvm/engine/states/making.py",
-        "keys = None if keeps_key else [_fresh_key() for _ in names]",
-        "keys = None",
-        (
-            "tests/engine/states/test_over_engine.py::test_forks_draw_numbers_of_their_own_unless_they_replay",
-        ),
-    ),
-    Mutant(
-        "who comes back is told all at once",
-        "wkvm/engine/states/pacing.py",
-        "n = max(min(n_all, self.limit), self.n_told)",
-        "n = n_all",
-        (
-            "tests/engine/states/test_returns.py::test_what_was_missed_of_a_turn_that_is_over_comes_as_it_is_granted",
-        ),
-    ),
-    Mutant(
-        "a request whose client is gone goes on",
-        REQUESTS,
-        "            self.cancel(request_id)\n            return\n        turn.is_detached = True",
-        "            return\n        turn.is_detached = True",
-        (
-            "tests/engine/states/test_lives.py::test_a_turn_of_a_lost_client_is_cancelled_by_default",
-        ),
-    ),
-    Mutant(
-        "a row of NaN goes on",
-        RUNNER,
-        "            not_finite=broken,\n",
-        "            not_finite=frozenset(),\n",
-        ("tests/states/test_traps.py::test_a_row_of_nan_ends_alone_and_nothing_of_it_is_kept",),
-    ),
-    Mutant(
-        "a state that is not finite is kept",
-        "wkvm/state/image.py",
-        "return not_finite(self.views())",
-        "return not_finite({})",
-        ("tests/state/test_store.py",),
-    ),
-    Mutant(
-        "a commit that was acknowledged is undone",
-        "wkvm/state/catalogue.py",
-        'writer.execute("COMMIT")',
-        'writer.execute("COMMIT" if not durable else "ROLLBACK")',
-        ("tests/states/test_kills.py::test_a_kill_loses_and_spoils_nothing_that_was_acknowledged",),
-    ),
-    Mutant(
-        "handles are found whoever asks",
-        "wkvm/state/index.py",
-        "{ALL} WHERE h.tenant = ? AND h.name = ? AND",
-        "{ALL} WHERE coalesce(h.tenant, ?) IS NOT NULL AND h.name = ? AND",
-        (
-            "tests/states/test_refusals.py::test_another_tenants_state_is_answered_as_one_that_never_was",
-        ),
-    ),
-    Mutant(
-        "what was looked up before is told after a write",
-        "wkvm/state/index.py",
-        "            for one in self._touched:\n",
-        "            for one in ():\n",
-        ("tests/state/test_store_index.py",),
-    ),
-    Mutant(
-        "the digest of an imported file is not verified",
-        "wkvm/state/filling.py",
-        "if digest_of(blank, buffers) != header.digest:",
-        "if digest_of(blank, buffers) == '':",
-        (
-            "tests/states/test_refusals.py::test_a_file_that_is_no_state_is_refused_and_leaves_nothing",
-        ),
-    ),
-    Mutant(
-        "cached_tokens counts the pending id",
-        "wkvm/engine/states/turns.py",
-        "return 0 if self.origin is None else self.origin.image.carried.n_computed",
-        "return 0 if self.origin is None else self.origin.image.carried.n_computed + 1",
-        ("tests/states/test_traps.py::test_cached_tokens_are_those_that_were_not_computed",),
-    ),
-)
-
-
-def planted(mutant: Mutant, folder: Path) -> None:
+def planted(fault: Fault, folder: Path) -> None:
     """Plant a fault in a copy of the code.
 
     Raises:
         ValueError: its place is not there exactly once.
     """
-    path = folder / mutant.file
+    path = folder / fault.file
     text = path.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        raise ValueError(f"{mutant.what}: {text.count(mutant.old)} places in {mutant.file}")
-    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    if text.count(fault.old) != 1:
+        raise ValueError(f"{fault.what}: {text.count(fault.old)} places in {fault.file}")
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
 
 
 def copy_to(folder: Path) -> None:
@@ -262,10 +70,25 @@ def copy_to(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run_tests(folder: Path, tests: tuple[str, ...]) -> str | None:
-    """The first test that fails; None if all pass."""
+def code_of(folder: Path) -> str:
+    """A digest of all code in a copy: what was found out of it holds for the same code alone."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and path.suffix not in NOT_CODE and not name.startswith(NOT_TRIED):
+            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def run_tests(folder: Path, tests: Iterable[str]) -> str | None:
+    """The first test that fails; None if all pass; ``NOT_RUN`` if none was run.
+
+    Raises:
+        RuntimeError: the tests could not be begun.
+    """
     paths = [str(folder / name) for name in ("", "protocol", "clients", "bench")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a file changes twice in one second
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
@@ -278,47 +101,166 @@ def run_tests(folder: Path, tests: tuple[str, ...]) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "no end in time"
+        return NO_END
     if done.returncode == 0:
-        return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        return None if re.search(r"\b\d+ passed", done.stdout) else NOT_RUN
+    failed = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", done.stdout, re.MULTILINE)
     if failed is None:
         raise RuntimeError(done.stdout + done.stderr)
     return failed[1]
 
 
-def table(mutants: tuple[Mutant, ...]) -> Iterator[tuple[Mutant, str | None, float]]:
-    """Each fault with the test that finds it, and the seconds that took."""
-    with tempfile.TemporaryDirectory() as name:
-        clean = Path(name) / "clean"
-        clean.mkdir()
-        copy_to(clean)
-        every = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-        failed = run_tests(clean, every)
-        if failed is not None:
-            raise RuntimeError(f"without any fault, {failed} fails")
-        for mutant in mutants:
-            began = time.monotonic()
-            folder = Path(name) / "planted"
-            shutil.copytree(clean, folder)
-            planted(mutant, folder)
-            yield mutant, run_tests(folder, mutant.tests), time.monotonic() - began
-            shutil.rmtree(folder)
+def id_of(fault: Fault) -> str:
+    """What tells a fault from all others, and from what it was before it was changed."""
+    return hashlib.sha256(repr(fault).encode()).hexdigest()[:16]
+
+
+class Copies:
+    """Copies of the code, one for each that runs at a time.
+
+    Attributes:
+        code: see ``code_of``.
+    """
+
+    def __init__(self, folder: Path, n: int) -> None:
+        copies = [folder / str(number) for number in range(n)]
+        for copy in copies:
+            copy.mkdir()
+            copy_to(copy)
+        self.code = code_of(copies[0])
+        self.fill(copies)
+
+    def fill(self, copies: Iterable[Path]) -> None:
+        """These are free."""
+        self._free = SimpleQueue[Path]()
+        for copy in copies:
+            self._free.put(copy)
+
+    @contextmanager
+    def with_fault(self, fault: Fault | None) -> Iterator[Path]:
+        """A copy with a fault in it, which is taken out again."""
+        copy = self._free.get()
+        try:
+            if fault is not None:
+                planted(fault, copy)
+            yield copy
+        finally:
+            if fault is not None:
+                shutil.copy2(ROOT / fault.file, copy / fault.file)
+            self._free.put(copy)
+
+
+def lines() -> list[dict[str, Any]]:
+    """What was found out so far, the oldest first."""
+    if not RESULTS.exists():
+        return []
+    return [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+
+
+def run(copies: Copies, fault: Fault | None, tests: tuple[str, ...]) -> dict[str, Any]:
+    """Plant a fault, or none, and look for it; the line that says what came of it."""
+    began = time.monotonic()
+    with copies.with_fault(fault) as copy:
+        found = run_tests(copy, tests)
+    return {
+        "benchmark": "mutants",
+        "fault": None if fault is None else fault.what,
+        "id": None if fault is None else id_of(fault),
+        "tests": list(tests),
+        "found_by": found,
+        "seconds": round(time.monotonic() - began, 1),
+        "code": copies.code,
+        "commit": _commit(),
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+    }
+
+
+def tried(faults: Sequence[Fault], *, jobs: int, again: bool) -> Iterator[dict[str, Any]]:
+    """The lines of faults; those that are new are appended to ``RESULTS`` as they come.
+
+    The tests are run without any fault first.
+
+    Raises:
+        RuntimeError: a test fails without any fault.
+    """
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
+        copies = Copies(Path(name), jobs)
+        known = [] if again else [one for one in lines() if one["code"] == copies.code]
+        of_fault = {one["id"]: one for one in known if one["fault"] is not None}
+        new = [one for one in faults if id_of(one) not in of_fault]
+        sound = {test for one in known if one["fault"] is None for test in one["tests"]}
+        unknown = sorted({test for one in new for test in one.tests} - sound)
+        parts = [tuple(unknown[at::jobs]) for at in range(min(jobs, len(unknown)))]
+        for without in pool.map(partial(run, copies, None), parts):
+            if without["found_by"] not in (None, NOT_RUN):
+                raise RuntimeError(f"without any fault, {without['found_by']} fails")
+            _append(without)
+        yield from (of_fault[id_of(one)] for one in faults if id_of(one) in of_fault)
+        for line in pool.map(lambda one: run(copies, one, one.tests), new):
+            _append(line)
+            yield line
+
+
+def _append(line: dict[str, Any]) -> None:
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def kills(results: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Each fault that was found, and by which test, as the newest line has it."""
+    found = dict[str, str]()
+    for one in results:
+        if one["fault"] is not None and one["found_by"] not in (None, NOT_RUN):
+            found[one["fault"]] = one["found_by"]
+    return found
+
+
+def table(found: dict[str, str]) -> str:
+    """The faults and the tests that find them, as Markdown.
+
+    Raises:
+        ValueError: one was not found.
+    """
+    rows = ["| fault | found by |", "|---|---|"]
+    for fault in FAULTS:
+        if fault.what not in found:
+            raise ValueError(f"run python -m tools.mutants: nothing found yet: {fault.what}")
+        rows.append(f"| {fault.what} | `{found[fault.what].removeprefix('tests/')}` |")
+    return "\n".join(rows) + "\n"
+
+
+def written(page: str) -> str:
+    """``page`` with the table as the lines have it."""
+    return with_figures(page, table(kills(lines())), BEGIN, END)
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def main() -> int:
-    """Print the table."""
+    """Print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="faults that name it")
-    only = parser.parse_args().only
-    mutants = tuple(one for one in MUTANTS if only in one.what)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at a time")
+    parser.add_argument("--again", action="store_true", help="also those that were run already")
+    parser.add_argument("--write", action="store_true", help="write the table of the document")
+    args = parser.parse_args()
+    if args.write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     n_alive = 0
     print("| fault | found by |\n|---|---|")
-    for mutant, test, seconds in table(mutants):
-        n_alive += test is None
-        found = "**nothing: it is alive**" if test is None else f"`{test}`"
-        print(f"| {mutant.what} | {found} |", flush=True)
-        print(f"{seconds:.1f} s", file=sys.stderr)
+    faults = [one for one in FAULTS if args.only in one.what]
+    for one in tried(faults, jobs=args.jobs, again=args.again):
+        found = one["found_by"]
+        n_alive += found is None
+        text = "**nothing: it is alive**" if found is None else f"`{found}`"
+        print(f"| {one['fault']} | {text} |", flush=True)
+        print(f"{one['seconds']:.1f} s", file=sys.stderr)
     return 1 if n_alive else 0
 
 

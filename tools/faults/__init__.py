@@ -1,0 +1,11 @@
+"""The faults that ``tools.mutants`` plants, by what they are in."""
+
+from tools.faults.doors import DOORS
+from tools.faults.engine import ENGINE
+from tools.faults.fault import Fault
+from tools.faults.store import STORE
+from tools.faults.tenants import TENANTS
+
+FAULTS: tuple[Fault, ...] = (*STORE, *ENGINE, *TENANTS, *DOORS)
+
+__all__ = ["FAULTS", "Fault"]

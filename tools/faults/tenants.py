@@ -1,0 +1,150 @@
+"""Faults in who may do what, and how much of it."""
+
+from tools.faults.fault import Fault
+
+EDITS = "wkvm/state/edits.py"
+
+TENANTS = (
+    Fault(
+        "handles are found whoever asks",
+        "wkvm/state/index.py",
+        "{ALL} WHERE h.tenant = ? AND h.name = ? AND",
+        "{ALL} WHERE coalesce(h.tenant, ?) IS NOT NULL AND h.name = ? AND",
+        (
+            "tests/states/test_refusals.py::test_another_tenants_state_is_answered_as_one_that_never_was",
+        ),
+    ),
+    Fault(
+        "keys are compared by ==",
+        "wkvm/server/auth.py",
+        "if hmac.compare_digest(digest, known.digest):",
+        "if digest == known.digest:",
+        ("tests/server/test_auth.py",),
+    ),
+    Fault(
+        "the first key that fits ends the comparison",
+        "wkvm/server/auth.py",
+        "                tenant = known.tenant\n        return tenant",
+        "                return known.tenant\n        return tenant",
+        ("tests/server/test_auth.py",),
+    ),
+    Fault(
+        "a server without keys can be put on the network",
+        "wkvm/core/config.py",
+        "self.binary_port is not None and not is_loopback(self.host):",
+        "self.binary_port is not None and self.host == '0.0.0.0':",
+        ("tests/server/test_auth.py",),
+    ),
+    Fault(
+        "a route needs no key",
+        "wkvm/gateway/app.py",
+        "            if not route.is_open:\n",
+        "            if not route.is_open and not route.path.startswith('/v1/models'):\n",
+        ("tests/gateway/test_health.py",),
+    ),
+    Fault(
+        "prompts are shared between tenants",
+        "wkvm/core/alike.py",
+        "return Owner(request.tenant, request.spec.cache_salt)",
+        "return Owner('', request.spec.cache_salt)",
+        ("tests/core/test_reuse.py", "tests/engine/test_prefixes.py"),
+    ),
+    Fault(
+        "prompts are shared whatever their salt",
+        "wkvm/core/alike.py",
+        "return Owner(request.tenant, request.spec.cache_salt)",
+        "return Owner(request.tenant, '')",
+        ("tests/core/test_reuse.py", "tests/engine/test_prefixes.py"),
+    ),
+    Fault(
+        "a state's name may be a path",
+        "wkvm/core/registry.py",
+        'NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)',
+        'NAME = re.compile(r"[A-Za-z0-9./_-]{1,128}", re.ASCII)',
+        ("tests/core/test_registry.py",),
+    ),
+    Fault(
+        "handles of a tenant are not counted",
+        EDITS,
+        "        self.add_to(tenant, n_handles=1)\n",
+        "",
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "bytes of a tenant are not counted",
+        "wkvm/state/ledger.py",
+        "        self.add_to(tenant, n_bytes=content.n_bytes)\n",
+        "",
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "a tenant may have one handle more than it may",
+        EDITS,
+        '            if self.count_of(tenant, "n_handles") >= limit:\n                raise',
+        '            if self.count_of(tenant, "n_handles") > limit:\n                raise',
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "versions of a handle have no limit",
+        EDITS,
+        "        if is_full and not self.limits.drops_old_versions:\n",
+        "        if is_full and number_of_versions_is_no_limit():\n",
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "an operation that is sent again is carried out again",
+        "wkvm/state/ledger.py",
+        "        found = self.under_key(tenant, key)\n        if found is None:\n",
+        "        found = self.under_key(tenant, key)\n        if True:\n",
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "a key of one tenant stands for an operation of another",
+        "wkvm/state/ledger.py",
+        'FROM applied WHERE tenant = ? AND key = ? AND created_at > ?"',
+        'FROM applied WHERE ? IS NOT NULL AND key = ? AND created_at > ?"',
+        ("tests/state/test_store.py",),
+    ),
+    Fault(
+        "one tenant may take every slot",
+        "wkvm/core/admission.py",
+        "if lacks_pages or not self._slots.n_free_for(request.tenant):",
+        "if lacks_pages:",
+        ("tests/core/test_slots.py", "tests/core/test_scheduler_plan.py"),
+    ),
+    Fault(
+        "tenants do not take turns",
+        "wkvm/core/waiting.py",
+        "                self._ring.move_to_end(tenant)\n",
+        "",
+        ("tests/core/test_waiting.py",),
+    ),
+    Fault(
+        "connections of a tenant have no limit",
+        "wkvm/server/auth.py",
+        "        if self._per_tenant[tenant] >= self.limit_per_tenant:\n            return False\n",
+        "",
+        ("tests/server/test_auth.py",),
+    ),
+    Fault(
+        "a place for a transfer is never given back",
+        "wkvm/server/operations.py",
+        "        if operation.is_transfer:\n            self.free_place(operation.tenant)\n",
+        "",
+        ("tests/server/test_state_operations.py", "tests/server/test_state_bytes.py"),
+    ),
+    Fault(
+        "what a client names becomes a label of a metric",
+        "wkvm/gateway/policy.py",
+        "ignored[self.route, name if name in NAMED else OTHER] += 1",
+        "ignored[self.route, name] += 1",
+        ("tests/gateway/test_policy.py",),
+    ),
+    Fault(
+        "templates run outside of the sandbox",
+        "wkvm/gateway/text/template.py",
+        "environment = jinja2.sandbox.ImmutableSandboxedEnvironment(",
+        "environment = jinja2.Environment(",
+        ("tests/gateway/test_template.py",),
+    ),
+)
