@@ -324,15 +324,18 @@ def peer(arguments: argparse.Namespace) -> Iterator[Finding]:
     import transformers
 
     classes = {
-        "mamba2-2.7B": (transformers.Mamba2Config, transformers.Mamba2ForCausalLM),
-        "qwen3.5-9B": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
-        "tiny": (transformers.Mamba2Config, transformers.Mamba2ForCausalLM),
+        "mamba2-2.7B": transformers.Mamba2Config,
+        "qwen3.5-9B": transformers.Qwen3_5TextConfig,
+        "tiny": transformers.Mamba2Config,
     }
     for shape in arguments.shape:
-        config_class, model_class = classes[shape]
+        config_class = classes[shape]
         fields = {name: value for name, value in SHAPES[shape].items() if name != "model_type"}
-        with torch.device("meta"):
-            model = model_class(config_class(**fields)).to(torch.bfloat16).eval()
+        # On the device, not "meta": buffers that no checkpoint has would be left without numbers.
+        with torch.device(arguments.device):
+            model = transformers.AutoModelForCausalLM.from_config(
+                config_class(**fields), dtype=torch.bfloat16
+            ).eval()
         weights = {
             name: random_weight(name, size, seed=0, device=arguments.device).to(torch.bfloat16)
             for name, size in blueprint(SHAPES[shape]).weights.items()
@@ -341,7 +344,6 @@ def peer(arguments: argparse.Namespace) -> Iterator[Finding]:
         if unexpected:
             raise SystemExit(f"transformers does not know {unexpected[:3]}")
         model.tie_weights()
-        model = model.to(arguments.device)
         for n_rows in arguments.rows or PEER_ROWS:
             found: Finding = {
                 "what": "peer",

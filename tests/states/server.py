@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 def build(ask: Ask) -> Engine:
     """The engine that is asked for."""
-    config = EngineConfig(device="cpu", **ask.engine)
+    config = EngineConfig(**{"device": "cpu", **ask.engine})
     if ask.model == "bundled":
         return build_engine(Path(BUNDLED), config, served_name="bundled", takes_grammars=True)
     model = HashModel(n_words=ask.n_words, has_guest=ask.has_guest)

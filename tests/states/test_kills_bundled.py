@@ -76,26 +76,30 @@ def nursery() -> Iterator[Nursery]:
         yield running
 
 
-def ask_for(folder: Path, name: str) -> Ask:
+def ask_for(folder: Path, name: str, device: str = "cpu") -> Ask:
     return Ask(
         uds=str(folder / f"{name}.sock"),
         folder=str(folder / name),
         model="bundled",
-        engine={"n_slots": 32, "deterministic": True},
+        engine={"n_slots": 32, "deterministic": True, "device": device},
     )
 
 
-@pytest.mark.long
-async def test_32_sessions_through_kills_end_with_the_bits_of_undisturbed_ones(
-    nursery: Nursery, tmp_path: Path
-) -> None:
-    rng, n_kills, is_over = random.Random(5), 0, False
-    ask = ask_for(tmp_path, "killed")
+async def play_through_kills(
+    nursery: Nursery, folder: Path, *, n_most: int, seed: int, device: str = "cpu"
+) -> int:
+    """Play all sessions through ``n_most`` kills, hold what is there to an undisturbed run.
+
+    Returns:
+        How often the server was killed.
+    """
+    rng, n_kills, is_over = random.Random(seed), 0, False
+    ask = ask_for(folder, "killed", device)
     while not is_over:
         server = nursery.start(ask)
         n_done = [0]
         playing = asyncio.create_task(play(server.address, range(N_SESSIONS), n_done))
-        if n_kills < 4:
+        if n_kills < n_most:
             n_wanted = rng.randint(2, 12)
             while n_done[0] < n_wanted and not playing.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -109,7 +113,15 @@ async def test_32_sessions_through_kills_end_with_the_bits_of_undisturbed_ones(
     server = nursery.start(ask)
     assert await contents(server.address) == killed
     server.kill()
-    undisturbed = nursery.start(ask_for(tmp_path, "undisturbed"))
+    undisturbed = nursery.start(ask_for(folder, "undisturbed", device))
     assert await play(undisturbed.address, range(N_SESSIONS), [0])
     assert await contents(undisturbed.address) == killed
     undisturbed.kill()
+    return n_kills + 2
+
+
+@pytest.mark.long
+async def test_32_sessions_through_kills_end_with_the_bits_of_undisturbed_ones(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    await play_through_kills(nursery, tmp_path, n_most=4, seed=5)
