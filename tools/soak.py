@@ -40,6 +40,8 @@ DOCUMENT = ROOT / "docs/reliability.md"
 TAIL_CHARACTERS = 4000
 GRACE_S = 10.0
 """From being asked to end until being killed."""
+ON_A_GPU = 13
+"""The layer whose tests have the marker ``gpu``."""
 LEFT_OVER = 3
 """The exit status where parts are left to be run."""
 
@@ -234,7 +236,8 @@ def _command(part: Part) -> list[str]:
     )
     return [
         *(sys.executable, "-m", "pytest", "-q", "--no-header", "--color=no"),
-        *("-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu"),
+        *("-p", "no:cacheprovider", "-p", "no:xdist"),
+        *("-m", "gpu" if part.trial.layer == ON_A_GPU else "not gpu"),
         *([f"--hypothesis-seed={part.number}"] if has_hypothesis else []),
         *part.trial.tests,
     ]

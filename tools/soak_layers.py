@@ -74,6 +74,8 @@ class Trial:
         return tuple(sorted({one.partition("::")[0] for one in self.tests}))
 
 
+KILLS_ON_A_GPU = "test_sessions_through_kills_end_with_the_bits_of_undisturbed_ones"
+
 TRIALS: tuple[Trial, ...] = (
     # Layer 0.
     # Layer 1.
@@ -88,5 +90,43 @@ TRIALS: tuple[Trial, ...] = (
     # Layer 10.
     # Layer 11.
     # Layer 12.
+    # Layer 13.
+    Trial(
+        layer=13,
+        tests=("tests/engine/test_gpu_faults.py",),
+        n_parts=1,
+        part_s=150,
+        promises=(
+            Promise("isolation, RWKV-7, to the bit", 10_000, "requests"),
+            *(
+                Promise(f"isolation, {name}, but for ties", 2_000, "requests")
+                for name in ("mamba2", "qwen3_next", "falcon_h1", "kimi_linear")
+            ),
+            Promise("ids out of range", 16, "requests"),
+            Promise("a row of NaN among others", 74, "rows"),
+            Promise("forks of one state in one step", 1_280, "forks"),
+            Promise("no memory for a prompt", 1, "prompts"),
+            Promise("no memory at the start", 2, "starts"),
+        ),
+        needs=("nvidia-smi",),
+    ),
+    Trial(
+        layer=13,
+        tests=("tests/states/test_gpu_kills.py::" + KILLS_ON_A_GPU,),
+        n_parts=6,
+        part_s=90,
+        promises=(Promise("kill -9 of a server on a GPU", 50, "kills"),),
+        needs=("nvidia-smi",),
+    ),
+    Trial(
+        layer=13,
+        tests=(
+            "tests/states/test_gpu_kills.py::test_a_server_that_stood_still_goes_on_with_the_same_ids",
+        ),
+        n_parts=1,
+        part_s=30,
+        promises=(Promise("a server that stood still for 3 s", 9, "requests"),),
+        needs=("nvidia-smi",),
+    ),
     # Threats, and what belongs to no layer.
 )

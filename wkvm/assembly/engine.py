@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from wkvm.assembly.host_memory import free_host_bytes
 from wkvm.assembly.memory import (
     MAX_SLOT_TOKENS,
@@ -120,8 +122,29 @@ def build_engine(
             and there is a tokenizer. That takes up to a second for a large vocabulary.
 
     Raises:
-        CheckpointError, ConfigError: as ``load_model``; or the slots do not fit.
+        CheckpointError, ConfigError: as ``load_model``; or the slots, or the weights, do not fit.
     """
+    try:
+        return _build(
+            path,
+            config,
+            served_name=served_name,
+            takes_grammars=takes_grammars,
+            fits_slots=fits_slots,
+        )
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        why = (
+            f"the GPU has no room for the model: {free >> 20:,} MiB of its {total >> 20:,} were "
+            "free when it ran out of memory. End what else runs there, have fewer --slots, or "
+            "quantize the weights with --quantization"
+        )
+        raise ConfigError("device", why) from error
+
+
+def _build(
+    path: Path, config: EngineConfig, *, served_name: str, takes_grammars: bool, fits_slots: bool
+) -> Engine:
     began = time.monotonic()
     if fits_slots and resolve_device(config.device) == "cpu":
         n_slots = auto_slots(
