@@ -16,7 +16,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tests.fakes import WORD, Entries, Weightless, absorb, mix, mix_words, signed
+from tests.fakes import (
+    WORD,
+    Entries,
+    Weightless,
+    absorb,
+    hidden_of,
+    mix,
+    mix_words,
+    signed,
+)
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.models.base import Batch, StateViews
 
@@ -130,6 +139,8 @@ class HashModel(Weightless):
             if slot >= 0:
                 last.append(signed(state))
         words[slots] = self._records(last)
+        if batch.hidden is not None:
+            batch.hidden.take(torch.tensor([[hidden_of(one)] for one in after]), lambda x: x)
         self.n_absorbed += sum(batch.lengths)
         if self._nan_id is not None:
             for at, token_id in enumerate(token_ids):

@@ -89,6 +89,16 @@ TRIALS: tuple[Trial, ...] = (
     # Layer 9.
     # Layer 10.
     # Layer 11.
+    Trial(
+        layer=11,
+        tests=("tests/isolation/test_sessions.py",),
+        n_parts=32,
+        part_s=120,
+        promises=(
+            Promise("sessions of tenants side by side", 100_000, "sessions"),
+            Promise("sessions of tenants over real families", 10_000, "sessions"),
+        ),
+    ),
     # Layer 12.
     # Layer 13.
     Trial(
