@@ -139,4 +139,14 @@ TRIALS: tuple[Trial, ...] = (
         needs=("nvidia-smi",),
     ),
     # Threats, and what belongs to no layer.
+    Trial(
+        layer=7,
+        tests=("tests/supply/test_audit.py",),
+        n_parts=2,
+        part_s=40,
+        promises=(
+            Promise("programs over HTTP", 1_500, "requests"),
+            Promise("programs over the binary protocol", 1_000, "frames"),
+        ),
+    ),
 )

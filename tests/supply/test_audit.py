@@ -122,7 +122,7 @@ def test_what_comes_over_http_is_not_run(target: Target) -> None:
                 n_asked += 1
     assert bad == []
     _is_well(target, canary)
-    tell(8, "programs over HTTP", n_asked, "requests")
+    tell(7, "programs over HTTP", n_asked, "requests")
 
 
 def test_what_comes_over_the_binary_protocol_is_not_run(target: Target) -> None:
@@ -137,7 +137,7 @@ def test_what_comes_over_the_binary_protocol_is_not_run(target: Target) -> None:
             _send(target, frame)
             n_sent += 1
     _is_well(target, canary)
-    tell(8, "programs over the binary protocol", n_sent, "frames")
+    tell(6, "programs over the binary protocol", n_sent, "frames")
 
 
 def test_what_is_in_the_place_of_a_state_is_not_run(target: Target) -> None:

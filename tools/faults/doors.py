@@ -204,4 +204,37 @@ DOORS = (
         '            logger.exception("the engine is broken and stops")\n',
         ("tests/engine/test_loop.py",),
     ),
+    Fault(
+        "a body that is an expression is evaluated",
+        "wkvm/gateway/nesting.py",
+        "    if _is_deep(written):\n",
+        "    with __import__('contextlib').suppress(Exception):\n        eval(written)\n"
+        "    if _is_deep(written):\n",
+        ("tests/supply/test_audit.py::test_what_comes_over_http_is_not_run",),
+    ),
+    Fault(
+        "a frame that is a pickle is unpickled",
+        "protocol/wkvm_protocol/codec.py",
+        "            message = self._decoder.decode(payload)\n",
+        "            with __import__('contextlib').suppress(Exception):\n"
+        "                __import__('pickle').loads(payload)\n"
+        "            message = self._decoder.decode(payload)\n",
+        ("tests/supply/test_audit.py::test_what_comes_over_the_binary_protocol_is_not_run",),
+    ),
+    Fault(
+        "a file in a state's place is unpickled",
+        "wkvm/state/payloads.py",
+        "        prefix = bytearray(8)\n",
+        "        prefix = bytearray(8)\n"
+        "        with __import__('contextlib').suppress(Exception):\n"
+        "            __import__('pickle').loads(open(f'/proc/self/fd/{fd}', 'rb').read())\n",
+        ("tests/supply/test_audit.py::test_what_is_in_the_place_of_a_state_is_not_run",),
+    ),
+    Fault(
+        "a module imports pickle",
+        "wkvm/state/payloads.py",
+        "import errno\n",
+        "import errno\nimport pickle\n",
+        ("tests/supply/test_nothing_is_run.py",),
+    ),
 )
