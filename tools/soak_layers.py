@@ -99,6 +99,13 @@ TRIALS: tuple[Trial, ...] = (
             Promise("sessions of tenants over real families", 10_000, "sessions"),
         ),
     ),
+    Trial(
+        layer=11,
+        tests=("tests/isolation/test_doors.py::test_how_long_a_key_takes_is_told",),
+        n_parts=1,
+        part_s=5,
+        promises=(Promise("wrong keys, with the right beginning or not", 20_000, "keys"),),
+    ),
     # Layer 12.
     # Layer 13.
     Trial(
