@@ -40,6 +40,8 @@ ClientError                  code, retryable, field, retry_after_ms
 │   ├── QueueFullError           the server's waiting line is full
 │   ├── TooManyLanesError        as many lanes are open as the connection may have
 │   ├── DrainingError            the server finishes what it has
+│   ├── OverloadedError          more is asked of the server than it can do in time, or keep
+│   ├── RateLimitedError         a tenant does something more often than it may
 │   ├── QuotaError               a tenant has as much as it may have
 │   ├── StoreFullError           the server's disk has no room
 │   └── HostTierFullError        its memory holds states that are nowhere else
@@ -136,11 +138,13 @@ __all__ = [
     "NonFiniteError",
     "OperationCancelledError",
     "OutOfSlotsError",
+    "OverloadedError",
     "PlaintextKeyError",
     "PromptTooLongError",
     "ProtocolViolationError",
     "QueueFullError",
     "QuotaError",
+    "RateLimitedError",
     "ReplyTimeoutError",
     "RequestError",
     "RequestOverError",
@@ -246,6 +250,18 @@ class DrainingError(CapacityError):
 # --- execution ----------------------------------------------------------------------------
 
 
+class OverloadedError(CapacityError):
+    """More is asked of the server than it can do in time, or keep. It did nothing of this."""
+
+    default_code = ErrorCode.OVERLOADED
+
+
+class RateLimitedError(CapacityError):
+    """The tenant does something more often than it may."""
+
+    default_code = ErrorCode.RATE_LIMITED
+
+
 class InternalError(ExecutionError):
     """A bug of the server. Its log has the cause."""
 
@@ -318,6 +334,8 @@ BY_CODE: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.QUEUE_FULL: QueueFullError,
     ErrorCode.TOO_MANY_LANES: TooManyLanesError,
     ErrorCode.DRAINING: DrainingError,
+    ErrorCode.OVERLOADED: OverloadedError,
+    ErrorCode.RATE_LIMITED: RateLimitedError,
     ErrorCode.QUOTA: QuotaError,
     ErrorCode.STORE_FULL: StoreFullError,
     ErrorCode.HOST_TIER_FULL: HostTierFullError,

@@ -36,6 +36,8 @@ class ErrorCode(IntEnum):
     QUEUE_FULL = 301
     TOO_MANY_LANES = 302
     DRAINING = 303
+    OVERLOADED = 304
+    RATE_LIMITED = 305
     QUOTA = 310
     STORE_FULL = 311
     HOST_TIER_FULL = 312
@@ -62,6 +64,8 @@ RETRYABLE = frozenset(
         ErrorCode.QUEUE_FULL,
         ErrorCode.TOO_MANY_LANES,
         ErrorCode.DRAINING,
+        ErrorCode.OVERLOADED,
+        ErrorCode.RATE_LIMITED,
         ErrorCode.QUOTA,
         ErrorCode.STORE_FULL,
         ErrorCode.HOST_TIER_FULL,

@@ -4,6 +4,7 @@ The steps run on a fake device, up to three of them in flight.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -16,6 +17,7 @@ from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.errors import (
     DrainingError,
     NonFiniteError,
+    OverloadedError,
     QueueFullError,
     StalledError,
     StepFailedError,
@@ -219,7 +221,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.stats() == before
         except QueueFullError:
             assert not has_room
-            assert self.scheduler.stats() == before
+            self.check_refused(before, n)
+        except OverloadedError:
+            assert has_room
+            assert n_free <= before["n_queued"], "it need not have waited"
+            self.check_refused(before, n)
         else:
             assert not self.draining
             assert has_room
@@ -228,6 +234,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.requests[request_id] = Expected(
                     request_id, spec, self.now + wait_s, credit, list(spec.prompt)
                 )
+
+    def check_refused(self, before: Mapping[str, int], n: int) -> None:
+        refused = {"refused_total": before["refused_total"] + n}
+        assert self.scheduler.stats() == {**before, **refused}
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -530,6 +540,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.now >= r.deadline
         if isinstance(end.error, StalledError):
             assert r.lacks_leave
+        if isinstance(end.error, OverloadedError):
+            assert r.fed == 0, "it was given up when it had cost something"
+            assert self.now < r.deadline
 
     @invariant()
     def no_slot_is_lost(self) -> None:

@@ -17,6 +17,8 @@ EXAMPLES: tuple[WkvmError, ...] = (
     core.PromptTooLongError(7, 2, 8),
     core.OutOfSlotsError(2, 1),
     core.QueueFullError(3, "requests"),
+    core.OverloadedError("too many wait"),
+    core.RateLimitedError(100, "forks", 0.5),
     core.DrainingError(),
     core.NonFiniteError(5),
     core.StalledError(60.0),

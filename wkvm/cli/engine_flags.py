@@ -85,6 +85,14 @@ ENGINE_FLAGS = (
         text="how many prompt and allowed ids these may have together (default: %(default)s)",
     ),
     Flag(
+        names=("--max-queue-s",),
+        field="max_queue_s",
+        kind=float,
+        metavar="S",
+        text="a request that would wait longer for a slot, by what was measured of the line, is "
+        "refused at once (default: none is while its own time suffices)",
+    ),
+    Flag(
         names=("--max-completed-requests",),
         field="max_completed_requests",
         kind=int,

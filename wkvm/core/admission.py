@@ -55,10 +55,17 @@ class Admission(Hibernation):
             lacks_pages = guests.n_needed(request) > guests.n_free
             return not lacks_pages
 
+        n_admitted = 0
         while self._slots.n_free:
             request = self._waiting.pop(may_go)
             if request is None:
                 break
+            n_admitted += 1
+            if self._foresight.is_too_late(request, now):
+                error = self._foresight.too_late(request)
+                self._counters.n_too_late += 1
+                self._end(request, Status.FINISHED_ERROR, now, error=error)
+                continue
             self._settle(request, now)
             if request.entry is not None:
                 self._counters.n_starts += 1
@@ -82,6 +89,7 @@ class Admission(Hibernation):
                     told_before(request.spec),
                 )
                 self._unbound.append(wanted)
+        self._foresight.admitted(n_admitted, now)
         return n_passed > 0
 
     def _settle(self, request: Request, now: float) -> None:

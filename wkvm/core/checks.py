@@ -2,11 +2,8 @@
 
 from wkvm.core.beginning import check_beginning
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import (
-    InvalidParameterError,
-    PromptTooLongError,
-    QueueFullError,
-)
+from wkvm.core.errors import InvalidParameterError, PromptTooLongError
+from wkvm.core.foresight import Foresight
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import check_ids
 from wkvm.core.waiting import WaitingLine
@@ -48,7 +45,13 @@ def check_spec(
     return stops
 
 
-def check_room(spec: RequestSpec, config: EngineConfig, waiting: WaitingLine, n_free: int) -> None:
+def check_room(
+    spec: RequestSpec,
+    config: EngineConfig,
+    waiting: WaitingLine,
+    foresight: Foresight,
+    n_free: int,
+) -> None:
     """Check that the line has room for a spec's choices, of whose tenant ``n_free`` may go on.
 
     Raises:
@@ -60,9 +63,9 @@ def check_room(spec: RequestSpec, config: EngineConfig, waiting: WaitingLine, n_
     if n_waiting <= 0:
         return
     if n_waiting > config.max_queue:
-        raise QueueFullError(config.max_queue, "requests")
+        raise foresight.full(config.max_queue, "requests", spec)
     if waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
-        raise QueueFullError(config.max_queued_tokens, "prompt and allowed ids")
+        raise foresight.full(config.max_queued_tokens, "prompt and allowed ids", spec)
 
 
 def _check_terms(spec: RequestSpec) -> None:

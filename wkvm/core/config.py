@@ -37,6 +37,7 @@ class EngineConfig:
         max_queue: how many requests of a tenant may wait for a slot; each choice is one.
         max_queued_tokens: how many prompt and allowed ids these may have together. Choices of
             one spec share theirs, which count once while any of the choices waits.
+        max_queue_s: who would wait longer for a slot is refused at once; None for its own time.
         max_completed_requests: how many finished requests are remembered.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.
@@ -72,6 +73,7 @@ class EngineConfig:
     decode_prompt_tokens: int | None = None
     max_queue: int = 1024
     max_queued_tokens: int = 16 * 1024 * 1024
+    max_queue_s: float | None = None
     max_completed_requests: int = 1024
     max_model_len: int | None = None
     request_timeout_s: float = 600.0
@@ -113,6 +115,8 @@ class EngineConfig:
         if self.n_threads is not None:
             _at_least("threads", self.n_threads, 1)
             _at_most("threads", self.n_threads, MAX_THREADS)
+        if self.max_queue_s is not None:
+            _positive("max-queue-s", self.max_queue_s)
         _positive("request-timeout-s", self.request_timeout_s)
         _positive("stall-timeout-s", self.stall_timeout_s)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))

@@ -22,6 +22,8 @@ class Counters:
         n_starts: requests that got a slot and began, or went on, from a state.
         n_saves: states copied to the host.
         n_hibernated: those of them whose requests were to go on later.
+        n_refused: refused for want of room in the line, or of time; each choice is one.
+        n_too_late: those that had waited and were then given up for want of time.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,8 @@ class Counters:
         self.n_starts = 0
         self.n_saves = 0
         self.n_hibernated = 0
+        self.n_refused = 0
+        self.n_too_late = 0
         self._n_output_tokens = 0
         self._n_steps = 0
         self._n_ended = {status: 0 for status in Status if status.is_final}
@@ -92,6 +96,11 @@ class Counters:
         if n_following:
             self._inter_token.observe_s(self._turn_s, n_following)
 
+    @property
+    def turn_s(self) -> float:
+        """From the step before the last, or from when there was something to run, to the last."""
+        return self._turn_s
+
     def by_name(self) -> Mapping[str, int]:
         """The counts by the names that clients know."""
         return {
@@ -103,6 +112,8 @@ class Counters:
             "starts_total": self.n_starts,
             "saves_total": self.n_saves,
             "hibernated_total": self.n_hibernated,
+            "refused_total": self.n_refused,
+            "too_late_total": self.n_too_late,
             **self._queue.by_name(),
             **self._first_token.by_name(),
             **self._request.by_name(),

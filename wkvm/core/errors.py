@@ -17,6 +17,8 @@ WkvmError
 ├── CapacityError            no room now; the same request may succeed later
 │   ├── OutOfSlotsError          fewer slots are free than were asked for
 │   ├── QueueFullError           the waiting line has reached its bound
+│   ├── OverloadedError          more is asked for than can be done in time, or kept
+│   ├── RateLimitedError         a tenant does something more often than it may
 │   ├── DrainingError            the engine finishes what it has and takes nothing new
 │   ├── QuotaError               a tenant has as much as it may have
 │   ├── StoreFullError           the disk has no room but its reserve
@@ -173,7 +175,13 @@ class StateMovedError(RequestError):
 
 
 class CapacityError(WkvmError):
-    """No room now. The request was good; retrying later may succeed."""
+    """No room now. The request was good; retrying later may succeed.
+
+    Attributes:
+        retry_after_s: when, as far as the server can tell; None if it cannot.
+    """
+
+    retry_after_s: float | None = None
 
 
 class OutOfSlotsError(CapacityError):
@@ -188,10 +196,29 @@ class OutOfSlotsError(CapacityError):
 class QueueFullError(CapacityError):
     """As many requests, or ids of requests, of a tenant wait as may."""
 
-    def __init__(self, limit: int, of: str) -> None:
+    def __init__(self, limit: int, of: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"the queue holds at most {limit} {of} of a tenant; retry later")
         self.limit = limit
         self.of = of
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(CapacityError):
+    """There is more to do than can be done, or kept. Nothing was done of the request."""
+
+    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{why}; retry later")
+        self.retry_after_s = retry_after_s
+
+
+class RateLimitedError(CapacityError):
+    """The tenant does something more often than it may. Nothing was done."""
+
+    def __init__(self, limit: int, of: str, retry_after_s: float) -> None:
+        super().__init__(f"the limit is {limit:,} {of} a second; retry later")
+        self.limit = limit
+        self.of = of
+        self.retry_after_s = retry_after_s
 
 
 class DrainingError(CapacityError):

@@ -10,6 +10,7 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.counters import Counters
 from wkvm.core.deadlines import Deadlines
 from wkvm.core.errors import InvalidParameterError, StalledError, StepFailedError, WkvmError
+from wkvm.core.foresight import Foresight
 from wkvm.core.grammar import Unbound
 from wkvm.core.guests import Guests
 from wkvm.core.outcome import held_back
@@ -64,6 +65,7 @@ class Lives:
             )
         self._table = RequestTable(config.max_completed_requests)
         self._waiting = WaitingLine()
+        self._foresight = Foresight(config, self._waiting)
         self._running = dict[int, Request]()
         """Those whose rows count."""
         self._active = dict[int, Request]()
@@ -303,6 +305,7 @@ class Lives:
         self._table.move(request, status)
         end = request.end_event(status, now, stop_id=stop_id, error=error, saved=saved)
         self._counters.ended(end)
+        self._foresight.ended(request, status, now)
         self._events.append(end)
 
     def _give_back(self, request: Request) -> None:

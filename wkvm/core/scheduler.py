@@ -18,10 +18,7 @@ from wkvm.core.admission import Admission
 from wkvm.core.checks import check_room, check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.decode import decode_rows
-from wkvm.core.errors import (
-    DrainingError,
-    WkvmError,
-)
+from wkvm.core.errors import CapacityError, DrainingError, WkvmError
 from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prefixes import Budget
@@ -125,6 +122,7 @@ class Scheduler(Admission):
             QueueFullError: the free slots do not suffice for what its tenant has waiting and
                 these, and beyond them there would be more than ``max_queue`` requests, or in
                 all more than ``max_queued_tokens`` ids.
+            OverloadedError: so many wait that it would not be over in its time.
             ValueError: an id is in use, or there are not ``n`` ids and branches.
         """
         config = self._config
@@ -135,8 +133,15 @@ class Scheduler(Admission):
             self._guests.check(spec)
         if self._draining:
             raise DrainingError
-        check_room(spec, config, self._waiting, self._slots.n_free_for(spec.tenant))
-        deadline = now + (config.request_timeout_s if spec.timeout_s is None else spec.timeout_s)
+        timeout_s = config.request_timeout_s if spec.timeout_s is None else spec.timeout_s
+        n_free, foresight = self._slots.n_free_for(spec.tenant), self._foresight
+        try:
+            check_room(spec, config, self._waiting, foresight, n_free)
+            foresight.check(spec, timeout_s, n_free=n_free, may_stop=bool(stops))
+        except CapacityError:
+            self._counters.n_refused += spec.params.n
+            raise
+        deadline = now + timeout_s
         requests = choices_of(
             request_ids,
             spec,
@@ -264,8 +269,11 @@ class Scheduler(Admission):
                 counters.n_prompt_tokens += len(row.ids)
         outcome = apply(plan, result, self._running)
         self._events += outcome.events
+        if outcome.first or outcome.n_following:
+            self._foresight.stepped(counters.turn_s)
         for request in outcome.first:
             request.first_token_at = now
+            self._foresight.began(request, now)
             counters.first_token(now - request.submitted_at)
         counters.produced(len(outcome.first), outcome.n_following)
         for request in outcome.spent:

@@ -53,6 +53,11 @@ class _TenantLine:
             self.n_ids -= request.shared.n_ids
         return is_aside
 
+    def n_before(self, priority: int) -> int:
+        """How many go before a new one of this priority; all that are set aside do."""
+        n_after = sum(len(self._lines[other]) for other in self._priorities if other > priority)
+        return self.n_requests - n_after
+
     def _enter(self, request: Request, *, first: bool) -> None:
         line = self._lines.get(request.priority)
         if line is None:
@@ -98,6 +103,18 @@ class WaitingLine:
         """How many ids a tenant's waiting requests brought, those that they share once."""
         line = self._ring.get(tenant)
         return 0 if line is None else line.n_ids
+
+    def n_ahead(self, tenant: str, priority: int) -> tuple[int, int]:
+        """How many would go before a new request, and how many of them are its tenant's.
+
+        Linear in the tenants that wait, and in the tenant's distinct priorities.
+        """
+        own = self._ring.get(tenant)
+        n_own = 0 if own is None else own.n_before(priority)
+        n_others = sum(
+            min(line.n_requests, n_own + 1) for other, line in self._ring.items() if other != tenant
+        )
+        return n_own + n_others, n_own
 
     def push(self, request: Request, *, first: bool = False) -> None:
         """Put a request in its tenant's line: after those of its priority, or before them."""

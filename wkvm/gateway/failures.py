@@ -115,6 +115,7 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
     (client.QuotaError, 507, FULL, "quota_exceeded"),
     (client.StoreFullError, 507, FULL, "store_full"),
     (client.HostTierFullError, 503, SERVER, "host_tier_full"),
+    (client.RateLimitedError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (client.CapacityError, 429, "rate_limit_error", "overloaded"),
     (client.TooManyConnectionsError, 429, "rate_limit_error", "too_many_connections"),
     (client.StalledError, 408, SERVER, "stalled"),

@@ -1,6 +1,7 @@
 """Exceptions as error codes: one table, total over the exceptions that can reach a client."""
 
 import logging
+import math
 
 from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
@@ -21,9 +22,11 @@ from wkvm.core.errors import (
     MutationFailedError,
     NonFiniteError,
     OutOfSlotsError,
+    OverloadedError,
     PromptTooLongError,
     QueueFullError,
     QuotaError,
+    RateLimitedError,
     RequestError,
     RequestOverError,
     StaleVersionError,
@@ -45,7 +48,7 @@ from wkvm.core.errors import (
 logger = logging.getLogger("wkvm.server")
 
 RETRY_AFTER_MS = 1000
-"""What a client is told to wait after a refusal for want of room."""
+"""What a client is told to wait for room where nothing is known of when there will be some."""
 
 
 CODES: dict[type[WkvmError], ErrorCode] = {
@@ -65,6 +68,8 @@ CODES: dict[type[WkvmError], ErrorCode] = {
     CapacityError: ErrorCode.QUEUE_FULL,
     OutOfSlotsError: ErrorCode.OUT_OF_SLOTS,
     QueueFullError: ErrorCode.QUEUE_FULL,
+    OverloadedError: ErrorCode.OVERLOADED,
+    RateLimitedError: ErrorCode.RATE_LIMITED,
     DrainingError: ErrorCode.DRAINING,
     QuotaError: ErrorCode.QUOTA,
     StoreFullError: ErrorCode.STORE_FULL,
@@ -116,7 +121,10 @@ def failed(request_id: int, error: BaseException) -> Failed:
             field = error.field
         elif isinstance(error, EmptyPromptError | PromptTooLongError):
             field = "prompt"
-    retry_after_ms = RETRY_AFTER_MS if isinstance(error, CapacityError) else 0
+    retry_after_ms = 0
+    if isinstance(error, CapacityError):
+        after_s = error.retry_after_s
+        retry_after_ms = RETRY_AFTER_MS if after_s is None else math.ceil(after_s * 1000)
     return failure(request_id, code, message, field=field, retry_after_ms=retry_after_ms)
 
 

@@ -54,6 +54,11 @@ _COUNTERS = {
     "starts_total": ("wkvm_slot_loads", "Slots that were filled with a state for a request."),
     "saves_total": ("wkvm_slot_saves", "States copied from slots to host memory."),
     "hibernated_total": ("wkvm_hibernations", "Times that a request gave up its slot."),
+    "refused_total": ("wkvm_refused_requests", "Choices that found no room, or too long a queue."),
+    "too_late_total": (
+        "wkvm_too_late_requests",
+        "Requests given up in the queue for want of time.",
+    ),
     "prefix_hits_total": ("wkvm_prefix_hits", "Requests that went on from another one's prompt."),
     "prefix_misses_total": ("wkvm_prefix_misses", "Requests that could have, and found none."),
     "prefix_tokens_total": ("wkvm_prefix_tokens", "Tokens that were not computed for that."),
