@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.device import FakeDevice, continuation
 from tests.core.driver import scores
+from tests.machines import walk
+from tests.soak import amount, tell
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.errors import (
     DrainingError,
@@ -585,5 +586,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.stats()["n_free_slots"] == self.config.n_slots
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+def test_every_request_is_owed_what_a_model_says_in_any_order_of_calls() -> None:
+    n_steps = walk(SchedulerMachine, amount(10_000, 250_000))
+    tell(0, "a scheduler against its model", n_steps, "steps")

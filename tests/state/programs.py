@@ -1,5 +1,6 @@
 """Short programs over a store on a simulated disk, and what may be left of them."""
 
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import TypeAlias
 from tests.state.images import an_image, same
 from tests.state.simulated import Directory, Disk, File, Plan, SimIO
 from tests.state.stores import MEMORY, Clock, after, crash, put
+from wkvm.core.errors import WkvmError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass
 from wkvm.state.store import Store
@@ -46,6 +48,23 @@ STEPS: dict[str, Step] = {
 }
 
 
+def programs(n_steps: int) -> list[tuple[str, ...]]:
+    """All programs of so many steps. What goes wrong in one goes wrong in its last step.
+
+    What goes wrong in an earlier one, a shorter program has in its last one.
+    """
+    return list(itertools.product(STEPS, repeat=n_steps))
+
+
+def run(store: Store, name: str) -> bool:
+    """Take a step. False if it was refused."""
+    try:
+        STEPS[name](store)
+    except WkvmError:
+        return False
+    return True
+
+
 @dataclass
 class Trace:
     """What is there after each step of a program to which nothing happens.
@@ -53,12 +72,14 @@ class Trace:
     Attributes:
         live: as long as the store is open.
         durable: after a crash.
-        n_operations: of the file system, by the whole program.
+        n_operations: of the file system, by each step.
+        is_refused: whether the last step is an error where it stands, such as a name taken twice.
     """
 
     live: list[Content]
     durable: list[Content]
-    n_operations: int
+    n_operations: list[int]
+    is_refused: bool
 
 
 class Bench:
@@ -116,15 +137,24 @@ class Bench:
         assert isinstance(io, SimIO)
         io.n_operations = 0
         live, durable = [content_of(store)], [content_of(store, durable=True)]
-        n = 0
+        n_operations, is_refused = list[int](), False
         for name in program:
             before = io.n_operations
-            STEPS[name](store)
-            n += io.n_operations - before
+            is_refused = not run(store, name)
+            n_operations.append(io.n_operations - before)
             live.append(content_of(store))
             durable.append(content_of(store, durable=True))
+            assert not is_refused or live[-1] == live[-2], "a step that was refused did something"
         crash(store)
-        return Trace(live, durable, n)
+        return Trace(live, durable, n_operations, is_refused)
+
+    def prepared(self, program: Sequence[str]) -> tuple[Disk, Store]:
+        """A store that is about to take the last step of a program."""
+        disk = self.disk()
+        store = self.open(disk)
+        for name in program[:-1]:
+            run(store, name)
+        return disk, store
 
     def arm(self, store: Store, plan: Plan) -> SimIO:
         """Let a plan begin now."""

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from wkvm.state.io import Entry, Folder, Kind, Space
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""For SQLite's files: how they are written is not tried here, and no disk needs to wait for it."""
+
 SECTORS = (512, 4096)
 """What a disk writes at once, or not at all."""
 

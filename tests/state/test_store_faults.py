@@ -3,26 +3,35 @@
 import contextlib
 import errno
 import itertools
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.state.programs import STEPS, Bench, check_clean, content_of, power_choices
-from tests.state.simulated import Disk, Plan, PowerCut, SimIO
+from tests.soak import SOAKING, seed, tell
+from tests.state.programs import (
+    STEPS,
+    Bench,
+    check_clean,
+    content_of,
+    power_choices,
+    programs,
+    run,
+)
+from tests.state.simulated import IN_MEMORY, Disk, Plan, PowerCut, SimIO
 from tests.state.stores import crash
 from wkvm.core.errors import (
     StateDamagedError,
     StoreError,
     StoreFailedError,
     StoreFullError,
-    WkvmError,
 )
 from wkvm.state.reading import payload_of
 from wkvm.state.store import Store
 
 pytestmark = pytest.mark.long
 
-SINGLES = [(name,) for name in STEPS]
 PAIRS = [
     ("memory", "flush"),
     ("memory on top", "next"),
@@ -32,119 +41,97 @@ PAIRS = [
     ("keyed", "keyed"),
     ("rename", "new"),
 ]
-FEW = ("new", "next", "same bytes", "fork", "rollback", "delete version", "memory", "flush")
-ALL = [
-    program
-    for program in (*itertools.product(STEPS, repeat=2), *itertools.product(FEW, repeat=3))
-    # the second time there is nothing to do, or the name is taken
-    if not any(
-        program.count(one) > 1 for one in ("new", "fork", "rename", "delete", "delete version")
-    )
-    and not {"rename", "delete"} <= set(program)
-]
-ERRORS = [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EROFS]
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EROFS, errno.EDQUOT, errno.EINTR)
+
+N_PARTS = 8
+"""Parts in which a soak goes through all programs."""
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("bench"))
+def bench() -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Bench(Path(folder))
 
 
-def named(program: Sequence[str]) -> str:
-    return ", ".join(program)
+def chosen() -> list[tuple[str, ...]]:
+    """Programs of one step and some of two; of a soak this part of all of up to three."""
+    if not SOAKING:
+        return [*programs(1), *PAIRS]
+    everything = [*programs(1), *programs(2), *programs(3)]
+    return everything[(seed() - 1) % N_PARTS :: N_PARTS]
 
 
-def run(store: Store, program: Sequence[str]) -> int:
-    """Run a program until a step raises. How many steps did not."""
-    for at, name in enumerate(program):
-        try:
-            STEPS[name](store)
-        except WkvmError:
-            return at
-        except PowerCut as cut:
-            raise PowerCut(*cut.args, at) from cut
-    return len(program)
-
-
-def cut_everywhere(bench: Bench, program: Sequence[str], n_random: int) -> None:
-    trace = bench.trace(program)
-    for at in range(trace.n_operations):
-        for lose in power_choices(n_random, at):
-            disk = bench.disk()
-            store = bench.open(disk)
+def cut_everywhere(bench: Bench, program: Sequence[str]) -> int:
+    """Cut power at each operation of the last step. How often that was."""
+    trace, n_cuts = bench.trace(program), 0
+    # Nothing that was not synced survives, or all of it, or some.
+    choices = power_choices(n_random=1, seed=seed())
+    for at in range(trace.n_operations[-1]):
+        for lose in choices if len(program) < 3 else choices[::2]:
+            disk, store = bench.prepared(program)
             bench.arm(store, Plan(at=at))
-            with pytest.raises(PowerCut) as cut:
-                run(store, program)
-            n_done = int(cut.value.args[1])
+            with pytest.raises(PowerCut):
+                run(store, program[-1])
             crash(store)
             lose(disk)
             reopened = bench.open(disk)
-            found = content_of(reopened)
             # What was acknowledged is there. What was under way is there whole, or not at all.
-            assert found in trace.durable[n_done : n_done + 2], (program, at)
+            assert content_of(reopened) in trace.durable[-2:], (program, at)
             check_clean(reopened)
             reopened.close()
+            n_cuts += 1
+    return n_cuts
 
 
-def fail_everywhere(bench: Bench, program: Sequence[str], errors: Sequence[int]) -> None:
-    trace = bench.trace(program)
-    for at, fault, is_sticky in itertools.product(range(trace.n_operations), errors, (False, True)):
-        disk = bench.disk()
-        store = bench.open(disk)
+def fail_everywhere(bench: Bench, program: Sequence[str]) -> int:
+    """Let each operation of the last step fail, once and for ever. How often that was."""
+    trace, n_faults = bench.trace(program), 0
+    ways = list(itertools.product(ERRORS if SOAKING else ERRORS[:2], (False, True)))
+    if len(program) == 3:
+        ways = [(errno.EIO, False), (errno.ENOSPC, True)]
+    for (fault, is_sticky), at in itertools.product(ways, range(trace.n_operations[-1])):
+        disk, store = bench.prepared(program)
         bench.arm(store, Plan(at=at, fault=fault, is_sticky=is_sticky))
-        n_done = run(store, program)
+        is_done = run(store, program[-1])
         bench.arm(store, Plan())
         # A step that raised changed nothing, and the store goes on.
-        assert content_of(store) == trace.live[n_done], (program, at, fault)
-        if n_done < len(program):
-            if not store.stat().is_writable:
-                crash(store)
-                disk.lose_power(None)
-                store = bench.open(disk)
-                assert content_of(store) == trace.durable[n_done]
-            else:
-                STEPS[program[n_done]](store)
-                assert content_of(store) == trace.live[n_done + 1]
+        assert content_of(store) == trace.live[-1 if is_done else -2], (program, at, fault)
+        if not is_done and not store.stat().is_writable:
+            crash(store)
+            disk.lose_power(None)
+            store = bench.open(disk)
+            assert content_of(store) == trace.durable[-2]
+        elif not is_done:
+            assert run(store, program[-1]) != trace.is_refused
+            assert content_of(store) == trace.live[-1]
         crash(store)
         disk.lose_power(None)
         reopened = bench.open(disk)
         check_clean(reopened)
         reopened.close()
+        n_faults += 1
+    return n_faults
 
 
-@pytest.mark.parametrize("program", [*SINGLES, *PAIRS], ids=named)
-def test_power_may_go_at_any_operation(bench: Bench, program: Sequence[str]) -> None:
-    cut_everywhere(bench, program, n_random=1)
+def test_power_may_go_at_any_operation(bench: Bench) -> None:
+    n_cuts = sum(cut_everywhere(bench, program) for program in chosen())
+    tell(0, "power goes at each operation of all programs", n_cuts, "cuts", n=len(chosen()))
 
 
-@pytest.mark.parametrize("program", SINGLES, ids=named)
-def test_any_operation_may_fail(bench: Bench, program: Sequence[str]) -> None:
-    fail_everywhere(bench, program, ERRORS[:2])
+def test_any_operation_may_fail(bench: Bench) -> None:
+    singles = programs(1)
+    some = chosen() if SOAKING else singles
+    n_faults = sum(fail_everywhere(bench, program) for program in some)
+    tell(0, "each operation of all programs fails", n_faults, "failures", n=len(some))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", STEPS)
-def test_power_may_go_at_any_operation_of_any_program(bench: Bench, first: str) -> None:
-    for program in ALL:
-        if program[0] == first:
-            cut_everywhere(bench, program, n_random=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", STEPS)
-def test_any_operation_of_any_program_may_fail(bench: Bench, first: str) -> None:
-    for program in ALL:
-        if program[0] == first:
-            fail_everywhere(bench, program, ERRORS)
-
-
-@pytest.mark.parametrize("program", SINGLES, ids=named)
+@pytest.mark.parametrize("program", programs(1), ids=lambda program: program[0])
 def test_short_reads_and_writes_make_no_difference(bench: Bench, program: Sequence[str]) -> None:
     trace = bench.trace(program)
     disk = bench.disk()
     store = bench.open(disk)
     bench.arm(store, Plan(at=0, is_short=True))
-    assert run(store, program) == len(program)
+    assert run(store, program[0])
     assert content_of(store) == trace.live[-1]
     crash(store)
     disk.lose_power(None)
@@ -157,7 +144,7 @@ def left_by_a_crash(bench: Bench) -> Disk:
     """A disk with a payload file that the catalogue does not know."""
     disk = bench.disk()
     store = bench.open(disk)
-    bench.arm(store, Plan(at=bench.trace(["new"]).n_operations - 1))
+    bench.arm(store, Plan(at=bench.trace(["new"]).n_operations[-1] - 1))
     with pytest.raises(PowerCut):
         STEPS["new"](store)
     crash(store)

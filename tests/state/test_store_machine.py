@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,12 +14,13 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
+from tests.machines import walk
+from tests.soak import amount, tell
 from tests.state.images import an_image, same
 from tests.state.programs import check_clean
-from tests.state.simulated import Disk, Plan, PowerCut, SimIO
+from tests.state.simulated import IN_MEMORY, Disk, Plan, PowerCut, SimIO
 from tests.state.stores import Clock, crash, put
 from wkvm.core.errors import StateExistsError, StateNotFoundError, WkvmError
 from wkvm.core.limits import StoreLimits
@@ -41,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.random = random.Random(seed)
         self.disk = Disk(Path(self.folder.name))
         self.clock = Clock()
@@ -284,13 +284,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.stat().host.n_bytes <= LIMITS.host_bytes
 
 
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.slow
-def test_histories_of_a_store_at_length() -> None:
-    run_state_machine_as_test(
-        StoreMachine,
-        settings=settings(max_examples=20_000, stateful_step_count=50, deadline=None),
-    )
+def test_a_store_holds_what_a_model_of_dictionaries_holds_whatever_happens() -> None:
+    n_steps = walk(StoreMachine, amount(2_000, 125_000), length=amount(30, 50))
+    tell(0, "a store against its model", n_steps, "steps")
