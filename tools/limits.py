@@ -44,9 +44,9 @@ from wkvm.server.operations import (
     TRANSFERS_PER_TENANT,
 )
 from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WHOLE_TRANSFER_S, WINDOW_BYTES
+from wkvm.state.ballast import BALLAST_BYTES
 from wkvm.state.exchange import MAX_INLINE_BYTES
 from wkvm.state.format import MAX_HEADER_BYTES
-from wkvm.state.opening import BALLAST_BYTES
 
 PAGE = Path(__file__).parents[1] / "docs/reliability.md"
 BEGIN, END = "<!-- limits: begin -->\n", "<!-- limits: end -->\n"

@@ -43,7 +43,7 @@ PAIRS = [
 ]
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EROFS, errno.EDQUOT, errno.EINTR)
 
-N_PARTS = 8
+N_PARTS = 16
 """Parts in which a soak goes through all programs."""
 
 

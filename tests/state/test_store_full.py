@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.state.images import LARGE, an_image, same
-from tests.state.stores import CREATE, MEMORY, Clock, files, opened, put
-from wkvm.core.errors import StoreFullError
+from tests.state.stores import CREATE, MEMORY, Clock, crash, files, opened, put
+from wkvm.core.errors import BadStoreError, StoreFullError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass
-from wkvm.state.opening import BALLAST_BYTES
+from wkvm.state.ballast import BALLAST_BYTES
 from wkvm.state.store import Store
 
 NO_RESERVE = StoreLimits(disk_reserve=0.0)
@@ -33,9 +33,9 @@ def tmpfs(folder: Path, n_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def fill(folder: Path) -> Path:
+def fill(folder: Path, name: str = "filler") -> Path:
     """Take all bytes that are left, up to the last one."""
-    path = folder / "filler"
+    path = folder / name
     with path.open("wb", buffering=0) as file:
         for n in (2**20, 4096, 1):
             try:
@@ -88,18 +88,64 @@ def test_deleting_works_when_not_a_byte_is_left(tmp_path: Path) -> None:
             filler_again = fill(disk / "store" / "quarantine")
             assert os.statvfs(disk).f_bavail == 0
             assert [one.name for one in store.handles("t")] == ["n39"]
-        # It can be opened again without a byte. Who takes the ballast's place too stops deletions.
+        # It can be opened again without a byte, and the last one goes too.
         with opened(disk / "store", limits=NO_RESERVE) as store:
             assert same(store.load("t", "n39").image, an_image(39, n_tokens=3000))
-            with pytest.raises(StoreFullError):
-                store.delete("t", "n39")
-            assert same(store.load("t", "n39").image, an_image(39, n_tokens=3000))
+            store.delete("t", "n39")
+            assert store.handles("t") == []
             filler.unlink()
             filler_again.unlink()
-            store.delete("t", "n39")
+            put(store, "more", 50)
+            store.delete("t", "more")
             assert (disk / "store" / "ballast").stat().st_size == BALLAST_BYTES
+            assert store.check().findings == ()
+
+
+@needs_root
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_store_opens_on_a_disk_without_a_byte_and_deletes(
+    tmp_path: Path, was_killed: bool
+) -> None:
+    with tmpfs(tmp_path / "disk", 16 * 2**20) as disk:
+        store = Store.open(str(disk / "store"), clock=Clock(), limits=NO_RESERVE)
+        for at in range(10):
+            put(store, f"n{at}", at, n_tokens=3000)
+        if was_killed:
+            put(store, "lost", 11, durability=MEMORY)
+            crash(store)
+        else:
+            store.close()
+        for at in range(9):
+            # Whoever takes what was given up, and what was deleted, takes it each time.
+            fill(disk, f"filler {at}")
+            assert os.statvfs(disk).f_bavail == 0
+            with opened(disk / "store", limits=NO_RESERVE) as store:
+                for other in range(at, 10):
+                    assert same(store.load("t", f"n{other}").image, an_image(other, n_tokens=3000))
+                fill(disk, f"filler {at} too")
+                store.delete("t", f"n{at}")
+                assert [one.name for one in store.handles("t")] == [
+                    f"n{other}" for other in range(at + 1, 10)
+                ]
+        for filler in disk.glob("filler*"):
+            filler.unlink()
+        with opened(disk / "store", limits=NO_RESERVE) as store:
             put(store, "more", 50)
             assert store.check().findings == ()
+
+
+@needs_root
+def test_a_disk_without_a_byte_and_without_ballast_says_so(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 16 * 2**20) as disk:
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            put(store, "a", 1)
+        (disk / "store" / "ballast").unlink()
+        filler = fill(disk)
+        with pytest.raises(BadStoreError, match="the disk is full"):
+            Store.open(str(disk / "store"), clock=Clock())
+        filler.unlink()
+        with opened(disk / "store", limits=NO_RESERVE) as store:
+            assert same(store.load("t", "a").image, an_image(1))
 
 
 @needs_root

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from wkvm.core.errors import BadStoreError, StoreFailedError, StoreFullError
+from wkvm.state.ballast import Ballast
 from wkvm.state.index import FIND, Entry, Index, Key, Row
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,11 @@ CREATE TABLE objects (object TEXT PRIMARY KEY) WITHOUT ROWID;
 _FULL = 13
 _BROKEN = frozenset({10, 11, 26})
 """SQLITE_IOERR, SQLITE_CORRUPT and SQLITE_NOTADB."""
+_UNWRITTEN = frozenset({10 | 3 << 8, 10 | 19 << 8})
+"""SQLITE_IOERR_WRITE and _SHMSIZE: the log did not take pages. They count for nothing without the
+page of the commit behind them, so the database is as it was. A quota says this, too."""
+_NOT_OPENED = frozenset({10, 13, 14})
+"""SQLITE_IOERR, SQLITE_FULL and SQLITE_CANTOPEN: what opening on a full disk says."""
 
 
 class Catalogue:
@@ -81,37 +87,46 @@ class Catalogue:
     Args:
         path: of the database's file; it is made where it is missing.
         store_id: for a new database.
-        make_room: called when the disk is full and a transaction would free space: makes
-            some room, or returns False.
+        ballast: given up where the disk is full, to open and for what frees space.
 
     Raises:
-        BadStoreError: it is damaged, of a newer wkvm, or of another program.
+        BadStoreError: it is damaged, of a newer wkvm, or of another program; or there is neither
+            room on the disk nor a ballast.
     """
 
-    def __init__(self, path: str, store_id: str, make_room: Callable[[], bool]) -> None:
-        self._make_room = make_room
+    def __init__(self, path: str, store_id: str, ballast: Ballast) -> None:
+        self._ballast = ballast
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._is_failed = False
         self._synchronous = ""
         self.index = Index()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        try:
-            self._writer = _connect(path)
-            if not _prepare(self._writer, path, store_id):
-                raise BadStoreError(path, "the database is not one of wkvm")
-            self.index.watch(self._writer)
-            self._reader = _connect(path)
-            self._reader.execute("PRAGMA query_only=1")
-            ((self.store_id,),) = self._reader.execute(
-                "SELECT value FROM meta WHERE name = 'store_id'"
-            )
-        except (sqlite3.Error, ValueError) as error:
-            self.close()
-            raise BadStoreError(path, f"the database cannot be opened: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        while True:
+            try:
+                self._open(path, store_id)
+                return
+            except (sqlite3.Error, ValueError) as error:
+                self.close()
+                may_be_full = _code(error) & 0xFF in _NOT_OPENED
+                if may_be_full and ballast.give_up():
+                    continue
+                why = f"the database cannot be opened: {error}"
+                if may_be_full and not ballast.has_room():
+                    why = "the disk is full, and to open the database takes some KiB"
+                raise BadStoreError(path, why) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def _open(self, path: str, store_id: str) -> None:
+        self._writer = _connect(path)
+        if not _prepare(self._writer, path, store_id):
+            raise BadStoreError(path, "the database is not one of wkvm")
+        self.index.watch(self._writer)
+        self._reader = _connect(path)
+        self._reader.execute("PRAGMA query_only=1")
+        ((self.store_id,),) = self._reader.execute("SELECT value FROM meta WHERE name = 'store_id'")
 
     @property
     def is_failed(self) -> bool:
@@ -167,7 +182,7 @@ class Catalogue:
         Args:
             change: may run twice. What it raises undoes all of it.
             durable: return only when the transaction is on the disk.
-            frees: it makes room: where the disk is full it gets some.
+            frees: it makes room: where the disk is full it gets the ballast's.
 
         Raises:
             StoreFullError: the disk is full. Nothing was changed.
@@ -175,12 +190,13 @@ class Catalogue:
                 what is found when it is opened again is the transaction whole, or nothing of it.
         """
         with self._write_lock:
-            try:
-                return self._run(change, durable)
-            except StoreFullError:
-                if not frees or not self._make_room():
-                    raise
-                return self._run(change, durable)
+            ways = iter((self._restart, self._ballast.give_up) if frees else (self._restart,))
+            while True:
+                try:
+                    return self._run(change, durable)
+                except StoreFullError:
+                    if not any(make_room() for make_room in ways):
+                        raise
 
     def close(self) -> None:
         """Close both connections. What was not committed is undone."""
@@ -205,10 +221,11 @@ class Catalogue:
             self._undo(writer)
             if not isinstance(error, sqlite3.Error):
                 raise
-            code = getattr(error, "sqlite_errorcode", 1) & 0xFF
-            if code == _FULL:
+            code = _code(error)
+            is_unwritten = code in _UNWRITTEN
+            if code == _FULL or (is_unwritten and not self._ballast.has_room()):
                 raise StoreFullError(0, 0) from error
-            if code in _BROKEN:
+            if code & 0xFF in _BROKEN and not is_unwritten:
                 # Whether a page that could not be synced is on the disk, only recovery knows.
                 self._is_failed = True
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
@@ -234,10 +251,29 @@ class Catalogue:
             logger.exception("a transaction could not be undone")
             self._is_failed = True
 
+    def _restart(self) -> bool:
+        """Take the log into the database, so that the next transaction is at its beginning again.
+
+        So it needs no room beyond what the log has. False if that did not succeed.
+        """
+        if self._writer is None or self._is_failed:
+            return False
+        try:
+            ((is_busy, _, _),) = self._writer.execute("PRAGMA wal_checkpoint(RESTART)")
+        except sqlite3.Error:
+            logger.warning("the log could not be taken into the database", exc_info=True)
+            return False
+        return not is_busy
+
     def _choose_synchronous(self, writer: sqlite3.Connection, level: str) -> None:
         if level != self._synchronous:
             writer.execute(f"PRAGMA synchronous={level}")
             self._synchronous = level
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's extended code of an error; 1 for one that has none."""
+    return getattr(error, "sqlite_errorcode", 1)
 
 
 def _connect(path: str) -> sqlite3.Connection:

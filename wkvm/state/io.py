@@ -319,3 +319,8 @@ def _kind(mode: int) -> Kind:
     if stat.S_ISREG(mode):
         return Kind.FILE
     return Kind.FOLDER if stat.S_ISDIR(mode) else Kind.OTHER
+
+
+def reason(error: OSError) -> str:
+    """What the system says of an error, without the path."""
+    return error.strerror or type(error).__name__

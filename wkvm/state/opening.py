@@ -1,33 +1,28 @@
 """Opening a store: whose folder it is, and what a crash left in it."""
 
-import errno
 import logging
 import sqlite3
 from typing import NamedTuple
 
 from wkvm.core.errors import BadStoreError, StoreLockedError
 from wkvm.core.limits import StoreLimits
+from wkvm.state.ballast import BALLAST, PROBE
 from wkvm.state.columns import HANDLE_COLUMNS
 from wkvm.state.edits import Edit
-from wkvm.state.io import IO, Entry, Folder, Kind
-from wkvm.state.payloads import reason
+from wkvm.state.io import IO, Entry, Folder, Kind, reason
 from wkvm.state.tables import HandleRow, rows
 
 logger = logging.getLogger(__name__)
 
 DATABASE = "catalogue.db"
 LOCK = "lock"
-BALLAST = "ballast"
 PAYLOADS = "payloads"
 QUARANTINE = "quarantine"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
-_FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST})
+_FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST, PROBE})
 RESPONSES = "responses"
 """Of the HTTP gateway, which keeps here what belongs to these states; the store leaves it alone."""
 _FOLDERS = frozenset({PAYLOADS, QUARANTINE, RESPONSES})
-
-BALLAST_BYTES = 4 * 2**20
-"""Kept on the disk for the day when it is full: then the catalogue needs room to delete."""
 
 
 class Folders(NamedTuple):
@@ -124,35 +119,6 @@ def _isolate_strangers(root: Folder, quarantine: Folder, entries: list[Entry], i
         if one.name not in _FILES | _FOLDERS:
             logger.warning("a file that is not the store's was put in quarantine")
             root.rename(one.name, quarantine, f"stranger.{io.fresh_id()}")
-
-
-def make_ballast(io: IO, root: Folder) -> None:
-    """Keep some room on the disk. A disk that does not give it is full, which is no error here."""
-    try:
-        fd = root.create(BALLAST)
-    except FileExistsError:
-        return
-    except OSError:
-        logger.warning("there is no room for the ballast")
-        return
-    try:
-        try:
-            io.reserve(fd, BALLAST_BYTES)
-        finally:
-            io.close(fd)
-    except OSError:
-        drop_ballast(root)
-
-
-def drop_ballast(root: Folder) -> bool:
-    """Give up the ballast. False if there was none."""
-    try:
-        root.unlink(BALLAST)
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            logger.warning("the ballast could not be removed: %s", reason(error))
-        return False
-    return True
 
 
 def forget_memory(edit: Edit, *, after_crash: bool) -> int:

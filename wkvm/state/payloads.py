@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError, StoreFailedError, StoreFullError
+from wkvm.state.ballast import FULL
 from wkvm.state.format import (
     CHUNK_BYTES,
     TOKEN_BYTES,
@@ -28,7 +29,7 @@ from wkvm.state.format import (
     root_digest,
 )
 from wkvm.state.image import EncodedImage, StateImage, clear_padding, image_of, record_slices
-from wkvm.state.io import IO, Entry, Folder, Kind
+from wkvm.state.io import IO, Entry, Folder, Kind, reason
 from wkvm.state.memory import host_memory
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ TEMPORARY = ".tmp"
 ID_CHARS = 32
 _OURS = re.compile(r"[0-9a-f]{32}\.(safetensors|tmp)", re.ASCII)
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _N_ATTEMPTS = 2
 """After a failed write the bytes are written once more, to another file."""
 
@@ -102,7 +102,7 @@ class Payloads:
                 self._check_room(encoded.n_bytes)
                 return self._write_new(encoded)
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in FULL:
                     raise StoreFullError(encoded.n_bytes, self._free()) from error
                 if error.errno != errno.EIO or attempt == _N_ATTEMPTS - 1:
                     raise StoreFailedError("write a state", reason(error)) from error
@@ -375,8 +375,3 @@ class Payloads:
         except OSError:
             return 0
         return max(space.free - int(space.total * self._reserve), 0)
-
-
-def reason(error: OSError) -> str:
-    """What the system says of an error, without the path."""
-    return error.strerror or type(error).__name__

@@ -27,23 +27,17 @@ from wkvm.core.registry import (
     check_name,
 )
 from wkvm.state import reading, upkeep
+from wkvm.state.ballast import Ballast
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.changes import Commit, Fork, Rollback
 from wkvm.state.edits import Edit
 from wkvm.state.handles import Handles
 from wkvm.state.image import StateImage
-from wkvm.state.io import IO, SystemIO
+from wkvm.state.io import IO, SystemIO, reason
 from wkvm.state.lookup import as_ref
 from wkvm.state.objects import ObjectTier
-from wkvm.state.opening import (
-    DATABASE,
-    Folders,
-    drop_ballast,
-    forget_memory,
-    make_ballast,
-    open_folders,
-)
-from wkvm.state.payloads import Payloads, reason
+from wkvm.state.opening import DATABASE, Folders, forget_memory, open_folders
+from wkvm.state.payloads import Payloads
 from wkvm.state.shelf import Draft, Shelf
 from wkvm.state.writer import Writer
 
@@ -109,7 +103,7 @@ class Store(Handles):
         catalogue, threads = None, ThreadPoolExecutor(N_THREADS, thread_name_prefix="wkvm-store")
         try:
             database = io.database_path(folders.root, DATABASE)
-            catalogue = Catalogue(database, io.fresh_id(), lambda: drop_ballast(folders.root))
+            catalogue = Catalogue(database, io.fresh_id(), Ballast(io, folders.root))
             payloads = Payloads(
                 io,
                 folders.payloads,
@@ -147,6 +141,8 @@ class Store(Handles):
             pass  # the next one who opens it does that
         finally:
             self._catalogue.close()
+            # What the database gives back now may be all that there is when it is opened again.
+            self._writer.ballast.make()
             self._threads.shutdown()
             self._folders.close(self._io)
 
@@ -391,7 +387,7 @@ class Store(Handles):
         if reading.has_memory(self._catalogue):
             self._writer.edit(lambda edit: forget_memory(edit, after_crash=True), frees=True)
         self._shelf.payloads.sweep(lambda: reading.known_files(self._catalogue))
-        make_ballast(self._io, self._folders.root)
+        self._writer.ballast.make()
         try:
             # SQLite's log has a name by now. SQLite syncs the folder too, but ignores what fails.
             self._folders.root.sync()

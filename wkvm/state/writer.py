@@ -7,11 +7,12 @@ from typing import TypeVar
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Durability
 from wkvm.state import reading
+from wkvm.state.ballast import Ballast
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import RESERVED_AT_ONCE, Edit, ReservationError
 from wkvm.state.io import IO, Folder
 from wkvm.state.ledger import TierError
-from wkvm.state.opening import make_ballast, reserve_numbers
+from wkvm.state.opening import reserve_numbers
 from wkvm.state.shelf import Draft, Shelf
 from wkvm.state.tables import PayloadRow
 
@@ -39,8 +40,7 @@ class Writer:
         clock: Callable[[], float],
         limits: StoreLimits,
     ) -> None:
-        self._io = io
-        self._root = root
+        self.ballast = Ballast(io, root)
         self._catalogue = catalogue
         self._shelf = shelf
         self._clock = clock
@@ -70,7 +70,7 @@ class Writer:
         for uid in edits[-1].uids:
             self._shelf.host.drop(uid)
         if edits[-1].files:
-            make_ballast(self._io, self._root)
+            self.ballast.make()
         return result
 
     def commit(
