@@ -104,6 +104,39 @@ def test_an_error_that_says_nothing_of_the_disk_leaves_no_file(tmp_path: Path) -
         put(store, "a", 1)
 
 
+def test_what_was_committed_is_answered_though_nothing_can_be_read_then(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, "a", 1)
+        catalogue = store._catalogue
+        reader = catalogue._reader
+        failing: Any = Failing(reader, "SELECT", sqlite3.SQLITE_CANTOPEN)
+
+        def blind(db: sqlite3.Connection) -> None:
+            """From within a transaction on, so that it is the last thing that can be read."""
+            catalogue._reader = failing
+
+        write = catalogue._commit
+        catalogue._commit = lambda writer: (blind(writer), write(writer))[1]  # type: ignore[method-assign]
+        for change in (
+            lambda: put(store, "b", 2, expected_version=0),
+            lambda: store.rename("t", "a", "c"),
+            lambda: store.set_tags("t", "c", {"x": "y"}),
+            lambda: store.set_expiry("t", "c", 1e12),
+            lambda: store.fork("t", "c", ["d"]),
+            lambda: store.rollback("t", "c", version=1),
+            lambda: store.delete("t", "d"),
+        ):
+            change()
+            catalogue._reader = reader
+        del catalogue._commit
+        assert [one.name for one in store.handles("t")] == ["b", "c"]
+        assert store.handle("t", "c").tags == {"x": "y"}
+        assert store.handle("t", "c").n_versions == 2
+        assert len(files(tmp_path)) == 2
+        store.gc()
+        assert store.check().findings == ()
+
+
 class Liar(SystemIO):
     """A file system that writes other bytes than it is given, so many times."""
 

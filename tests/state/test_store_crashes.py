@@ -1,22 +1,17 @@
 """Processes are killed and disks lose power, really; what was acknowledged is there."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.soak import amount, seed, tell
 from tests.state.crashes import LIMITS, Ledger, Nursery
 from tests.state.stores import files, opened
-from tests.states.power import settle
+from tests.states.power import KINDS, LoopDisk
 from wkvm.core.errors import WkvmError
 
 pytestmark = pytest.mark.long
-
-IMAGE_BYTES = 24 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -43,84 +38,50 @@ def verify(folder: Path, ledger: Ledger) -> list[str]:
 def kill_often(nursery: Nursery, folder: Path, n: int) -> None:
     ledger = Ledger()
     for at in range(n):
-        nursery.run_and_kill(folder, at, ledger, after_acks=at % 7)
+        nursery.run_and_kill(folder, seed() * 10_000 + at, ledger, after_acks=at % 7)
         assert verify(folder, ledger) == [], f"after kill {at}"
 
 
-@pytest.mark.parametrize(
-    "n",
-    [
-        20,
-        pytest.param(100, marks=pytest.mark.slow),
-        pytest.param(1000, marks=pytest.mark.slow),
-    ],
-)
-def test_kill_9_loses_nothing_that_was_acknowledged(
-    nursery: Nursery, tmp_path: Path, n: int
-) -> None:
+def test_kill_9_loses_nothing_that_was_acknowledged(nursery: Nursery, tmp_path: Path) -> None:
+    n = amount(20, 125)
     kill_often(nursery, tmp_path / "store", n)
+    tell(2, "kill -9 of a process with a store", n, "kills")
 
 
 # --- power --------------------------------------------------------------------------------
 
 
-def can_mount() -> bool:
-    """Whether this user may mount an ext4 image."""
-    return (
-        os.getuid() == 0
-        and shutil.which("mkfs.ext4") is not None
-        and os.path.exists("/dev/loop-control")
-    )
-
-
-needs_mount = pytest.mark.skipif(not can_mount(), reason="root, mkfs.ext4 and loop devices")
-
-
-@contextmanager
-def mounted(image: Path, folder: Path) -> Iterator[Path]:
-    folder.mkdir(exist_ok=True)
-    settle("mount", "-o", "loop", str(image), str(folder))
-    try:
-        yield folder
-    finally:
-        settle("umount", str(folder))
-
-
-def cut_power_often(nursery: Nursery, tmp_path: Path, n: int, form: str = "honest") -> list[str]:
+def cut_power_often(
+    nursery: Nursery, tmp_path: Path, n: int, *, kind: str = "ext4", form: str = "honest"
+) -> list[str]:
     """Cut power ``n`` times. What is lost in the end, and after which cut."""
-    image, copy = tmp_path / "disk", tmp_path / "copy"
-    with image.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
     ledger = Ledger()
-    for at in range(n):
-        with mounted(image, tmp_path / "mnt") as disk:
-            nursery.run_and_kill(disk / "store", at, ledger, after_acks=3 + at % 9, form=form)
-            # What the file system has not written to the image yet is lost with the machine.
-            shutil.copyfile(image, copy)
-        with mounted(copy, tmp_path / "mnt") as disk:
-            lost = verify(disk / "store", ledger)
+    with LoopDisk(tmp_path, kind=kind) as disk:
+        store = disk.path / "store"
+        for at in range(n):
+            one = seed() * 10_000 + at
+            nursery.run_and_kill(store, one, ledger, after_acks=3 + at % 9, form=form)
+            disk.cut()
+            lost = verify(store, ledger)
             if lost:
                 return [f"cut {at}", *lost]
-        os.replace(copy, image)
     return []
 
 
-@needs_mount
-@pytest.mark.parametrize(
-    "n",
-    [10, pytest.param(40, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_power_loss_loses_nothing_that_was_acknowledged(
-    nursery: Nursery, tmp_path: Path, n: int
+    nursery: Nursery, tmp_path: Path, kind: str
 ) -> None:
-    assert cut_power_often(nursery, tmp_path, n) == []
+    n = amount(10 if kind == "ext4" else 3, 125)
+    assert cut_power_often(nursery, tmp_path, n, kind=kind) == []
+    tell(3, f"loss of power on {kind}", n, "cuts")
 
 
-@needs_mount
 @pytest.mark.parametrize("form", ["files are not synced", "the catalogue is not synced"])
 def test_power_loss_is_noticed_where_syncs_are_left_out(
     nursery: Nursery, tmp_path: Path, form: str
 ) -> None:
     # Most cuts show it. Not each: what was not synced may have been written all the same.
-    assert cut_power_often(nursery, tmp_path, 100, form=form) != []
+    noticed = cut_power_often(nursery, tmp_path, 100, form=form)
+    assert noticed != []
+    tell(3, f"where {form}, it is noticed", 1, "losses", cuts=int(noticed[0].split()[1]) + 1)

@@ -1,4 +1,4 @@
-"""A disk that can lose power: ext4 in a file, on a loop mount. For root on Linux.
+"""A disk that can lose power: a file system in a file, on a loop mount. For root on Linux.
 
 What a file system has not written by then is gone, as it is when the plug is pulled. A kill of a
 process cannot show that: the page cache outlives it.
@@ -25,18 +25,31 @@ void sync(void) {}
 """What a disk does that lies, as a library to be loaded before the others."""
 
 
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "ext4": (24, ("mkfs.ext4", "-q", "-E", "lazy_itable_init=0")),
+    "btrfs": (128, ("mkfs.btrfs", "-q")),
+    "xfs": (320, ("mkfs.xfs", "-q")),
+}
+"""Of each file system how many MiB it wants at least, and what makes it."""
+
+
 class LoopDisk:
-    """An ext4 file system in ``folder``, mounted for the length of a ``with`` block.
+    """A file system in ``folder``, mounted for the length of a ``with`` block.
+
+    Args:
+        mib: its size, at least.
+        kind: one of ``KINDS``. The test is skipped where there is nothing that makes it.
 
     Attributes:
         path: where it is mounted, also after a cut.
     """
 
-    def __init__(self, folder: Path, mib: int = 192) -> None:
+    def __init__(self, folder: Path, mib: int = 0, *, kind: str = "ext4") -> None:
         self.path = folder / "mounted"
         self._image = folder / "disk"
         self._copy = folder / "copy"
-        self._mib = mib
+        least, self._make = KINDS[kind]
+        self._mib = max(mib, least)
 
     def cut(self) -> None:
         """Lose power, and come up again: only what the file system had written is there.
@@ -55,11 +68,13 @@ class LoopDisk:
     def __enter__(self) -> Self:
         if sys.platform != "linux" or os.geteuid() != 0:
             pytest.skip("a loop mount needs root on Linux")
+        if shutil.which(self._make[0]) is None:
+            pytest.skip(f"there is no {self._make[0]} here")
         self.path.mkdir()
         with self._image.open("wb") as image:
             image.truncate(self._mib * 2**20)
         try:
-            _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", str(self._image))
+            _run(*self._make, str(self._image))
             _run(*self._mount())
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no loop mounts here: {error}")

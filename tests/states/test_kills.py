@@ -13,13 +13,13 @@ import pytest
 from wkvm_client import aio
 from wkvm_client.errors import ConnectFailedError, LinkError
 
+from tests.soak import amount, tell
+from tests.soak import seed as soak_seed
 from tests.states.binary_door import BinaryDoor
 from tests.states.doors import Door, Gone
 from tests.states.kills import Trial, run_and_kill
 from tests.states.nursery import Ask, Nursery, ServerNotStartedError
-from tests.states.power import LoopDisk, library_that_ignores_sync
-
-slow = pytest.mark.slow
+from tests.states.power import KINDS, LoopDisk, library_that_ignores_sync
 
 
 @pytest.fixture(scope="module")
@@ -84,34 +84,35 @@ def ask_for(folder: Path, sockets: Path, *, has_guest: bool = False) -> Ask:
 
 @pytest.mark.long
 @pytest.mark.parametrize("has_guest", [False, True], ids=["record", "pages"])
-@pytest.mark.parametrize(
-    "n_kills", [20, pytest.param(100, marks=slow), pytest.param(1000, marks=slow)]
-)
 async def test_a_kill_loses_and_spoils_nothing_that_was_acknowledged(
-    nursery: Nursery, tmp_path: Path, n_kills: int, has_guest: bool
+    nursery: Nursery, tmp_path: Path, has_guest: bool
 ) -> None:
+    n_kills = amount(20, 40)
     ask = ask_for(tmp_path / "store", tmp_path, has_guest=has_guest)
-    trial = await trial_of(nursery, ask, n_kills, seed=n_kills)
+    trial = await trial_of(nursery, ask, n_kills, seed=soak_seed(n_kills))
     print(trial.account, dict(trial.done), trial.book.n_acked)
     assert trial.account.is_clean, trial.account
     assert trial.account.n_kills == n_kills
     assert trial.book.n_acked > 5 * n_kills
     assert trial.account.n_doubtful["made"] + trial.account.n_doubtful["not made"] > n_kills
+    figures = {"acks": trial.book.n_acked, "resumed": trial.account.n_resumed}
+    states = "with pages" if has_guest else "without pages"
+    tell(2, f"kill -9 of a server, states {states}", n_kills, "kills", **figures)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "n_cuts", [10, pytest.param(40, marks=slow), pytest.param(500, marks=slow)]
-)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_loss_of_power_loses_and_spoils_nothing_that_was_acknowledged(
-    nursery: Nursery, tmp_path: Path, n_cuts: int
+    nursery: Nursery, tmp_path: Path, kind: str
 ) -> None:
-    with LoopDisk(tmp_path, mib=512) as disk:
+    n_cuts = amount(10 if kind == "ext4" else 2, 60)
+    with LoopDisk(tmp_path, mib=512, kind=kind) as disk:
         ask = ask_for(disk.path / "store", tmp_path)
-        trial = await trial_of(nursery, ask, n_cuts, seed=n_cuts, after_kill=disk.cut)
+        trial = await trial_of(nursery, ask, n_cuts, seed=soak_seed(n_cuts), after_kill=disk.cut)
     print(trial.account, dict(trial.done), trial.book.n_acked)
     assert trial.account.is_clean, trial.account
-    assert trial.book.n_acked > 5 * n_cuts
+    assert trial.book.n_acked > (5 * n_cuts if n_cuts >= 10 else 0)
+    tell(3, f"loss of power under a server, {kind}", n_cuts, "cuts", acks=trial.book.n_acked)
 
 
 async def test_a_loss_of_power_is_noticed_where_syncs_are_ignored(tmp_path: Path) -> None:
@@ -127,3 +128,4 @@ async def test_a_loss_of_power_is_noticed_where_syncs_are_ignored(tmp_path: Path
         else:
             noticed = bool(trial.account.lost)
         assert noticed
+    tell(3, "where a library ignores syncs, it is noticed", 1, "losses")

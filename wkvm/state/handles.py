@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from wkvm.core.errors import StateNotFoundError
 from wkvm.core.limits import StoreLimits, check_key, check_tags
 from wkvm.core.registry import HandleRecord, Ref, VersionRecord, canonical_json, check_name
-from wkvm.state import changes
+from wkvm.state import changes, reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import Edit, check_expected
 from wkvm.state.lookup import Lookup, as_ref
@@ -59,10 +60,13 @@ class Handles(Lookup):
                 numbers that this one has too.
         """
         check_name(new_name, "new_name")
-        self._change_handle(
-            tenant, name, expected_version, lambda edit, handle: edit.rename(handle, new_name)
+        return self._change_handle(
+            tenant,
+            name,
+            expected_version,
+            lambda edit, handle: edit.rename(handle, new_name),
+            new_name,
         )
-        return self.handle(tenant, new_name)
 
     def set_tags(
         self,
@@ -80,10 +84,9 @@ class Handles(Lookup):
             InvalidParameterError: they are too many or too long.
         """
         text = canonical_json(check_tags(tags, self.limits))
-        self._change_handle(
+        return self._change_handle(
             tenant, name, expected_version, lambda edit, handle: edit.save(handle, tags=text)
         )
-        return self.handle(tenant, name)
 
     def set_expiry(
         self,
@@ -99,13 +102,15 @@ class Handles(Lookup):
             StateNotFoundError: there is no such handle, or it is over by that.
             StaleVersionError: the head is not the version that was expected.
         """
-        self._change_handle(
+        record = self._change_handle(
             tenant,
             name,
             expected_version,
             lambda edit, handle: edit.save(handle, expires_at=expires_at),
         )
-        return self.handle(tenant, name)
+        if expires_at is not None and expires_at <= self._clock():
+            raise StateNotFoundError(name)
+        return record
 
     def delete(self, tenant: str, ref: Ref | str, *, expected_version: int | None = None) -> None:
         """Remove a handle, or one version of it. With the last version the handle goes.
@@ -136,12 +141,15 @@ class Handles(Lookup):
         name: str,
         expected_version: int | None,
         change: Callable[[Edit, HandleRow], object],
-    ) -> None:
+        new_name: str | None = None,
+    ) -> HandleRecord:
         check_name(name)
 
-        def run(edit: Edit) -> None:
+        def run(edit: Edit) -> HandleRecord:
             handle = edit.handle(tenant, name)
             check_expected(name, handle, expected_version)
             change(edit, handle)
+            # Now: what is looked for after the commit may not be found though it was done.
+            return reading.handle_in(edit.db, tenant, new_name or name)
 
-        self._writer.edit(run, frees=True)
+        return self._writer.edit(run, frees=True)

@@ -26,11 +26,14 @@ from wkvm.state.tables import (
     version_record,
 )
 
-_LIST = (
+_HEADS = (
     f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS}, "
     "(SELECT count(*) FROM versions o WHERE o.handle = h.id) FROM handles h "
     "JOIN versions v ON v.handle = h.id JOIN payloads p ON p.id = v.payload "
-    "WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
+)
+_ONE = f"{_HEADS}WHERE h.tenant = ? AND h.name = ? AND v.version = h.head"
+_LIST = (
+    f"{_HEADS}WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
     "AND v.version = h.head AND (h.expires_at IS NULL OR h.expires_at > ?) ORDER BY h.name LIMIT ?"
 )
 _AFTER_NAMES = "\x7f"
@@ -85,6 +88,21 @@ def get_handle(catalogue: Catalogue, tenant: str, name: str, now: float) -> Hand
     """
     handle, head, _ = find_version(catalogue, tenant, Ref(name), now)
     return handle_record(handle, head, _n_versions(catalogue, handle))
+
+
+def handle_in(db: sqlite3.Connection, tenant: str, name: str) -> HandleRecord:
+    """A handle as a transaction has made it, be it over by now.
+
+    Raises:
+        StateNotFoundError, StateDamagedError: as for ``find_version``.
+    """
+    found = rows(db, _ONE, (tenant, name))
+    if not found:
+        raise StateNotFoundError(name)
+    *columns, n_versions = found[0]
+    handle, version, payload = _split(tuple(columns))
+    handle.check()
+    return handle_record(handle, version_record(handle, version, payload), n_versions)
 
 
 def list_handles(

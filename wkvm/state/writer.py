@@ -1,9 +1,11 @@
 """Transactions of the store: what goes to which tier first, and what happens when one fails."""
 
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from wkvm.core.errors import StoreFailedError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Durability
 from wkvm.state import reading
@@ -15,6 +17,8 @@ from wkvm.state.ledger import TierError
 from wkvm.state.opening import reserve_numbers
 from wkvm.state.shelf import Draft, Shelf
 from wkvm.state.tables import PayloadRow
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -161,7 +165,13 @@ class Writer:
     def _conclude(self, draft: Draft) -> None:
         if draft.file is None:
             return
-        uid = reading.uid_of_file(self._catalogue, draft.file)
+        try:
+            uid = reading.uid_of_file(self._catalogue, draft.file)
+        except StoreFailedError:
+            # What was committed stands, whatever is wrong now. A sweep asks again.
+            logger.warning("a file is left to the next sweep", exc_info=True)
+            self._shelf.payloads.settle(draft.file)
+            return
         if uid is None:
             self._shelf.discard(draft)  # the same bytes had a file already
             return
