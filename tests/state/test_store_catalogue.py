@@ -111,12 +111,13 @@ def test_what_was_committed_is_answered_though_nothing_can_be_read_then(tmp_path
         reader = catalogue._reader
         failing: Any = Failing(reader, "SELECT", sqlite3.SQLITE_CANTOPEN)
 
-        def blind(db: sqlite3.Connection) -> None:
-            """From within a transaction on, so that it is the last thing that can be read."""
+        commit = catalogue._commit
+
+        def commit_and_go_blind(writer: sqlite3.Connection) -> None:
+            commit(writer)
             catalogue._reader = failing
 
-        write = catalogue._commit
-        catalogue._commit = lambda writer: (blind(writer), write(writer))[1]  # type: ignore[method-assign]
+        catalogue._commit = commit_and_go_blind  # type: ignore[method-assign]
         for change in (
             lambda: put(store, "b", 2, expected_version=0),
             lambda: store.rename("t", "a", "c"),
