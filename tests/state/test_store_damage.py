@@ -175,6 +175,19 @@ def test_a_link_or_a_fifo_in_its_place_is_not_followed(folder: Path, tmp_path: P
     assert outside.read_bytes() == before
 
 
+def test_a_link_that_is_planted_while_the_store_is_open_is_not_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    path, outside = file_of(folder, "a", 1), tmp_path / "outside"
+    with opened(folder) as store:
+        path.rename(outside)
+        path.symlink_to(outside)
+        with pytest.raises(StateDamagedError):
+            store.load("t", "a@1")
+        assert_others_are_whole(store, "a@1")
+    assert outside.is_file()
+
+
 SWAPS: dict[str, str] = {
     "payloads of versions": "UPDATE versions SET payload = 3 - payload WHERE payload < 3",
     "a version's number": "UPDATE versions SET version = 9 WHERE version = 2 AND handle = 1",
