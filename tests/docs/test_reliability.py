@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools import limits
+from tools.limits.limit import Unit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
@@ -50,6 +51,11 @@ def test_every_flag_of_a_limit_has_a_row() -> None:
     assert set(limits.defaults()) - rows == NO_LIMITS
 
 
+def test_every_limit_names_a_test_that_exists() -> None:
+    named = {limit.test for part in limits.LIMITS.values() for limit in part}
+    assert sorted(one for one in named if not _exists(one)) == []
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
@@ -62,7 +68,7 @@ def test_every_flag_of_a_limit_has_a_row() -> None:
         (10_240, "", "10,240"),
     ],
 )
-def test_a_value_is_said_with_its_unit(value: float, unit: limits.Unit, text: str) -> None:
+def test_a_value_is_said_with_its_unit(value: float, unit: Unit, text: str) -> None:
     assert limits.said(value, unit) == text
 
 
@@ -70,3 +76,11 @@ def test_every_document_is_in_the_list_of_documents() -> None:
     listed = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "docs/README.md").read_text("utf-8")))
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert there <= listed
+
+
+def _exists(test: str) -> bool:
+    name, _, function = test.partition("::")
+    path = ROOT / "tests" / name
+    return path.is_file() and bool(
+        re.search(rf"^(async )?def {function}\(", path.read_text("utf-8"), re.MULTILINE)
+    )

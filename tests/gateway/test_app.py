@@ -228,3 +228,14 @@ async def test_every_answer_has_the_id_of_its_request(
                     assert told == "mine"
                 else:
                     assert re.fullmatch("[0-9a-f]{32}", told)
+
+
+@pytest.mark.parametrize("n", [127, 128, 129])
+async def test_the_id_of_a_request_has_128_characters_at_most(n: int) -> None:
+    named = {"X-Request-Id": "x" * n}
+    async with (
+        gateway_running(keys=KEYS, routes=ALL_ROUTES) as running,
+        running.http.get("/health", headers=named) as response,
+    ):
+        told = response.headers["X-Request-Id"]
+    assert (told == "x" * n) == (n <= 128)
