@@ -168,26 +168,26 @@ class GpuRunner:
         return on_their_way, unsaved
 
     def _start(self, rows: Sequence[RowPlan], fresh: Sequence[int]) -> None:
-        """Begin requests. The slots of those for whose rules there is no memory are lost."""
+        """Begin requests. The slots of those for which there is no memory are lost."""
         starting = [rows[at] for at in fresh]
         slots = [row.slot for row in starting]
         self._lost.difference_update(slots)
         blank, entries, copies = fresh_slots(starting)
-        if blank:
-            self._arena.zero(blank)
-        for image, targets in entries:
-            with self._mover.up(image) as there:
-                self._arena.fill(there, targets)
-        for source, targets in copies:
-            self._arena.copy(source, targets)
         try:
+            if blank:
+                self._arena.zero(blank)
+            for image, targets in entries:
+                with self._mover.up(image) as there:
+                    self._arena.fill(there, targets)
+            for source, targets in copies:
+                self._arena.copy(source, targets)
             self._sampler.start(starting)
         except torch.OutOfMemoryError:
             if len(fresh) > 1:
                 for at in fresh:
                     self._start(rows, [at])
             else:
-                logger.warning("no memory for the penalties, bias or allowed ids of a request")
+                logger.warning("no memory on the device to begin a request")
                 self._lost.update(slots)
             return
         for row in starting:
