@@ -63,7 +63,7 @@ def test_what_may_lie_around_the_cut_of_a_wide_row_is_listed_and_holds_the_cut(d
         LIST=scratch.list,
         STRIDE=scratch.stride,
         PDL=False,
-        num_warps=launch.BRACKET_WARPS * scratch.times_samples,
+        num_warps=launch.BRACKET_WARPS * scratch.times,
     )
     low, high = scratch.brackets.cpu()[:, :, None].unbind(1)
     n_listed = ((logits >= low) & (logits < high)).sum(1)

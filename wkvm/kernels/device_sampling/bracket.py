@@ -26,13 +26,44 @@ from wkvm.kernels.device_sampling.common import (
 N_HALVINGS = tl.constexpr(9)
 N_SIGMAS = tl.constexpr(4.0)
 """How far the cut may lie from where the sample has it. One row in ten thousand lies further."""
+NONE = tl.constexpr(-1e30)
+"""In the place of a sample: no logit, and finite after a temperature is divided by."""
 
 
 @triton.jit
-def held(x, weights, peaks, peak_weights, level):  # type: ignore[no-untyped-def]
-    """What the sample and the largest logits of the groups hold from ``level`` up, by column."""
+def held(x, peaks, peak_weights, level, largest, steep):  # type: ignore[no-untyped-def]
+    """What a sample and the largest logits of the groups hold from ``level`` up, by column.
+
+    The weights of a sample are made anew from its logits each time: kept, they would take as many
+    registers as these do. ``steep`` is 0 where ids are counted.
+    """
     of_peaks = tl.sum(tl.where(peaks >= level, peak_weights, 0.0), 0)
-    return tl.sum(tl.where(x >= level, weights, 0.0), 0) + of_peaks
+    return tl.sum(tl.where(x >= level, tl.exp2((x - largest) * steep), 0.0), 0), of_peaks
+
+
+@triton.jit
+def both(x, peaks, peak_weights, low, high, largest, steep, each):  # type: ignore[no-untyped-def]
+    """What is held from either of two levels up, each sample standing for ``each``."""
+    weights = tl.exp2((x - largest) * steep)
+    of_low = tl.sum(tl.where(x >= low, weights, 0.0), 0) * each
+    of_high = tl.sum(tl.where(x >= high, weights, 0.0), 0) * each
+    of_low += tl.sum(tl.where(peaks >= low, peak_weights, 0.0), 0)
+    of_high += tl.sum(tl.where(peaks >= high, peak_weights, 0.0), 0)
+    return tl.reduce((of_low, of_high), 0, add_two)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_samples(  # type: ignore[no-untyped-def]
+    from_row, column, is_group, peaks, N: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The first ``N`` samples of each group, but for its largest logit, which is known apart.
+
+    What is none is ``NONE``: infinities times 0 are NaN.
+    """
+    lines = tl.arange(0, N)[:, None]
+    at = lines * WIDTH + column
+    x = tl.load(from_row + at, mask=is_group & (lines >= 0), other=-INFINITY)
+    return tl.where((x != peaks) & (x > NONE), x, NONE)
 
 
 @triton.jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)  # type: ignore[untyped-decorator]
@@ -68,6 +99,8 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
         record = records + slot.to(tl.int64) * WORDS
         scale = real(record, SCALE).to(tl.float32)
         if (scale != 0) & is_filtered(record, V):
+            LINES: tl.constexpr = CHUNK // TOPS // STRIDE
+            FEW: tl.constexpr = LINES // 4 if LINES >= 16 else LINES
             top_k = tl.load(record + TOP_K)
             top_p = real(record, TOP_P).to(tl.float32)
             by_count = top_k < V
@@ -82,41 +115,53 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                     is_group = column < n_chunks * TOPS
                     peaks = tl.load(tops + column, mask=is_group, other=-INFINITY)
                     largest = tl.max(tl.max(peaks, 0), 0)
-                    lines = tl.arange(0, CHUNK // TOPS // STRIDE)[:, None]
                     from_row = samples + row.to(tl.int64) * (2 * LIST)
-                    at = lines * (CHUNKS * TOPS) + column
-                    inside = is_group & (lines >= 0)
-                    x = tl.load(from_row + at, mask=inside, other=-INFINITY)
-                    is_other = (x != peaks) & (x > -INFINITY)
+                    few = load_samples(from_row, column, is_group, peaks, FEW, CHUNKS * TOPS)
                     is_peak = peaks > -INFINITY
-                    ones = tl.where(is_other, 1.0 * STRIDE, 0.0)
                     peak_ones = tl.where(is_peak, 1.0, 0.0)
-                    weights, peak_weights = ones, peak_ones
-                    lowest = tl.min(tl.min(tl.where(is_other, x, largest), 0), 0)
+                    steep = scale * 0
+                    peak_weights = peak_ones
+                    lowest = tl.where(few > NONE, few, largest)
+                    lowest = tl.min(tl.min(lowest, 0), 0)
                     if not by_count:
-                        weights = ones * tl.exp2((x - largest) * scale)
-                        weights = tl.where(is_other, weights, 0.0)
+                        steep = scale
                         peak_weights = tl.where(is_peak, tl.exp2((peaks - largest) * scale), 0.0)
                         lowest = tl.maximum(lowest, largest - 31.0 / scale)
-                    total = tl.sum(tl.sum(weights, 0) + tl.sum(peak_weights, 0), 0)
+                    # Roughly where the cut is, by a few of the samples.
+                    each = STRIDE * (LINES // FEW) * 1.0
+                    share = tl.where(by_count, 0.0, top_p)
+                    of_few, of_peaks = held(few, peaks, peak_weights, lowest, largest, steep)
+                    total = tl.sum(of_few * each + of_peaks, 0)
                     goal = tl.where(by_count, top_k.to(tl.float32), total * top_p)
-                    # Where the sample cuts.
                     below, over = lowest, largest
                     for _ in range(N_HALVINGS):
                         middle = below * 0.5 + over * 0.5
-                        of_columns = held(x, weights, peaks, peak_weights, middle)
-                        is_enough = tl.sum(of_columns, 0) >= goal
+                        of_few, of_peaks = held(few, peaks, peak_weights, middle, largest, steep)
+                        is_enough = tl.sum(of_few * each + of_peaks, 0) >= goal
                         below = tl.where(is_enough, middle, below)
                         over = tl.where(is_enough, over, middle)
-                    n_kept = tl.sum(held(x, ones, peaks, peak_ones, below), 0)
+                    # How sure all of them are of it.
+                    each = STRIDE * 1.0
+                    x = load_samples(from_row, column, is_group, peaks, LINES, CHUNKS * TOPS)
+                    lowest = tl.where(x > NONE, x, largest)
+                    lowest = tl.min(tl.min(lowest, 0), 0)
+                    if not by_count:
+                        lowest = tl.maximum(lowest, largest - 31.0 / scale)
+                    of_all, of_peaks = held(x, peaks, peak_weights, lowest, largest, steep)
+                    total = tl.sum(of_all * each + of_peaks, 0)
+                    goal = tl.where(by_count, top_k.to(tl.float32), total * top_p)
+                    of_all, of_peaks = held(x, peaks, peak_ones, below, largest, steep * 0)
+                    n_kept = tl.sum(of_all * each + of_peaks, 0)
                     goal_high = goal * 0 - 1.0
                     goal_low = n_kept * 2 + LIST // 4
                     if n_kept <= LIST * 0.25:
                         # Few enough to list all above the cut, and more.
-                        weights, peak_weights = ones, peak_ones
+                        steep = steep * 0
+                        peak_weights = peak_ones
                     else:
-                        share = tl.where(by_count, 0.0, top_p)
-                        spread = tl.where(x >= below, 1.0 - share, share) * weights
+                        spread = tl.where(x >= below, 1.0 - share, share) * each
+                        spread *= tl.exp2((x - largest) * steep)
+                        spread = tl.where(x > NONE, spread, 0.0)
                         margin = N_SIGMAS * tl.sqrt(tl.sum(tl.sum(spread * spread, 0), 0))
                         goal_low = goal + margin
                         goal_high = goal - margin
@@ -125,16 +170,14 @@ def bracket_kernel(  # type: ignore[no-untyped-def]
                     for _ in range(N_HALVINGS):
                         low_middle = low * 0.5 + low_over * 0.5
                         high_middle = high_below * 0.5 + high * 0.5
-                        of_low = held(x, weights, peaks, peak_weights, low_middle)
-                        of_high = held(x, weights, peaks, peak_weights, high_middle)
-                        of_low, of_high = tl.reduce((of_low, of_high), 0, add_two)
+                        of_low, of_high = both(
+                            x, peaks, peak_weights, low_middle, high_middle, largest, steep, each
+                        )
                         low = tl.where(of_low >= goal_low, low_middle, low)
                         low_over = tl.where(of_low >= goal_low, low_over, low_middle)
                         high_below = tl.where(of_high >= goal_high, high_middle, high_below)
                         high = tl.where(of_high >= goal_high, high, high_middle)
-                    of_low = held(x, weights, peaks, peak_weights, low)
-                    of_high = held(x, weights, peaks, peak_weights, high)
-                    of_low, of_high = tl.reduce((of_low, of_high), 0, add_two)
+                    of_low, of_high = both(x, peaks, peak_weights, low, high, largest, steep, each)
                     low = tl.where(by_count & (of_low < goal_low), -LARGEST, low)
                     high = tl.where(of_high >= goal_high, INFINITY, high)
             tl.store(brackets + row * 2, low)

@@ -40,9 +40,8 @@ SAMPLES = 8192
 
 NARROW = 65_536
 """Ids of a vocabulary for which these are enough: of a flat row with top-p, what may lie around the
-cut that so many samples show fits in the list. Up to twice as many ids take twice of both. More
-take four times the list and still twice the samples, which one program looks at for a whole row.
-Beyond 262,144 ids rows with flat logits take milliseconds."""
+cut that so many samples show fits in the list. Up to twice as many ids take twice of both, more
+four times. Beyond 262,144 ids rows with flat logits take milliseconds."""
 
 # What the kernels may hold in registers is a matter of how many programs a multiprocessor holds.
 SCAN = {"num_warps": 8, "maxnreg": 64}
@@ -63,8 +62,7 @@ class Scratch:
         # Programs keep all of a row's list, or of its samples, in registers.
         self.times = 1 if vocab_size <= NARROW else 2 if vocab_size <= 2 * NARROW else 4
         self.list = LIST * self.times
-        self.times_samples = min(self.times, 2)
-        n_samples = SAMPLES * self.times_samples
+        n_samples = SAMPLES * self.times
         self.stride = max(8, triton.next_power_of_2(self.n_chunks) * CHUNK // n_samples)
 
         def empty(n: int, dtype: torch.dtype) -> Tensor:
@@ -186,7 +184,7 @@ def sample(
         LIST=s.list,
         STRIDE=s.stride,
         **options,
-        num_warps=BRACKET_WARPS * s.times_samples,
+        num_warps=BRACKET_WARPS * s.times,
     )
     weighed = (s.totals, s.above, s.heavy, s.n_above, s.listed, s.n_listed)
     weigh_kernel[n_parts, n_rows](
