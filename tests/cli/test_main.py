@@ -141,7 +141,7 @@ def test_a_truncated_safetensors_file_is_named(
         (["--request-timeout-s", "nan"], "request-timeout-s"),
         (["--host", "0.0.0.0"], "host"),
         (["--binary-port", "65536"], "binary-port"),
-        (["--binary-port", "none"], "binary-port"),
+        (["--binary-port", "none", "--port", "none"], "binary-port"),
         (["--api-key", ""], "api-key"),
         (["--api-keys-file", "/no/such/file"], "api-keys-file"),
         (["--max-frame-bytes", "1"], "max-frame-bytes"),

@@ -175,6 +175,18 @@ def test_without_a_key_other_machines_are_not_served(
     assert re.match("wkvm serve: host: '0.0.0.0' is not a loopback", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("more", [(), ("--gateway-workers", "1")], ids=["beside", "apart"])
+async def test_http_is_served_alone(more: tuple[str, ...]) -> None:
+    with running(*SERVE, *more) as process:
+        _, *addresses = process.ready_line.split()
+        assert [one.partition(":")[0] for one in addresses] == ["http"]
+        async with session() as http:
+            body = {"ids": [5, 6], "max_tokens": 2, "temperature": 0}
+            async with http.post(f"{process.url()}/v1/generate", json=body) as response:
+                assert len((await response.json())["choices"][0]["ids"]) == 2
+        assert process.end() == 0
+
+
 def test_a_model_without_tokenizer_needs_the_port_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

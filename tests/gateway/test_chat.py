@@ -267,6 +267,26 @@ async def test_the_newer_name_of_the_limit_and_the_older_one_mean_the_same() -> 
     assert error["param"] == "max_tokens"
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_minus_1_is_no_limit_as_to_llama_cpps_clients(field: str) -> None:
+    engine = Engine(
+        FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=len(PROMPT) + 6)
+    )
+    async with gateway_running(engine) as running:
+        answer = await ask(running, **{"max_tokens": None, field: -1})
+        assert answer["usage"]["completion_tokens"] == 6
+
+
+async def test_a_chat_that_is_cut_to_fit_leaves_room_for_the_answer() -> None:
+    engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=16))
+    async with gateway_running(engine) as running:
+        for limit, n_output in ((3, 3), (None, 8), (-1, 8)):
+            body = {"max_tokens": limit, "truncate_prompt_tokens": -1, "return_token_ids": True}
+            answer = await ask(running, **body)
+            assert answer["prompt_token_ids"] == [*PROMPT][n_output - 16 :]
+            assert answer["usage"]["completion_tokens"] == n_output
+
+
 async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> None:
     texts = dataclasses.replace(byte_texts(), default_max_tokens=5)
     config = EngineConfig(n_slots=2, max_model_len=len(PROMPT) + 3)
@@ -298,7 +318,9 @@ async def test_without_a_limit_the_default_counts_as_far_as_there_is_room() -> N
         ({"messages": [USER | {"content": None}]}, "messages[0].content"),
         ({"messages": [USER | {"content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": ..., "max_completion_tokens": -2}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),

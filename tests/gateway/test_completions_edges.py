@@ -66,7 +66,7 @@ async def test_biases_are_counted_before_they_are_read(running: Running, key: st
         ("prompt", None),
         ("prompt", 1),
         ("prompt", {}),
-        ("max_tokens", -1),
+        ("max_tokens", -2),
         ("max_tokens", 2**31),
         ("max_tokens", 2**63),
         ("max_tokens", 1.0),
@@ -212,8 +212,39 @@ async def test_a_prompt_beyond_the_engines_limit_is_refused_and_can_be_truncated
         assert (await refused(running, prompt="x" * 9))[0] == "prompt"
         answer = await complete(running, prompt="x" * 6)
         assert answer["usage"]["completion_tokens"] == 2
-        answer = await complete(running, prompt="x" * 9, truncate_prompt_tokens=-1)
-        assert answer["usage"]["prompt_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("limit", "n_prompt", "n_output"), [(None, 4, 4), (-1, 4, 4), (0, 8, 0), (3, 5, 3), (7, 1, 7)]
+)
+async def test_a_prompt_that_is_cut_to_fit_leaves_room_for_the_output(
+    limit: int | None, n_prompt: int, n_output: int
+) -> None:
+    engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=8))
+    async with gateway_running(engine) as running:
+        body = {"truncate_prompt_tokens": -1, "max_tokens": limit, "return_token_ids": True}
+        for prompt in ("x" * 100, "y" * 9 + "x" * 9):
+            answer = await complete(running, prompt=prompt, **body)
+            usage = answer["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (n_prompt, n_output)
+            assert set(answer["choices"][0]["prompt_token_ids"]) == {ord("x")}
+        short = await complete(running, prompt="x", **body)
+        assert short["usage"]["prompt_tokens"] == 1
+
+
+async def test_no_prompt_is_cut_to_fit_an_output_that_does_not() -> None:
+    engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=8))
+    async with gateway_running(engine) as running:
+        for limit in (8, 2**31 - 1):
+            body = {"truncate_prompt_tokens": -1, "max_tokens": limit}
+            assert (await refused(running, prompt="x" * 100, **body))[0] == "prompt"
+
+
+async def test_minus_1_is_no_limit_as_to_llama_cpps_clients() -> None:
+    engine = Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=2, max_model_len=16))
+    async with gateway_running(engine) as running:
+        answer = await complete(running, prompt="x" * 6, max_tokens=-1)
+        assert answer["usage"]["completion_tokens"] == 10
 
 
 async def test_how_much_room_a_prompt_leaves_does_not_depend_on_its_neighbours() -> None:

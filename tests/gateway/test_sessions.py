@@ -11,7 +11,9 @@ import pytest
 from tests.fakes import fake_continuation
 from tests.gateway.harness import ANNA, BERT, KEYS, TIMEOUT_S, Running
 from tests.gateway.scripted import script_engine
-from tests.gateway.stateful import ask, make, states_running
+from tests.gateway.stateful import TallModel, ask, make, states_running
+from wkvm.core.config import EngineConfig
+from wkvm.engine.engine import Engine
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
@@ -73,6 +75,17 @@ async def test_turns_go_on_from_each_other_as_one_text_does(running: Running) ->
     third = await turn(running, ids=[9])
     assert third["token_ids"] == fake_continuation([1, 2, 3, *expected, 9], 4, 256)
     assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 10
+
+
+async def test_minus_1_is_no_limit_to_a_turn_and_minus_2_is_refused(tmp_path: Path) -> None:
+    engine = Engine(TallModel(), EngineConfig(n_slots=2, max_model_len=16))
+    async with states_running(tmp_path, engine) as running:
+        await begin(running)
+        told = await turn(running, max_tokens=-1, ids=[1, 2])
+        assert len(told["token_ids"]) == 14
+        body = {**GREEDY, "ids": [1], "max_tokens": -2}
+        status, answer = await ask(running, "POST", "/v1/sessions/talk/generate", body)
+        assert (status, answer["error"]["param"]) == (400, "max_tokens")
 
 
 async def test_a_session_without_a_name_gets_one(running: Running) -> None:

@@ -253,7 +253,7 @@ def body_of(route: Route, kind: Any, **but: Any) -> dict[str, Any]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     key = (route.method, route.path)
-    body = SAMPLES.of_struct(info) | NEEDED.get(key, {})
+    body: dict[str, Any] = SAMPLES.of_struct(info) | NEEDED.get(key, {})
     if "name" in body:
         body["name"] = f"made{next(_NUMBERS)}"
     if "names" in body:

@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     path = find_model(args.model if args.model_path is None else args.model_path)
     server_config = server_settings(args)
     http = http_settings(args, server_config.api_keys)
+    if http is None and server_config.binary_port is None and server_config.binary_uds is None:
+        why = "nothing would be served: there is no --binary-uds, --port or --uds either"
+        raise ConfigError("binary-port", why)
     engine_values = values_of(args, ENGINE_FLAGS + MODEL_FLAGS)
     is_auto = engine_values["n_slots"] is None
     if is_auto:
@@ -118,8 +121,6 @@ def server_settings(args: argparse.Namespace) -> ServerConfig:
         ConfigError: one is not allowed, or a keys file cannot be read.
     """
     values = values_of(args, ADDRESS_FLAGS + LIMIT_FLAGS)
-    if values["binary_port"] is None and values["binary_uds"] is None:
-        raise ConfigError("binary-port", "without TCP a unix socket is needed, --binary-uds")
     return ServerConfig(**values, api_keys=api_keys(args.api_key, args.api_keys_file))
 
 

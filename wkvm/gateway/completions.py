@@ -13,11 +13,18 @@ from wkvm_client.states import StateEnd
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions
+from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions, limit_of
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.monitoring.times import metrics_of
 from wkvm.gateway.policy import COMPLETIONS
-from wkvm.gateway.prompts import Prompt, PromptField, n_kept, read_prompts
+from wkvm.gateway.prompts import (
+    ALL_THAT_FIT,
+    Prompt,
+    PromptField,
+    n_kept,
+    read_prompts,
+    room_for_output,
+)
 from wkvm.gateway.replies import (
     Completion,
     CompletionChoice,
@@ -47,7 +54,7 @@ class CompletionRequest(CommonFields, kw_only=True):
             mean of their log probabilities, are told.
         response_format: what the text must be, as of a chat.
         truncate_prompt_tokens: of each prompt only the last so many ids count; -1 takes as
-            many as the engine does.
+            many as leave room for the output.
     """
 
     prompt: PromptField | None = None
@@ -62,7 +69,9 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 async def completions(call: Call) -> web.StreamResponse:
     """Answer a completion."""
-    job = await completion_job(call, await call.body(CompletionRequest, COMPLETIONS))
+    body = await call.body(CompletionRequest, COMPLETIONS)
+    body.max_tokens = limit_of(body.max_tokens)
+    job = await completion_job(call, body)
     async with Lanes(call.client) as lanes:
         for prompt in job.prompts:
             await lanes.open(prompt.ids, job.keywords_of(prompt), n=job.n_made)
@@ -167,8 +176,13 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
     n_made = _n_made(body, n)
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
-    texts, max_model_len = gateway.texts, gateway.max_model_len
-    max_ids = n_kept(body.truncate_prompt_tokens, max_model_len)
+    texts, room = gateway.texts, gateway.max_model_len
+    cuts_to_fit = body.truncate_prompt_tokens == ALL_THAT_FIT
+    if room is not None and body.continues and (body.max_tokens is None or cuts_to_fit):
+        room = await room_after(call.client, await origin_of(call.client, body, pins=False), room)
+    default = texts.default_max_tokens
+    n_output = room_for_output(body.max_tokens, default, room)
+    max_ids = n_kept(body.truncate_prompt_tokens, room, n_output=n_output)
     prompts = await gateway.offload.run(
         lambda: read_prompts(
             body.prompt,
@@ -179,11 +193,7 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
         ),
         size=call.n_held,
     )
-    most_tokens = max_model_len if body.max_tokens is None else None
-    if most_tokens is not None and body.continues:
-        origin = await origin_of(call.client, body, pins=False)
-        most_tokens = await room_after(call.client, origin, most_tokens)
-    max_tokens = texts.default_max_tokens if body.max_tokens is None else body.max_tokens
+    max_tokens = default if body.max_tokens is None else body.max_tokens
     must_be = wanted(body.response_format, body.structured_outputs)
     grammar = None if must_be is None else must_be.grammar
     if must_be is not None:
@@ -206,7 +216,7 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
         n=n,
         n_made=n_made,
         keywords=keywords,
-        most_tokens=most_tokens,
+        most_tokens=room if body.max_tokens is None else None,
     )
 
 

@@ -20,6 +20,8 @@ from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
 
 MAX_N = 128
+NO_LIMIT = -1
+"""What clients of llama.cpp's server and of its kin send as ``max_tokens`` where they mean none."""
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 """Characters of one stop string."""
@@ -247,6 +249,11 @@ class CommonFields(StateFields, kw_only=True):
                 raise invalid("logit_bias", f"{key[:20]!r} is not a token id")
             biases[int(key)] = bias
         return biases
+
+
+def limit_of(max_tokens: int | None) -> int | None:
+    """The limit that a body names; None for none, and for ``NO_LIMIT``."""
+    return None if max_tokens == NO_LIMIT else max_tokens
 
 
 def without_words(words: Sequence[str], grammar: Grammar | None, tokenizer: Tokenizer) -> Grammar:

@@ -10,7 +10,7 @@ from wkvm.gateway.chat.tools import Tool, ToolChoice, ToolUse, tool_use
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.parsing.reader import AnswerReader
-from wkvm.gateway.prompts import n_kept
+from wkvm.gateway.prompts import n_kept, room_for_output
 from wkvm.gateway.states.fields import STATE_NAMES
 from wkvm.gateway.streams.pieces import TextOptions
 from wkvm.gateway.structured import NamedSchema as NamedSchema
@@ -38,7 +38,7 @@ class ChatBody(CommonFields, kw_only=True):
         prompt_logprobs: vLLM's: how many of the most likely ids are named at each position of
             the prompt, in a field of the answer.
         truncate_prompt_tokens: of the prompt only the last so many ids count; -1 takes as many
-            as the engine does.
+            as leave room for the answer.
         parallel_tool_calls: whether an answer may have several calls. It is the default.
         chat_template_kwargs: what the template is given besides, such as ``enable_thinking``.
         reasoning_effort: likewise; ``none`` sets ``enable_thinking`` to false as well.
@@ -177,7 +177,10 @@ def _question(
     prompt = _prompt(body, texts, use, omit_media=omit_media, tail=tail, since=since)
     if prompt.continues and since is not None:
         max_model_len = since.max_model_len
-    ids, max_ids = prompt.ids, n_kept(body.truncate_prompt_tokens, max_model_len)
+    limit, default = _limit(body), texts.default_max_tokens
+    n_output = room_for_output(limit, default, max_model_len)
+    ids = prompt.ids
+    max_ids = n_kept(body.truncate_prompt_tokens, max_model_len, n_output=n_output)
     if max_ids is not None:
         ids = ids[-max_ids:]
     goes_on = body.continues and not body.messages
@@ -198,11 +201,11 @@ def _question(
     if goes_on:
         reading = replace(reading, is_required=False)
     room = None if max_model_len is None else max_model_len - len(ids)
-    default = texts.default_max_tokens
     if grammar is not None:
         default = max(default, MIN_CONSTRAINED_TOKENS)
-    max_tokens = _max_tokens(body, default, room)
-    keywords = body.keywords(texts, max_tokens=max_tokens, grammar=grammar)
+    if limit is None:
+        limit = default if room is None else max(min(default, room), 1)
+    keywords = body.keywords(texts, max_tokens=limit, grammar=grammar)
     keywords |= body.state_keywords(n=body.n_choices)
     if prompt.borders and len(ids) == len(prompt.ids):
         keywords["borders"] = prompt.borders
@@ -210,7 +213,7 @@ def _question(
         keywords["logprobs"] = n_top
     if body.prompt_logprobs is not None:
         keywords["prompt_logprobs"] = body.prompt_logprobs
-    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return Question(
         ids,
         keywords,
@@ -224,7 +227,7 @@ def _question(
             **OPENAI_NAMES,
             **STATE_NAMES,
             "prompt": "messages",
-            "max_tokens": limit,
+            "max_tokens": limit_name,
             "grammar": "bad_words" if grammar is None else grammar_field,
         },
         prompt.drops_space,
@@ -242,8 +245,8 @@ def _echo(body: ChatBody, *, omit_media: bool) -> str:
     return content_text(body.messages[-1], len(body.messages) - 1, omit_media=omit_media)
 
 
-def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
-    """The limit of the answer. A default is no longer than there is room for."""
+def _limit(body: ChatBody) -> int | None:
+    """The limit of the answer that the body names."""
     named = {
         name: value
         for name, value in (
@@ -257,9 +260,7 @@ def _max_tokens(body: ChatBody, default: int, room: int | None) -> int:
             raise invalid(name, f"{value} is not positive")
     if len(set(named.values())) == 2:
         raise invalid("max_tokens", "differs from max_completion_tokens: give one of them")
-    if named:
-        return next(iter(named.values()))
-    return default if room is None else max(min(default, room), 1)
+    return next(iter(named.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

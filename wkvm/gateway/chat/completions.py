@@ -22,7 +22,7 @@ from wkvm.gateway.chat.replies import (
     chunk_deltas,
     whole_message,
 )
-from wkvm.gateway.fields import StreamOptions
+from wkvm.gateway.fields import StreamOptions, limit_of
 from wkvm.gateway.logprobs import prompt_infos
 from wkvm.gateway.monitoring.times import metrics_of
 from wkvm.gateway.policy import CHATS
@@ -80,6 +80,8 @@ async def _job(call: Call) -> _Job:
     """
     gateway = call.gateway
     body = await call.body(ChatBody, CHATS)
+    body.max_tokens = limit_of(body.max_tokens)
+    body.max_completion_tokens = limit_of(body.max_completion_tokens)
     job = await chat_job(call, body)
     return _Job(
         body=job.body,

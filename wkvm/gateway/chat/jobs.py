@@ -13,6 +13,7 @@ from wkvm.gateway.calls import Call
 from wkvm.gateway.chat.bodies import ChatBody, Question, question
 from wkvm.gateway.chat.replies import ChoiceReader
 from wkvm.gateway.failures import invalid
+from wkvm.gateway.prompts import ALL_THAT_FIT
 from wkvm.gateway.replies import Usage, n_reused
 from wkvm.gateway.states.fields import NO_ORIGIN, n_cached
 from wkvm.gateway.states.keeping import choice_text, origin_of, room_after
@@ -79,7 +80,8 @@ async def chat_job(call: Call, body: ChatBody) -> ChatJob:
     origin, max_model_len = NO_ORIGIN, gateway.max_model_len
     if body.continues:
         origin = await origin_of(call.client, body, pins=True)
-        if body.max_tokens is None and body.max_completion_tokens is None:
+        has_limit = body.max_tokens is not None or body.max_completion_tokens is not None
+        if not has_limit or body.truncate_prompt_tokens == ALL_THAT_FIT:
             max_model_len = await room_after(call.client, origin, max_model_len)
     asked = await gateway.offload.run(
         lambda: question(

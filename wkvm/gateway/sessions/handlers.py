@@ -18,6 +18,7 @@ from wkvm.gateway.asked import forget_turn
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.chat.messages import leaves_space
 from wkvm.gateway.failures import CANCELLED, OPENAI_NAMES, HttpError, error_body, invalid
+from wkvm.gateway.fields import limit_of
 from wkvm.gateway.policy import TURNS
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sessions import bodies
@@ -206,7 +207,7 @@ async def generate(call: Call) -> web.StreamResponse:
         body.expected_version = head.version
     if body.on_disconnect is None:
         body.on_disconnect = "finish"
-    max_tokens = body.max_tokens
+    max_tokens = limit_of(body.max_tokens)
     if max_tokens is None:
         origin = Origin(head.tail, head.n_tokens)
         room = await room_after(call.client, origin, gateway.max_model_len)
