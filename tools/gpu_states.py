@@ -211,6 +211,14 @@ def moves(arena: Arena, mover: StateMover) -> Iterator[Finding]:
     yield against_bare("hibernate, slot and pinned memory", ours_ms, bare_ms)
     bare_ms, ours_ms = wall_ms_in_turns([bare_up, up])
     yield against_bare("resume, slot and pinned memory", ours_ms, bare_ms)
+    yield {
+        "timing": "copy a state to another slot, within the device",
+        "ms": round(device_ms(lambda: arena.copy(1, (2,))), 4),
+    }
+    yield {
+        "timing": "look for what is not finite in a state",
+        "ms": round(device_ms(lambda: arena.is_finite(1)), 4),
+    }
 
 
 def against_bare(name: str, ours_ms: float, bare_ms: float) -> Finding:
