@@ -35,6 +35,7 @@ BEGIN, END = "<!-- limits: begin -->\n", "<!-- limits: end -->\n"
 UNLIMITED = {
     "--max-slots-per-tenant": "none",
     "--max-model-len": "none",
+    "--max-queue-s": "the request's own time",
     "--limit-requests": "none",
     "--limit-tokens": "none",
     "--limit-concurrent": "none",

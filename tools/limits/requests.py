@@ -41,6 +41,13 @@ REQUESTS = (
         "core/test_scheduler_submit.py::test_free_slots_and_the_queue_hold_choices_together",
     ),
     Limit(
+        "how long one would wait, by what was measured",
+        "--max-queue-s",
+        "`QUEUE_FULL`, 429",
+        "core/test_foresight.py::test_a_limit_on_the_wait_is_held",
+        "s",
+    ),
+    Limit(
         "tokens of these together",
         "--max-queued-tokens",
         "`QUEUE_FULL`, 429",
