@@ -233,4 +233,18 @@ STORE = (
         "            return __import__(name.split()[0]).__dict__[name.split()[1]](*arguments)",
         ("tests/state/test_pth.py",),
     ),
+    Fault(
+        "the ballast is not given up when something is to be deleted",
+        "wkvm/state/ballast.py",
+        "        return self._remove(BALLAST)\n",
+        "        return False\n",
+        ("tests/state/test_store_full.py",),
+    ),
+    Fault(
+        "a ballast that was given up is not made again",
+        "wkvm/state/ballast.py",
+        "        if self._take(BALLAST, BALLAST_BYTES) is None:\n            return\n",
+        "        return\n",
+        ("tests/state/test_store_full.py",),
+    ),
 )
