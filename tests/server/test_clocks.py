@@ -47,6 +47,16 @@ async def test_a_frame_that_drips_is_not_given_more_time() -> None:
     assert code(bench) == ErrorCode.FRAME_TIMEOUT
 
 
+async def test_a_frame_that_begins_when_nothing_else_is_due_has_a_deadline() -> None:
+    bench = Bench(frame_timeout_s=10, ping_interval_s=0, idle_timeout_s=1000)
+    bench.clock.turn(100)
+    bench.connection.data_received(frame(b"", 1000))
+    bench.clock.turn(9.5)
+    assert nothing_happened(bench)
+    bench.clock.turn(0.5)
+    assert code(bench) == ErrorCode.FRAME_TIMEOUT
+
+
 async def test_each_frame_has_a_deadline_of_its_own() -> None:
     """A peer whose reads always end in mid-frame is served for longer than one deadline."""
     bench = Bench(frame_timeout_s=10)
@@ -108,6 +118,16 @@ async def test_a_peer_that_does_not_read_is_cut_off_without_a_word() -> None:
     assert nothing_happened(bench)
     bench.clock.turn(0.5)
     assert bench.received() == []
+    assert bench.transport.end == "aborted"
+
+
+async def test_a_peer_that_stops_reading_when_nothing_else_is_due_is_cut_off() -> None:
+    bench = Bench(write_timeout_s=10, ping_interval_s=0, idle_timeout_s=1000)
+    bench.clock.turn(100)
+    bench.connection.pause_writing()
+    bench.clock.turn(9.5)
+    assert nothing_happened(bench)
+    bench.clock.turn(0.5)
     assert bench.transport.end == "aborted"
 
 

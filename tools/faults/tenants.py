@@ -175,11 +175,4 @@ TENANTS = (
         'FROM responses "\n        "WHERE id = ? AND coalesce(tenant, ?) IS NOT NULL AND',
         ("tests/gateway/test_responses.py::test_another_tenant_sees_nothing",),
     ),
-    Fault(
-        "a response is deleted whoever asks",
-        "wkvm/gateway/responses/records.py",
-        'events = NULL "\n            "WHERE id = ? AND tenant = ? AND',
-        'events = NULL "\n            "WHERE id = ? AND coalesce(tenant, ?) IS NOT NULL AND',
-        ("tests/gateway/test_responses.py::test_another_tenant_sees_nothing",),
-    ),
 )
