@@ -24,6 +24,7 @@ BENCHES = {
     "grammars": "the mask of a token, and a batch of 64 rows with none, one and 64 grammars",
     "host": "a server beside a device that takes 3.2 ms a step: what its host takes",
     "json": "msgspec against orjson, for what the gateway reads and writes",
+    "overload": "half to four times of what a server can do, over both doors: what is of use of it",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
     "server": "a server's 256 streams on a unix socket against the bare forward pass",

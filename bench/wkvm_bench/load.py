@@ -46,6 +46,7 @@ class Streamed:
         n_ids: how many ids came.
         n_prompt: ids of the prompt, as the server counts them.
         error: what went wrong, in a word or two.
+        retry_after_s: when a server that refused it says to try again; None if it does not.
     """
 
     due_at: float
@@ -54,6 +55,7 @@ class Streamed:
     n_ids: int = 0
     n_prompt: int = 0
     error: str | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

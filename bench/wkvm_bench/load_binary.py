@@ -23,16 +23,23 @@ class BinarySource:
     Args:
         clients: connected.
         temperature, top_p: of every request. The random numbers are the server's choice.
-        timeout_s: of every request.
+        timeout_s, priority: of every request.
     """
 
     def __init__(
-        self, clients: Sequence[Client], *, temperature: float, top_p: float, timeout_s: float
+        self,
+        clients: Sequence[Client],
+        *,
+        temperature: float,
+        top_p: float,
+        timeout_s: float,
+        priority: int = 0,
     ) -> None:
         self._first, self._clients = clients[0], cycle(clients)
         self._temperature = temperature
         self._top_p = top_p
         self._timeout_s = timeout_s
+        self._priority = priority
         self.server = clients[0].server
 
     @property
@@ -63,6 +70,7 @@ class BinarySource:
                 ignore_eos=True,
                 credit=None,
                 timeout_s=self._timeout_s,
+                priority=self._priority,
             )
             choice = stream.choices[0]
 
@@ -82,6 +90,7 @@ class BinarySource:
             completion = await choice.completion()
         except ClientError as error:
             streamed.ended_at = clock()
+            streamed.retry_after_s = error.retry_after_ms / 1000 or None
             kind = type(error).__name__
             # Only these say the same of every request, and only they need explaining.
             streamed.error = f"{kind} ({error})" if isinstance(error, RequestError) else kind
@@ -105,6 +114,7 @@ async def connected(
     temperature: float = 0.8,
     top_p: float = 0.9,
     timeout_s: float = 60.0,
+    priority: int = 0,
 ) -> AsyncIterator[BinarySource]:
     """Connect to a server for the length of a block.
 
@@ -121,4 +131,6 @@ async def connected(
             ]
         except ClientError as error:
             raise BenchError(str(error)) from error
-        yield BinarySource(clients, temperature=temperature, top_p=top_p, timeout_s=timeout_s)
+        yield BinarySource(
+            clients, temperature=temperature, top_p=top_p, timeout_s=timeout_s, priority=priority
+        )

@@ -7,8 +7,9 @@ import asyncio
 import re
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Annotated, Any, Self, TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -22,6 +23,7 @@ _N_CARRIED = len(_EVENT) - 1
 _END = b"\n0\r\n\r\n"
 """Of a body in chunks: the end of the last chunk, and an empty one."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,15})(?!\d)", re.IGNORECASE)
+_RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d{1,15})(?!\d)", re.IGNORECASE)
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _NO_ADDRESS = "{} is neither http://HOST:PORT nor unix:///PATH"
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
@@ -124,6 +126,8 @@ class OpenAiSource:
     Args:
         url: of the server.
         vocab_size: sends prompts as ids; None makes as many words of them.
+        timeout_s: how long an answer is waited for.
+        more: further fields of each request.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class OpenAiSource:
         temperature: float,
         top_p: float,
         timeout_s: float,
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._url = url
         self._as_ids = vocab_size is not None
@@ -147,6 +152,7 @@ class OpenAiSource:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         host = _split(url).netloc or "localhost"
@@ -226,8 +232,9 @@ def read_answer(streamed: Streamed, data: bytes, arrivals: "array[float]", n_out
     """Enter what an answer says: which of its events brought text, and how many ids there were."""
     status = data[9:12].decode("ascii", "replace")
     if status != "200":
-        why = _message(data)
+        why, after = _message(data), _RETRY_AFTER.search(data)
         streamed.error = f"HTTP {status} ({why})" if why else f"HTTP {status}"
+        streamed.retry_after_s = None if after is None else float(after[1])
         return
     lines = [line[len(_EVENT) :] for line in data.split(b"\n") if line.startswith(_EVENT)]
     usage: dict[str, Any] = {}
@@ -293,6 +300,7 @@ async def connected(
     temperature: float,
     top_p: float,
     timeout_s: float,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> AsyncIterator[OpenAiSource]:
     """Have connections to a server for the length of a block.
 
@@ -307,6 +315,7 @@ async def connected(
         temperature=temperature,
         top_p=top_p,
         timeout_s=timeout_s,
+        more=more,
     )
     try:
         if model is None:

@@ -71,6 +71,19 @@ CASES = {
         "body, 100 kB of ids, checked",
         "body, 100 kB of ids, parsed alone",
     ],
+    "overload": [
+        f"{door}, {what}"
+        for door in ("binary", "HTTP")
+        for what in (
+            "at 2 times the capacity",
+            "at 4 times the capacity",
+            "at two and four times: a refusal comes, p50",
+            "at twice the capacity: requests of a tenant that asks for less than its share that"
+            " are whole in time",
+            "at twice the capacity: requests of a higher priority that are whole in time",
+            "at twice the capacity: requests of all others that are whole in time",
+        )
+    ],
     "ping": ["unix socket"],
     "server": [
         "tiny on cpu, 4 streams",

@@ -8,17 +8,18 @@ those that ran, says how long the line takes and how long a request does.
 No clock: times come in.
 """
 
+import math
+
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import OverloadedError, QueueFullError
 from wkvm.core.request import RequestSpec, Status
 from wkvm.core.table import Request
 from wkvm.core.waiting import WaitingLine
 
-MARGIN = 1.25
-"""A request is taken if it would be over in time though it took so many times as long."""
-LAST_MARGIN = 1.05
-"""One that has waited gets a slot if it would be over in time though it took so many times as long:
-less, or those that were just taken would all be given up."""
+TAKEN, ADMITTED = (0.4, 0.75), (0.2, 0.5)
+"""What is kept of a request's time for what nobody foresees, when it is taken and when it gets a
+slot: a share of what it needs, and at most one of what it does not need. The second are less, or
+those that were just taken would all be given up."""
 TOO_LATE = "so many requests wait that this one would not be over in its time"
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 600.0
@@ -152,23 +153,24 @@ class Foresight:
         if most_s is not None and wait_s > most_s:
             why = f"requests wait more than {most_s:g} s for a slot"
             raise OverloadedError(why, self.retry_after_s(spec.tenant, spec.priority))
-        needed_s = MARGIN * self.needed_s(
+        needed_s = self.needed_s(
             spec.tenant, len(spec.prompt), params.max_tokens, may_stop=may_stop
         )
-        if needed_s <= timeout_s < wait_s + needed_s:
+        if wait_s > _may_wait_s(needed_s, timeout_s, TAKEN):
             raise OverloadedError(TOO_LATE, self.retry_after_s(spec.tenant, spec.priority))
 
     def is_too_late(self, request: Request, now: float) -> bool:
         """Whether one whose turn it is would not be over in time."""
         if request.admitted_at is not None:
             return False
-        needed_s = LAST_MARGIN * self.needed_s(
+        needed_s = self.needed_s(
             request.tenant,
             len(request.prompt),
             request.params.max_tokens,
             may_stop=bool(request.stops),
         )
-        return request.deadline - now < needed_s <= request.deadline - request.submitted_at
+        timeout_s = request.deadline - request.submitted_at
+        return now - request.submitted_at > _may_wait_s(needed_s, timeout_s, ADMITTED)
 
     def too_late(self, request: Request) -> OverloadedError:
         """What such a one is told."""
@@ -182,3 +184,11 @@ class Foresight:
         """When those that wait now will have had their turns; None if nothing is known."""
         wait_s = self.wait_s(tenant, priority)
         return None if wait_s is None else min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
+
+
+def _may_wait_s(needed_s: float, timeout_s: float, kept: tuple[float, float]) -> float:
+    """How long a request may wait; for ever, if its time would not suffice in any case."""
+    slack_s = timeout_s - needed_s
+    if slack_s < 0:
+        return math.inf
+    return slack_s - min(kept[0] * needed_s, kept[1] * slack_s)
