@@ -7,7 +7,7 @@ from tests.gateway.harness import byte_texts
 from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat.bodies import ChatBody, question
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.nesting import MAX_NESTING, NestingError, read_json
+from wkvm.gateway.nesting import MAX_CONTAINERS, MAX_NESTING, NestingError, read_json
 from wkvm.gateway.responses.bodies import CreateBody
 
 USER = {"role": "user", "content": "Hello"}
@@ -28,6 +28,23 @@ def test_one_level_more_is_refused() -> None:
 
 def test_many_objects_side_by_side_are_no_levels() -> None:
     assert read_json("[" + "{}," * 1000 + "1]", list[object])[-1] == 1
+
+
+@pytest.mark.parametrize("one", ["[]", "{}", '{"a":1}', '["[{"]'])
+def test_the_objects_and_arrays_of_a_text_are_counted(one: str) -> None:
+    most = "[" + ",".join([one] * (MAX_CONTAINERS - 1)) + "]"
+    assert len(read_json(most, list[object])) == MAX_CONTAINERS - 1
+    with pytest.raises(NestingError, match="65,537 objects and arrays: the limit is 65,536"):
+        read_json(f"[{most}]", object)
+
+
+def test_objects_and_arrays_that_are_never_closed_are_counted_too() -> None:
+    with pytest.raises(NestingError, match="objects and arrays"):
+        read_json("[" * (MAX_CONTAINERS + 1), object)
+
+
+def test_numbers_and_texts_are_not_counted() -> None:
+    assert len(read_json("[" + "1," * MAX_CONTAINERS + '"a"]', list[object])) > MAX_CONTAINERS
 
 
 @pytest.mark.parametrize("text", ["[" * 999, '"' + "[" * 999, "\\" + '"' + "{" * 999, "\\"])

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -471,3 +472,26 @@ async def test_what_its_maker_ended_just_before_it_went_is_not_failed(
         monkeypatch.setattr(Connection, "is_made", end_and_go)
         for _ in range(2):
             assert await ask(running, "GET", f"/v1/responses/{first['id']}") == (200, first)
+
+
+def test_what_may_be_long_is_part_of_no_key(tmp_path: Path) -> None:
+    # In a table WITHOUT ROWID each search that comes by a row of megabytes would read all of it.
+    there = Connection(tmp_path, set())
+    made = dict(there.db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+    there.close()
+    assert "WITHOUT ROWID" not in made["items"]
+    assert "WITHOUT ROWID" not in made["responses"]
+
+
+async def test_a_file_whose_tables_are_laid_out_as_before_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = re.sub(r"(CREATE TABLE [^;]*\));", r"\1 WITHOUT ROWID;", database._TABLES)
+    assert before.count("WITHOUT ROWID") == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_TABLES", before)
+        async with tales_running(tmp_path) as running:
+            first = await respond(running, SUN)
+    async with tales_running(tmp_path) as running:
+        assert await ask(running, "GET", f"/v1/responses/{first['id']}") == (200, first)
+        assert (await respond(running, "Why?", previous_response_id=first["id"]))["id"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -262,10 +263,8 @@ class Call:
         """
         assert self.doc is None or kind in self.doc.bodies, "the document tells of another body"
         data = await self.read_body()
-        body = decode_body(data or b"{}" if is_optional else data, kind)
-        if policy is not None and isinstance(body, msgspec.Struct):
-            policy.check(data, type(body), self.gateway.counts.ignored)
-        return body
+        used = data or b"{}" if is_optional else data
+        return await read_checked(used, kind, policy, self.gateway)
 
     async def read_body(self) -> bytes:
         """The bytes of the body, once, within the limits on size and time.
@@ -361,6 +360,27 @@ class Route:
 def json_response(data: bytes, *, status: int = 200) -> web.Response:
     """A response whose body is JSON."""
     return web.Response(body=data, status=status, content_type="application/json")
+
+
+async def read_checked(
+    data: bytes, kind: type[BodyT], policy: Policy | None, gateway: Gateway
+) -> BodyT:
+    """JSON to what a route takes, and what its policy says of other fields; a long one in a thread.
+
+    Raises:
+        HttpError: 400; as ``decode_body``, or ``policy`` refuses a field.
+    """
+    unknown = Counter[tuple[str, str]]()
+
+    def read() -> BodyT:
+        body = decode_body(data, kind)
+        if policy is not None and isinstance(body, msgspec.Struct):
+            policy.check(data, type(body), unknown)
+        return body
+
+    body = await gateway.offload.run(read, size=len(data))
+    gateway.counts.ignored.update(unknown)
+    return body
 
 
 def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:

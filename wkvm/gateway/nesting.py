@@ -1,7 +1,9 @@
-"""JSON that clients send, read with a limit on how deep it is nested.
+"""JSON that clients send, read with limits on how deep it is nested and on how much is in it.
 
-Without one of our own, Python's stack is the limit: what could just be read at one place is an
-internal error where it is written again a few calls deeper, or is kept and can be read no more.
+Without a limit of our own on depth, Python's stack is the limit: what could just be read at one
+place is an internal error where it is written again a few calls deeper, or is kept and can be read
+no more. Without one on objects and arrays, four megabytes are a million of them, and to make a
+million objects holds everything up for a second, in whatever thread it is done.
 """
 
 from itertools import accumulate
@@ -11,6 +13,8 @@ import msgspec
 
 MAX_NESTING = 128
 """Objects and arrays within each other, in a body and in JSON that is a text in it."""
+MAX_CONTAINERS = 65_536
+"""Objects and arrays in all, likewise."""
 
 _STEPS = bytes(0x01 if byte in b"[{" else 0xFF for byte in range(256))
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -19,7 +23,7 @@ T = TypeVar("T")
 
 
 class NestingError(msgspec.DecodeError):
-    """It is nested too deeply."""
+    """It is nested too deeply, or has too many objects and arrays."""
 
 
 def read_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
@@ -33,15 +37,21 @@ def read_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
         UnicodeError: it is not UTF-8.
     """
     written = data.encode() if isinstance(data, str) else bytes(data)
-    if _is_deep(written):
-        raise NestingError(f"nested too deeply: the limit is {MAX_NESTING} levels")
+    _check(written)
     return msgspec.json.decode(written, type=kind)
 
 
-def _is_deep(data: bytes) -> bool:
-    if data.count(b"{") + data.count(b"[") <= MAX_NESTING:
-        return False
+def _check(data: bytes) -> None:
+    n_at_most = data.count(b"{") + data.count(b"[")
+    if n_at_most <= MAX_NESTING:
+        return
     # Every other piece between quotes is a text, once there are no quotes in texts.
     pieces = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    brackets = b"".join(pieces[::2]).translate(_STEPS, _OTHERS)
-    return max(accumulate(memoryview(brackets).cast("b")), default=0) > MAX_NESTING
+    brackets = b"".join(pieces[::2]).translate(None, _OTHERS)
+    if n_at_most > MAX_CONTAINERS:
+        n = brackets.count(b"{") + brackets.count(b"[")
+        if n > MAX_CONTAINERS:
+            raise NestingError(f"{n:,} objects and arrays: the limit is {MAX_CONTAINERS:,}")
+    steps = memoryview(brackets.translate(_STEPS)).cast("b")
+    if max(accumulate(steps), default=0) > MAX_NESTING:
+        raise NestingError(f"nested too deeply: the limit is {MAX_NESTING} levels")

@@ -14,6 +14,9 @@ from wkvm.gateway.schemas import Schema, check_schema, closed, compact, roomy
 
 FIELD = "structured_outputs"
 FORMAT = "response_format"
+MAX_GRAMMAR = 65_536
+"""Bytes of a grammar that the engine takes. What is longer is refused before anything is made of
+it."""
 _ANY_OBJECT: Schema = {"type": "object"}
 
 
@@ -115,11 +118,13 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
         if self.json_object:
             found.append(_of_schema({"type": "object"}, FIELD, "json_object"))
         if self.regex is not None:
+            _check_length(self.regex)
             rules = [f"{ANSWER}: /(?:{in_slashes(self.regex)})/"]
             found.append(Wanted(FIELD, Grammar("regex", self.regex), rules))
         if self.choice is not None:
             found.append(_of_choice(self.choice))
         if self.grammar is not None:
+            _check_length(self.grammar)
             found.append(Wanted(FIELD, Grammar("lark", self.grammar), None))
         if self.structural_tag is not None:
             found.append(_tag(self.structural_tag).to_wanted(FIELD))
@@ -208,11 +213,18 @@ def _of_compact(schema: Schema) -> Wanted:
 
 
 def _of_choice(choices: list[str]) -> Wanted:
+    _check_length(*choices)
     if not choices or not all(choices):
         raise invalid(FIELD, "choice needs at least one text, and no empty one")
     # Lark's strings are written as those of JSON.
     either = " | ".join(map(_json, choices))
     return Wanted(FIELD, Grammar("lark", f"start: {either}\n"), [f"{ANSWER}: {either}"])
+
+
+def _check_length(*texts: str) -> None:
+    """Refuse what can only be too long a grammar."""
+    if sum(map(len, texts)) > MAX_GRAMMAR:
+        raise invalid(FIELD, f"the limit is {MAX_GRAMMAR:,} bytes")
 
 
 def _json(value: object) -> str:

@@ -110,7 +110,10 @@ async def _items(call: Call, given: list[Item] | None) -> list[Kept]:
         HttpError: 400; one cannot be read, or refers to what is not there.
     """
     gateway = call.gateway
-    items = kept_items(given, "items", omit_media=gateway.config.omit_media)
+    omits = gateway.config.omit_media
+    items = await gateway.offload.run(
+        lambda: kept_items(given, "items", omit_media=omits), size=call.n_held
+    )
     return await resolved(items, "items", gateway, call.tenant)
 
 

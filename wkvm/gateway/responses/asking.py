@@ -42,6 +42,8 @@ UNUSABLE = (
     errors.StateMovedError,
 )
 """What says that a state cannot be gone on from. What it has read can still be read anew."""
+ITEM_BYTES = 64
+"""Of a text that takes as long to look at as an item."""
 _WHOLE = Since()
 """Of a conversation of which nothing was read."""
 
@@ -203,7 +205,10 @@ async def own_items(caller: Caller, body: InputFields, past: Past) -> list[Kept]
         HttpError: 400; an item cannot be read, or there is none of an id.
     """
     gateway = caller.gateway
-    items = kept_items(body.input, "input", omit_media=gateway.config.omit_media)
+    omits = gateway.config.omit_media
+    items = await gateway.offload.run(
+        lambda: kept_items(body.input, "input", omit_media=omits), size=caller.n_held
+    )
     items = await resolved(items, "input", gateway, caller.tenant, past=past.items)
     if not items and not past.items:
         raise invalid("input", "is required, where nothing came before")
@@ -244,7 +249,10 @@ async def ask(
     gateway.check_model(body.model)
     past = await past_of(caller, body, local)
     own = await own_items(caller, body, past)
-    chat = body.chat(messages_of(body, [*past.items, *own]))
+    items = [*past.items, *own]
+    chat = await gateway.offload.run(
+        lambda: body.chat(messages_of(body, items)), size=_weight(caller, items)
+    )
     if not generates:
         chat.add_generation_prompt = False
     since, n_read = await _since(caller, past.origin)
@@ -272,8 +280,11 @@ async def n_input(caller: Caller, body: InputFields) -> int:
         caller.gateway.check_model(body.model)
     past = await past_of(caller, body)
     own = await own_items(caller, body, past)
-    messages = messages_of(body, [*past.items, *own])
-    chat = ChatBody(model=caller.gateway.model, messages=messages, **tool_fields(body))
+    items, model = [*past.items, *own], caller.gateway.model
+    chat = await caller.gateway.offload.run(
+        lambda: ChatBody(model=model, messages=messages_of(body, items), **tool_fields(body)),
+        size=_weight(caller, items),
+    )
     return len((await _question(caller, chat, _WHOLE)).prompt)
 
 
@@ -333,6 +344,11 @@ async def _question(caller: Caller, chat: ChatBody, since: Since) -> Question:
     except TemplateError as error:
         raise invalid("input", str(error)) from error
     return replace(asked, names=field_names(asked.names))
+
+
+def _weight(caller: Caller, items: Sequence[Kept]) -> int:
+    """About how long it takes to look at items, as bytes that take as long."""
+    return caller.n_held + ITEM_BYTES * len(items)
 
 
 def _size(chat: ChatBody) -> int:

@@ -37,6 +37,8 @@ on the same disk. Where there was no room for that, nothing could be done that m
 COPIES = 3
 """How often a new byte is written: where it stays, in the log, and for its conversation."""
 
+# What may be megabytes long is in no table WITHOUT ROWID: there it is part of the key, and every
+# search that comes by such a row reads all of it. Files that were made so can be used as well.
 _TABLES = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,
@@ -57,7 +59,7 @@ CREATE TABLE responses (
     read_digest BLOB,
     events BLOB,
     n_bytes INTEGER NOT NULL
-) WITHOUT ROWID;
+);
 CREATE INDEX responses_of ON responses(tenant, is_shown, created_at, n_bytes);
 CREATE INDEX responses_after ON responses(parent) WHERE parent IS NOT NULL;
 CREATE TABLE items (
@@ -68,7 +70,7 @@ CREATE TABLE items (
     tenant BLOB NOT NULL,
     body BLOB NOT NULL,
     PRIMARY KEY (holder, part, position)
-) WITHOUT ROWID;
+);
 CREATE INDEX items_called ON items(tenant, id);
 CREATE TABLE talks (
     id TEXT PRIMARY KEY,

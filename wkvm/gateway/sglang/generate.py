@@ -7,7 +7,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 from wkvm_client import TokenLogprobs
 
-from wkvm.gateway.calls import Call, decode_body, json_response
+from wkvm.gateway.calls import Call, json_response, read_checked
 from wkvm.gateway.completions import CompletionJob, completion_job
 from wkvm.gateway.dialects import Dialect
 from wkvm.gateway.logprobs import finite
@@ -56,8 +56,7 @@ async def generate(call: Call) -> web.StreamResponse:
     """Answer with everything, or with events."""
     body = await call.body(GenerateBody, GENERATE)
     params = msgspec.json.encode(body.sampling_params or {})
-    sampling = decode_body(params, SamplingBody)
-    SAMPLING.check(params, SamplingBody, call.gateway.counts.ignored)
+    sampling = await read_checked(params, SamplingBody, SAMPLING, call.gateway)
     call.dialect = Dialect(
         {
             "include_stop_str_in_output": "no_stop_trim",

@@ -4,12 +4,11 @@ A frame is one JSON text. Its lane is known before anything else of it is looked
 is wrong with it is told to that lane alone.
 """
 
-from collections import Counter
 from typing import Any, TypeAlias
 
 import msgspec
 
-from wkvm.gateway.calls import decode_body
+from wkvm.gateway.calls import Gateway, decode_body, read_checked
 from wkvm.gateway.failures import HttpError, invalid, short_message
 from wkvm.gateway.policy import RESPONSES
 from wkvm.gateway.responses.bodies import CreateBody
@@ -67,17 +66,16 @@ def read_envelope(data: bytes) -> Envelope:
     return found
 
 
-def read_create(data: bytes, ignored: Counter[tuple[str, str]]) -> Create:
-    """Read a ``response.create``.
+async def read_create(data: bytes, gateway: Gateway) -> Create:
+    """Read a ``response.create``; a long one in a thread.
 
     Args:
-        ignored: counts unknown fields; see ``Policy.check``.
+        gateway: counts unknown fields; see ``Policy.check``.
 
     Raises:
         HttpError: 400; it names the field.
     """
-    body = decode_body(data, Create)
-    RESPONSES.check(data, Create, ignored)
+    body = await read_checked(data, Create, RESPONSES, gateway)
     if body.background:
         raise invalid("background", "not supported over a WebSocket: use POST /v1/responses")
     return body

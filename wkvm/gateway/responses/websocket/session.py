@@ -123,10 +123,12 @@ class Session:
             if message.type is WSMsgType.BINARY:
                 raise HttpError(400, "an event is text, not binary", code="invalid_event")
             data = bytes(message.data)
-            envelope = read_envelope(data)
+            envelope = await self._gateway.offload.run(
+                lambda: read_envelope(data), size=len(data)
+            )
             lane = envelope.stream_id
             if envelope.type == CREATE:
-                self._take(data, envelope)
+                await self._take(data, envelope)
             elif envelope.type == STEER:
                 lane = None
                 await self._steer(data)
@@ -137,12 +139,12 @@ class Session:
             await self._send(error_event(error, lane))
         return True
 
-    def _take(self, data: bytes, envelope: Envelope) -> None:
+    async def _take(self, data: bytes, envelope: Envelope) -> None:
         """Put a response that is asked for into its lane."""
         if self._refusal is not None:
             raise self._refusal
         try:
-            create = read_create(data, self._gateway.counts.ignored)
+            create = await read_create(data, self._gateway)
         except HttpError:
             self._evict(envelope)
             raise
@@ -155,23 +157,31 @@ class Session:
             raise
 
     async def _steer(self, data: bytes) -> None:
-        steer = steering.read_target(data)
-        work = self._making.get(steer.response_id)
+        run, omits = self._gateway.offload.run, self._gateway.config.omit_media
+        steer = await run(lambda: steering.read_target(data), size=len(data))
+        work = None
         try:
-            steer = self._accepted(steer, data, work)
+            try:
+                target = steer
+                steer = await run(
+                    lambda: steering.checked(target, data, omit_media=omits), size=len(data)
+                )
+            finally:
+                # It may have ended while its input was read.
+                work = self._making.get(steer.response_id)
+            self._accept(steer, work)
         except RefusedSteerError as error:
             event = steering.failed_event(steer, error.code, str(error), was_accepted=False)
         else:
             event = steering.accepted_event(steer)
         await self._send_of(work, event)
 
-    def _accepted(self, steer: Steer, data: bytes, work: Work | None) -> Steer:
+    def _accept(self, steer: Steer, work: Work | None) -> None:
         """Take input for what comes after a response.
 
         Raises:
             RefusedSteerError: it cannot be taken.
         """
-        steer = steering.checked(steer, data, omit_media=self._gateway.config.omit_media)
         if work is None:
             if steer.response_id in self._ended:
                 raise RefusedSteerError(steering.COMPLETED, "the response is over")
@@ -191,7 +201,6 @@ class Session:
             raise RefusedSteerError(steering.TOO_MANY, str(error)) from error
         work.n_bytes += steer.n_bytes
         work.next_steers.append(steer)
-        return steer
 
     # --- responses ------------------------------------------------------------------------
 
