@@ -18,7 +18,7 @@ from tests.soak import SOAKING, amount, seed, tell
 PATIENCE_S = 60
 AT_ONCE = 12
 """Connections that talk at the same time."""
-MAX_PIECES = 1000
+MAX_PIECES = 200
 MAX_FRAMES = 60
 """Of one connection."""
 
