@@ -123,9 +123,7 @@ class Session:
             if message.type is WSMsgType.BINARY:
                 raise HttpError(400, "an event is text, not binary", code="invalid_event")
             data = bytes(message.data)
-            envelope = await self._gateway.offload.run(
-                lambda: read_envelope(data), size=len(data)
-            )
+            envelope = await self._gateway.offload.run(lambda: read_envelope(data), size=len(data))
             lane = envelope.stream_id
             if envelope.type == CREATE:
                 await self._take(data, envelope)
