@@ -96,7 +96,7 @@ TRIALS: tuple[Trial, ...] = (
         part_s=120,
         promises=(
             Promise("sessions of tenants side by side", 100_000, "sessions"),
-            Promise("sessions of tenants over real families", 10_000, "sessions"),
+            Promise("sessions of tenants over real families", 4_000, "sessions"),
         ),
     ),
     Trial(

@@ -6,7 +6,7 @@ with the connection.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from tests.states.binary_door import BinaryDoor, typed
 from tests.states.doors import Door, Gone, Refused
 from tests.states.http_door import HttpDoor
 
-Doing = Callable[[Door, dict[str, Any]], Awaitable[Any]]
+Doing = Callable[[Door, dict[str, Any]], Coroutine[Any, Any, Any]]
 """An operation on the state ``mine``, at version 2; the options say how it is made safe."""
 
+FILE = [b""]
+"""Of the state ``mine``, once there is one."""
 WITH_A_KEY: dict[str, Doing] = {
     "generate": lambda door, how: door.generate([1], 2, state="mine", save_as="mine", **how),
     "generate anew": lambda door, how: door.generate([1], 2, save_as="new", **how),
@@ -38,7 +40,6 @@ WITH_A_VERSION: dict[str, Doing] = {
     "rollback": lambda door, how: door.rollback("mine", version=1, **how),
     "import": lambda door, how: door.importing("mine", FILE[0], **how),
 }
-FILE = [b""]
 AGAIN: dict[str, Doing] = {
     "delete": lambda door, how: door.delete("mine"),
     "rename": lambda door, how: door.edit("mine", rename="other"),
@@ -126,7 +127,7 @@ async def relayed(world: World, kind: str, folder: Path) -> AsyncIterator[tuple[
                 http._retry_connection = False  # it would send PUT and DELETE again by itself
                 yield HttpDoor(http, key_of("anna"))
         else:
-            client = aio.connect(f"unix://{path}", api_key=key_of("anna"), reconnect_timeout_s=None)
+            client = aio.connect(f"unix://{path}", api_key=key_of("anna"), reconnect=False)
             async with client as connected:
                 yield BinaryDoor(connected)
 

@@ -61,7 +61,7 @@ async def test_every_session_over_a_real_family_gets_what_it_gets_alone(
 
     Deterministic, so that what another row does to it shows, and is no tie that rounding broke.
     """
-    rng, n_sessions = random.Random(f"{model_type} {seed()}"), amount(2, 40)
+    rng, n_sessions = random.Random(f"{model_type} {seed()}"), amount(2, 12)
     model, n_slots = model_of(model_type), rng.choice(SIZES[1:])
     names = [
         f"{rng.choice(TENANTS)}.{number}.{rng.randrange(10**9)}" for number in range(n_sessions)
@@ -141,7 +141,7 @@ async def _many(
 
 async def side_by_side(sessions: list[Session], rng: random.Random, n_at_once: int) -> None:
     """Run sessions, so many at once. What goes wrong in one ends all."""
-    waiting = iter([(one, rng.randint(1, 5), rng.random() < 0.2) for one in sessions])
+    waiting = iter([(one, rng.randint(1, 3), rng.random() < 0.2) for one in sessions])
 
     async def work() -> None:
         for one, n_steps, stays in waiting:
