@@ -223,7 +223,7 @@ async def serve(path: str, n: int, *, is_paced: bool) -> None:
                 n,
                 model=BUNDLED,
                 texts=texts,
-                drain_timeout_s=1.0,
+                process=ServerConfig(drain_timeout_s=1.0),
                 log_level="warning",
             )
             opened.append(workers)

@@ -42,6 +42,7 @@ ClientError                  code, retryable, field, retry_after_ms
 │   ├── DrainingError            the server finishes what it has
 │   ├── OverloadedError          more is asked of the server than it can do in time, or keep
 │   ├── RateLimitedError         a tenant does something more often than it may
+│   ├── StepMemoryError          the server's device had no memory for a step
 │   ├── QuotaError               a tenant has as much as it may have
 │   ├── StoreFullError           the server's disk has no room
 │   └── HostTierFullError        its memory holds states that are nowhere else
@@ -50,6 +51,7 @@ ClientError                  code, retryable, field, retry_after_ms
 │   ├── NonFiniteError           the logits held NaN or infinity
 │   ├── StalledError             no credit was granted for too long
 │   ├── StepFailedError          the forward pass raised
+│   ├── EngineFailedError        the server's engine cannot go on
 │   ├── MutationFailedError      a mutation raised
 │   ├── StateDamagedError        the bytes of a state are not those that were kept
 │   ├── StoreFailedError         the store of states could not be read or written
@@ -123,6 +125,7 @@ __all__ = [
     "DisconnectedError",
     "DrainingError",
     "EmptyPromptError",
+    "EngineFailedError",
     "ExecutionError",
     "FrameTimeoutError",
     "FrameTooLargeError",
@@ -160,6 +163,7 @@ __all__ = [
     "StateNotFiniteError",
     "StateNotFoundError",
     "StepFailedError",
+    "StepMemoryError",
     "StoreFailedError",
     "StoreFullError",
     "TokenOutOfRangeError",
@@ -247,6 +251,12 @@ class DrainingError(CapacityError):
     default_code = ErrorCode.DRAINING
 
 
+class StepMemoryError(CapacityError):
+    """The server's device had no memory for a step that the request was in."""
+
+    default_code = ErrorCode.STEP_MEMORY
+
+
 # --- execution ----------------------------------------------------------------------------
 
 
@@ -284,6 +294,13 @@ class StepFailedError(ExecutionError):
     """The forward pass raised."""
 
     default_code = ErrorCode.STEP_FAILED
+    default_retryable = True
+
+
+class EngineFailedError(ExecutionError):
+    """The server's engine cannot go on; the server ends and is started anew."""
+
+    default_code = ErrorCode.ENGINE_FAILED
     default_retryable = True
 
 
@@ -336,6 +353,7 @@ BY_CODE: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.DRAINING: DrainingError,
     ErrorCode.OVERLOADED: OverloadedError,
     ErrorCode.RATE_LIMITED: RateLimitedError,
+    ErrorCode.STEP_MEMORY: StepMemoryError,
     ErrorCode.QUOTA: QuotaError,
     ErrorCode.STORE_FULL: StoreFullError,
     ErrorCode.HOST_TIER_FULL: HostTierFullError,
@@ -343,6 +361,7 @@ BY_CODE: dict[ErrorCode, type[ClientError]] = {
     ErrorCode.NON_FINITE: NonFiniteError,
     ErrorCode.STALLED: StalledError,
     ErrorCode.STEP_FAILED: StepFailedError,
+    ErrorCode.ENGINE_FAILED: EngineFailedError,
     ErrorCode.MUTATION_FAILED: MutationFailedError,
     ErrorCode.STATE_DAMAGED: StateDamagedError,
     ErrorCode.STORE_FAILED: StoreFailedError,

@@ -38,6 +38,7 @@ class ErrorCode(IntEnum):
     DRAINING = 303
     OVERLOADED = 304
     RATE_LIMITED = 305
+    STEP_MEMORY = 306
     QUOTA = 310
     STORE_FULL = 311
     HOST_TIER_FULL = 312
@@ -46,6 +47,7 @@ class ErrorCode(IntEnum):
     NON_FINITE = 501
     STALLED = 502
     STEP_FAILED = 503
+    ENGINE_FAILED = 504
     MUTATION_FAILED = 510
     STATE_DAMAGED = 511
     STORE_FAILED = 512
@@ -66,10 +68,12 @@ RETRYABLE = frozenset(
         ErrorCode.DRAINING,
         ErrorCode.OVERLOADED,
         ErrorCode.RATE_LIMITED,
+        ErrorCode.STEP_MEMORY,
         ErrorCode.QUOTA,
         ErrorCode.STORE_FULL,
         ErrorCode.HOST_TIER_FULL,
         ErrorCode.STEP_FAILED,
+        ErrorCode.ENGINE_FAILED,
     }
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from wkvm.cli.chat import COMMANDS
 from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
-from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
+from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, PROCESS_FLAGS, values_of
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
 from wkvm.cli.serve import server_settings
@@ -110,7 +110,8 @@ def test_every_slash_command_has_a_row_in_the_docs_and_every_row_a_command() -> 
 
 def test_every_setting_has_a_flag() -> None:
     in_engine = {flag.field for flag in ENGINE_FLAGS + MODEL_FLAGS}
-    in_server = {flag.field for flag in ADDRESS_FLAGS + LIMIT_FLAGS} | {"api_keys"}
+    of_server = ADDRESS_FLAGS + LIMIT_FLAGS + PROCESS_FLAGS
+    in_server = {flag.field for flag in of_server} | {"api_keys"}
     in_gateway = {flag.field for flag in HTTP_ADDRESS_FLAGS + HTTP_LIMIT_FLAGS} | {"host"}
     in_gateway |= {"limits", "key_limits"}  # of KEY_LIMIT_FLAGS, and of the keys
     assert {flag.field for flag in KEY_LIMIT_FLAGS} == {field.name for field in fields(Limits)}

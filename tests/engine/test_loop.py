@@ -13,7 +13,7 @@ import torch
 from tests.engine.driver import greedy
 from tests.fakes import FakeModel, fake_continuation
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import DrainingError, StepFailedError
+from wkvm.core.errors import DrainingError, EngineFailedError, StepFailedError
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import (
     EndEvent,
@@ -332,7 +332,7 @@ async def test_broken_bookkeeping_ends_every_request_and_comes_out_of_run(
             await setup.loop.run()
     assert [setup.ends[i].status for i in (running_one, queued)] == [Status.FINISHED_ERROR] * 2
     end = setup.ends[running_one]
-    assert isinstance(end.error, StepFailedError)
+    assert isinstance(end.error, EngineFailedError)
     assert (end.n_prompt, end.n_output) == (3, 1)
     with pytest.raises(DrainingError):
         setup.submit((1,), greedy(1))

@@ -273,10 +273,11 @@ def test_the_limits_are_the_defaults() -> None:
         assert number == expected, row["what"]
     assert not fixed
     documented = {row["setting"].strip("`") for row in rows}
+    of_the_process = {"step_timeout_s", "max_loop_lag_s"}
     assert documented >= {
         f.name
         for f in dataclass_fields(ServerConfig)
-        if f.name not in {"host", "binary_port", "binary_uds", "api_keys"}
+        if f.name not in {"host", "binary_port", "binary_uds", "api_keys", *of_the_process}
     }
     assert settings["max_frame_bytes"] == MAX_FRAME_BYTES
 
@@ -298,7 +299,8 @@ def test_the_counters_are_documented(tmp_path: Path) -> None:
 
     budget = Budget(host_bytes=1, device_bytes=1, every=0, record_bytes=1)
     scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=(), has_guest=True, budget=budget)
-    of_loop, of_server = {"step_age_us"}, {"n_connections", "n_lanes"}
+    of_loop = {"step_age_us"}
+    of_server = {"n_connections", "n_lanes", "loop_lag_us", "loop_stalls_total"}
     names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):
         ends = [f"le_{bound}" for bound in bounds_of(row["bounds"])]

@@ -26,7 +26,7 @@ from tests.server.harness import (
     until,
 )
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import ConfigError
+from wkvm.core.errors import ConfigError, EngineFailedError
 from wkvm.engine.engine import Engine
 from wkvm.server.serve import Server, serve
 
@@ -112,11 +112,12 @@ async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
         await client.hello()
         broken.plan = fail  # type: ignore[method-assign]
         failed = await client.failure()
-        assert failed.code == ErrorCode.STEP_FAILED
+        assert failed.code == ErrorCode.ENGINE_FAILED
         client.abort()
 
-    with pytest.raises(ArithmeticError, match="bookkeeping"):
+    with pytest.raises(EngineFailedError) as raised:
         await serve(broken, local_config(str(tmp_path)), ready=ready)
+    assert isinstance(raised.value.__cause__, ArithmeticError)
     assert os.listdir(tmp_path) == []
 
 
@@ -146,6 +147,9 @@ class Door:
 
     def begin_drain(self) -> None:
         self._note("begin_drain")
+
+    async def drained(self, timeout_s: float) -> None:
+        self._note("drained")
 
     async def close(self) -> None:
         self._note("close")

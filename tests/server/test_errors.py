@@ -23,6 +23,8 @@ EXAMPLES: tuple[WkvmError, ...] = (
     core.NonFiniteError(5),
     core.StalledError(60.0),
     core.StepFailedError(),
+    core.StepMemoryError(),
+    core.EngineFailedError(),
     core.ModelNotFoundError("/secret/path", "why"),
     core.CorruptCheckpointError("/secret/path", "why"),
     core.UnsupportedModelError("/secret/path", "why"),

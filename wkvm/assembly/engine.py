@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,21 @@ def _fitting(
 ) -> tuple[ModelDescription, Fitting]:
     description = describe(path, device=device, dtype=dtype, state=state)
     return description, slots_that_fit(description, device=device, dtype=dtype)
+
+
+def device_memory(engine: Engine) -> Callable[[], Mapping[str, int]]:
+    """What tells how much of a device's memory is taken, by torch's count: it asks no device."""
+
+    def tell() -> dict[str, int]:
+        if engine.model.info.device != "cuda":
+            return {}
+        return {
+            "device_allocated_bytes": torch.cuda.memory_allocated(),
+            "device_reserved_bytes": torch.cuda.memory_reserved(),
+            "device_max_allocated_bytes": torch.cuda.max_memory_allocated(),
+        }
+
+    return tell
 
 
 def build_engine(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import uvloop
 from wkvm_client import aio
@@ -18,7 +18,7 @@ from wkvm_client.errors import BadPeerError, UnauthenticatedError
 from wkvm_protocol.address import TcpAddress, UnixAddress, parse_address
 
 from wkvm.assembly.texts import check_tokenizer
-from wkvm.core.config import is_loopback
+from wkvm.core.config import ServerConfig, is_loopback
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.app import build_app
 from wkvm.gateway.asked import ASKED
@@ -32,21 +32,15 @@ from wkvm.gateway.monitoring.totals import numbers_of
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.routes import ROUTES
 from wkvm.gateway.texts import Texts
+from wkvm.server.guard import watch_loop
 from wkvm.server.interface import Door
 from wkvm.server.listen import Listening, bind
+from wkvm.server.notify import Notifier
 from wkvm.server.process import Signals, first, raise_file_limit
 from wkvm.server.serve import Server
 
 Ready: TypeAlias = Callable[[], None]
 """Called once clients can connect."""
-
-
-class ApartDoor(Door, Protocol):
-    """A way in whose process has no engine, and so waits itself for the end of what is open."""
-
-    async def drained(self, timeout_s: float) -> None:
-        """Return when no request is open any more, or after a time."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +68,9 @@ class HttpDoor:
         engines: the ways to the engine; the door's to open and close.
         hint: what to do if the engine serves a model with another tokenizer.
         share: what this process has of a port that several serve; None for all of it.
+
+    Attributes:
+        lag_s: how late the event loop was lately; set before ``start`` by who watches it.
     """
 
     def __init__(
@@ -90,6 +87,7 @@ class HttpDoor:
         self._engines = engines
         self._hint = hint
         self._share = share
+        self.lag_s: Callable[[], float] = lambda: 0.0
         self._gateway: Gateway | None = None
         self._for_peers: Listener | None = None
         self._bound: Listening | None = None
@@ -123,6 +121,7 @@ class HttpDoor:
             started_at=int(time.time()),
             ledger=None if share is None else share.ledger,
         )
+        gateway.lag_s = self.lag_s
         await gateway.responses.open()
         if share is None:
             self._bound = _bind(self._config, loopback_only=not self._engines.needs_key)
@@ -291,31 +290,49 @@ async def _check_asks_for_keys(client: Callable[[str | None], Awaitable[aio.Clie
     raise BadPeerError("the engine asks for no key, and so is not served beyond loopback")
 
 
-def run_apart(door: ApartDoor, *, drain_timeout_s: float, ready: Ready) -> None:
+def run_apart(
+    door: Door, config: ServerConfig, *, ready: Ready, notifier: Notifier | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then let open requests end for some time, and return.
 
     A second signal ends the wait.
 
+    Args:
+        config: of the process: how long what may take.
+        notifier: the supervisor; None for nobody.
+
     Raises:
         ConfigError, SettingError, ClientError: as ``HttpDoor.start``.
     """
+    notifier = Notifier() if notifier is None else notifier
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_apart(door, drain_timeout_s, ready))
+        runner.run(_serve_apart(door, config, ready, notifier))
 
 
-async def _serve_apart(door: ApartDoor, drain_timeout_s: float, ready: Ready) -> None:
+async def _serve_apart(door: Door, config: ServerConfig, ready: Ready, notifier: Notifier) -> None:
     raise_file_limit(door.max_connections)
     signals = Signals()
+    watchdog = watch_loop(
+        max_lag_s=config.max_loop_lag_s,
+        step_timeout_s=config.step_timeout_s,
+        notifier=notifier,
+    )
+    if isinstance(door, HttpDoor):
+        door.lag_s = lambda: watchdog.lag_s
     try:
         await door.start()
         signals.catch()
+        watchdog.start()
+        notifier.ready()
         ready()
         await signals.wait(1)
+        notifier.stopping()
         door.begin_drain()
-        await first(signals.wait(2), door.drained(drain_timeout_s))
+        await first(signals.wait(2), door.drained(config.drain_timeout_s))
     finally:
         signals.release()
         await door.close()
+        watchdog.stop()
 
 
 def _bind(config: GatewayConfig, *, loopback_only: bool) -> Listening:

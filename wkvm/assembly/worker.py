@@ -35,6 +35,9 @@ from wkvm.gateway.door.limits import Ledger
 from wkvm.gateway.errors import SettingError, TextError
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.text import ByteTokenizer, load_tokenizer
+from wkvm.server.guard import watch_loop
+from wkvm.server.log import LogFormat, start_log
+from wkvm.server.notify import Notifier
 from wkvm.server.process import Signals, first, raise_file_limit
 
 EXIT_FAILED = 1
@@ -60,6 +63,7 @@ class Order(msgspec.Struct, kw_only=True):
         secret: that workers share.
         inherited: what was counted by those in whose place it is started.
         ledger: path of what keys have left; empty where no key has limits.
+        drain_timeout_s, step_timeout_s, max_loop_lag_s: as ``ServerConfig`` has them.
         log_level: as ``logging`` has it.
     """
 
@@ -78,7 +82,10 @@ class Order(msgspec.Struct, kw_only=True):
     inherited: dict[str, float]
     ledger: str
     drain_timeout_s: float
+    step_timeout_s: float
+    max_loop_lag_s: float
     log_level: str
+    log_format: LogFormat
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -109,10 +116,7 @@ async def _work(channel: socket.socket) -> int:
     if not line:
         return EXIT_FAILED
     order = msgspec.json.decode(line, type=Order)
-    logging.basicConfig(
-        level=order.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s %(name)s[{order.index}]: %(message)s",
-    )
+    start_log(order.log_level, order.log_format, f"gateway-{order.index}")
 
     def say(report: Report) -> None:
         if not writer.is_closing():
@@ -153,6 +157,12 @@ async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Repo
     door = HttpDoor(order.config, texts, engines, hint=hint, share=share)
     raise_file_limit(2 * door.max_connections)
     signals = Signals()
+    watchdog = watch_loop(
+        max_lag_s=order.max_loop_lag_s,
+        step_timeout_s=order.step_timeout_s,
+        notifier=Notifier(),
+    )
+    door.lag_s = lambda: watchdog.lag_s
     left = asyncio.create_task(_until_alone(reader))
     try:
         # From the start: the order to end may come at once.
@@ -160,6 +170,7 @@ async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Repo
         await door.start()
         gc.collect()
         gc.freeze()
+        watchdog.start()
         say(Report(is_ready=True))
         await first(signals.wait(1), left, _tell(door, say))
         door.begin_drain()
@@ -168,6 +179,7 @@ async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Repo
         signals.release()
         left.cancel()
         await door.close()
+        watchdog.stop()
         say(Report(numbers=door.numbers))
 
 

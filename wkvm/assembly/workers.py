@@ -30,13 +30,14 @@ from wkvm_protocol.address import TcpAddress
 
 from wkvm.assembly.reach import Find, Reach
 from wkvm.assembly.worker import Order, Report
-from wkvm.core.config import API_KEY_VARIABLE
+from wkvm.core.config import API_KEY_VARIABLE, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door.limits import MAX_PROCESSES, TABLE_BYTES
 from wkvm.gateway.monitoring.totals import left_behind
 from wkvm.gateway.texts import Texts
 from wkvm.server.listen import UnixSocket, bind, bind_tcp
+from wkvm.server.log import LogFormat
 
 MAX_WORKERS = MAX_PROCESSES
 LEDGER = "limits"
@@ -73,7 +74,7 @@ class _Worker:
 
 
 class Workers:
-    """The gateway processes of one port. It is an ``ApartDoor``.
+    """The gateway processes of one port. It is a ``Door``.
 
     Args:
         find: finds the engine, once there is a folder for sockets.
@@ -81,8 +82,8 @@ class Workers:
         model: where the text side is.
         texts: the same, loaded: the workers load it again and use it as this one is set.
         tokenizer: its path, or ``bytes``; None for the model's own.
-        drain_timeout_s: how long open requests have to end.
-        log_level: of the workers; they write to this process's standard error.
+        process: how long what may take in each of them.
+        log_level, log_format: of the workers; they write to this process's standard error.
 
     Raises:
         ConfigError: so many cannot be.
@@ -97,8 +98,9 @@ class Workers:
         model: Path,
         texts: Texts,
         tokenizer: str | None = None,
-        drain_timeout_s: float,
+        process: ServerConfig,
         log_level: str,
+        log_format: LogFormat = "text",
     ) -> None:
         check_workers(n)
         self._find = find
@@ -108,8 +110,8 @@ class Workers:
         self._model = model
         self._texts = texts
         self._tokenizer = str(model) if tokenizer is None else tokenizer
-        self._drain_timeout_s = drain_timeout_s
-        self._log_level = log_level
+        self._process = process
+        self._log_level, self._log_format = log_level, log_format
         self._secret = secrets.token_hex(16)
         self._folder: Path | None = None
         self._unix: UnixSocket | None = None
@@ -339,8 +341,11 @@ class Workers:
             secret=self._secret,
             inherited=worker.inherited,
             ledger=str(folder / LEDGER) if self._config.has_limits else "",
-            drain_timeout_s=self._drain_timeout_s,
+            drain_timeout_s=self._process.drain_timeout_s,
+            step_timeout_s=self._process.step_timeout_s,
+            max_loop_lag_s=self._process.max_loop_lag_s,
             log_level=self._log_level,
+            log_format=self._log_format,
         )
 
     def _signal(self, number: signal.Signals) -> None:

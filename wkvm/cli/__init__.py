@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from wkvm import __version__
 from wkvm.cli.parser import parse
 from wkvm.cli.status import EXIT_FAILURE, EXIT_INTERRUPTED
-from wkvm.cli.terminal import harmless
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,12 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:
-        from wkvm.cli.failures import remedy, status_of
+        from wkvm.cli.failures import remedy, say_failure, status_of
 
         failure = status_of(error)
         if failure is None:
             raise
-        print(harmless(f"wkvm {args.command}: {error}{remedy(error)}", sys.stderr), file=sys.stderr)
+        style = getattr(args, "log_format", "text")
+        say_failure(args.command, f"{error}{remedy(error)}", style)
         return failure
 
 

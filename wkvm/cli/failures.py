@@ -1,10 +1,15 @@
 """Which exceptions end a command with one line on standard error, and with which status."""
 
+import logging
+import sys
+
 from wkvm_client.errors import ClientError, ConnectFailedError, PlaintextKeyError
 
 from wkvm.cli.status import EXIT_FAILURE, EXIT_USAGE
+from wkvm.cli.terminal import harmless
 from wkvm.core.errors import ConfigError, MissingExtraError, ModelNotFoundError, WkvmError
 from wkvm.gateway.errors import SettingError, TextError, TokenizerNotFoundError
+from wkvm.server.log import start_log
 
 USAGE_FAILURES = (
     ConfigError,
@@ -25,6 +30,19 @@ def status_of(error: Exception) -> int | None:
     if isinstance(error, USAGE_FAILURES):
         return EXIT_USAGE
     return EXIT_FAILURE if isinstance(error, FAILURES) else None
+
+
+def say_failure(command: str, message: str, style: str) -> None:
+    """Say in one line on standard error why a command ends.
+
+    Args:
+        style: of the log: ``json`` makes it a line of that.
+    """
+    if style == "json":
+        start_log("error", "json", command)  # it may have failed before it had a log
+        logging.getLogger("wkvm.cli").error("%s", message)
+    else:
+        print(harmless(f"wkvm {command}: {message}", sys.stderr), file=sys.stderr)
 
 
 def remedy(error: Exception) -> str:

@@ -16,6 +16,7 @@ from wkvm.gateway.config import GatewayConfig, Limits
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,25 @@ LIMIT_FLAGS = (
     ),
 )
 
+PROCESS_FLAGS = (
+    Flag(
+        names=("--step-timeout-s",),
+        field="step_timeout_s",
+        kind=float,
+        metavar="S",
+        text="a step, or the event loop, that stands still for longer ends the process, with "
+        "status 71; 0 for never (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-loop-lag-s",),
+        field="max_loop_lag_s",
+        kind=float,
+        metavar="S",
+        text="an event loop that does not turn for longer is written to the log, with its stack "
+        "(default: %(default)s)",
+    ),
+)
+
 SAMPLING_FLAGS = (
     Flag(
         names=("--max-tokens",),
@@ -317,7 +337,7 @@ def add_flags(
     title: str,
     flags: Sequence[Flag],
     settings: Settings,
-) -> None:
+) -> "argparse._ArgumentGroup":
     """Add rows as a group of ``--help``, with the defaults of ``settings``."""
     defaults = {field.name: field.default for field in fields(settings)}
     group = parser.add_argument_group(title)
@@ -336,6 +356,7 @@ def add_flags(
                 default=None if flag.from_model else defaults[flag.field],
                 help=flag.text,
             )
+    return group
 
 
 def values_of(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:

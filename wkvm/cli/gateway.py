@@ -7,10 +7,12 @@ from wkvm.assembly.http import HttpDoor, apart, check_http, run_apart
 from wkvm.assembly.models import find_model
 from wkvm.assembly.reach import at_address
 from wkvm.assembly.workers import Workers, check_workers
+from wkvm.cli.flags import DRAIN_FLAG, PROCESS_FLAGS, values_of
 from wkvm.cli.place import key_explained, tokenizer_of
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.core.config import API_KEY_VARIABLE, ServerConfig
 from wkvm.core.errors import ConfigError
+from wkvm.server.notify import Notifier
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,8 +27,9 @@ def run(args: argparse.Namespace) -> int:
     config = http_settings(args)
     if config is None:
         raise ConfigError("port", "without TCP a unix socket is needed, --uds")
-    # Its range is that of the server's setting.
-    drain_timeout_s = ServerConfig(drain_timeout_s=args.drain_timeout_s).drain_timeout_s
+    # Their ranges are those of the server's settings.
+    process = ServerConfig(**values_of(args, (DRAIN_FLAG, *PROCESS_FLAGS)))
+    notifier = Notifier.of_environment()
     path = find_model(args.model)
     texts = http_texts(args, path, tokenizer_of(args.tokenizer, path))
     # Whether clients need keys is known once the engine was asked.
@@ -42,10 +45,11 @@ def run(args: argparse.Namespace) -> int:
                 model=path,
                 texts=texts,
                 tokenizer=args.tokenizer,
-                drain_timeout_s=drain_timeout_s,
+                process=process,
                 log_level=args.log_level,
+                log_format=args.log_format,
             )
         else:
             door = apart(config, texts, args.engine, api_key)
-        run_apart(door, drain_timeout_s=drain_timeout_s, ready=lambda: announce(door.addresses))
+        run_apart(door, process, ready=lambda: announce(door.addresses), notifier=notifier)
     return 0

@@ -13,7 +13,9 @@ from wkvm.cli.flags import (
     EXACT_FLAGS,
     HOST_FLAG,
     LIMIT_FLAGS,
+    LOG_FORMATS,
     LOG_LEVELS,
+    PROCESS_FLAGS,
     SAMPLING_FLAGS,
     add_flags,
 )
@@ -117,6 +119,13 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
     add_flags(parser, "named states", STORE_FLAGS, StateConfig)
     add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
+    process = add_flags(parser, "the process", PROCESS_FLAGS, ServerConfig)
+    process.add_argument(
+        "--crash-dir",
+        metavar="FOLDER",
+        help="where reports are left when the engine fails, the newest 16; "
+        "'none' leaves none (default: crashes in --state-dir; without one, none)",
+    )
 
 
 def _gateway(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +154,7 @@ def _gateway(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "limits of keys", KEY_LIMIT_FLAGS, Limits)
     _default_max_tokens(parser)
     _workers(parser, "beside this one; 0 serves it in this one")
-    add_flags(parser, "the end", (DRAIN_FLAG,), ServerConfig)
+    add_flags(parser, "the process", (DRAIN_FLAG, *PROCESS_FLAGS), ServerConfig)
 
 
 def _log_level(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +163,12 @@ def _log_level(parser: argparse.ArgumentParser) -> None:
         choices=LOG_LEVELS,
         default="warning",
         help="what goes to standard error (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="lines for people, or a JSON object each (default: %(default)s)",
     )
 
 

@@ -9,7 +9,8 @@ from wkvm_protocol.messages import MAX_SHORT_TEXT
 
 from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
-from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, values_of
+from wkvm.cli.failures import say_failure
+from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, PROCESS_FLAGS, values_of
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import (
@@ -20,12 +21,16 @@ from wkvm.core.config import (
     ServerConfig,
     parse_api_keys,
 )
-from wkvm.core.errors import ConfigError
+from wkvm.core.errors import ConfigError, EngineFailedError
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
+from wkvm.server.crashes import CrashReports, told_settings
+from wkvm.server.guard import EXIT_ENGINE_FAILED, EXIT_STALLED, Supervision, leave_now
+from wkvm.server.notify import Notifier
 
+CRASHES_FOLDER = "crashes"
 RESPONSES_FOLDER = "responses"
-"""In the folder of the states; the store knows that it is not its own."""
+"""In the folder of the states, both; the store knows that they are not its own."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     from wkvm.assembly.workers import Workers, check_workers
 
     check_workers(args.gateway_workers)
+    crashes = crash_reports(args.crash_dir, state_config.folder)
+    notifier = Notifier.of_environment()
     require_engine()
 
     from wkvm.assembly import http as assembly
-    from wkvm.assembly.engine import build_engine, check_slots
+    from wkvm.assembly.engine import build_engine, check_slots, device_memory
     from wkvm.assembly.states import OpenStates, check_states
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
@@ -93,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
             args.gateway_workers,
             model=path,
             texts=texts,
-            drain_timeout_s=server_config.drain_timeout_s,
+            process=server_config,
             log_level=args.log_level,
+            log_format=args.log_format,
         )
         opened.append(workers)
         return opened
@@ -102,8 +110,44 @@ def run(args: argparse.Namespace) -> int:
     def ready(server: Server) -> None:
         announce([*server.addresses, *(one for door in opened for one in door.addresses)])
 
-    run_server(engine, server_config, ready=ready, doors=doors, states=states.serve)
+    supervision = Supervision(
+        notifier=notifier,
+        crashes=crashes,
+        settings=told_settings(server_config, engine_config, state_config, http),
+        memory=device_memory(engine),
+    )
+    try:
+        run_server(
+            engine,
+            server_config,
+            ready=ready,
+            doors=doors,
+            states=states.serve,
+            supervision=supervision,
+        )
+    except EngineFailedError as error:
+        say_failure("serve", str(error), args.log_format)
+        # A step that does not end, or a device that is lost, would hold the interpreter's end up.
+        leave_now(EXIT_STALLED if error.stalled else EXIT_ENGINE_FAILED)
     return 0
+
+
+def crash_reports(given: str | None, state_folder: str | None) -> CrashReports | None:
+    """Where reports go, if anywhere.
+
+    Args:
+        given: the flag; None without it.
+
+    Raises:
+        ConfigError: the folder that was given cannot be used.
+    """
+    if given == "none":
+        return None
+    if given is not None:
+        reports = CrashReports(Path(given))
+        reports.check()
+        return reports
+    return None if state_folder is None else CrashReports(Path(state_folder, CRASHES_FOLDER))
 
 
 def _tokenizer(model: Path) -> Tokenizer:
@@ -120,7 +164,7 @@ def server_settings(args: argparse.Namespace) -> ServerConfig:
     Raises:
         ConfigError: one is not allowed, or a keys file cannot be read.
     """
-    values = values_of(args, ADDRESS_FLAGS + LIMIT_FLAGS)
+    values = values_of(args, ADDRESS_FLAGS + LIMIT_FLAGS + PROCESS_FLAGS)
     return ServerConfig(**values, api_keys=api_keys(args.api_key, args.api_keys_file))
 
 

@@ -1,7 +1,6 @@
 """What ``serve`` and ``gateway`` have in common: settings of HTTP, the log, the line ``ready``."""
 
 import argparse
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from wkvm.core.errors import ConfigError
 from wkvm.gateway.config import GatewayConfig, Limits
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
+from wkvm.server.log import start_log as start
 
 
 def http_settings(args: argparse.Namespace, keys: Sequence[ApiKey] = ()) -> GatewayConfig | None:
@@ -51,9 +51,7 @@ def http_texts(args: argparse.Namespace, model: Path, tokenizer: Tokenizer) -> T
 
 def start_log(args: argparse.Namespace) -> None:
     """Write the log to standard error."""
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start(args.log_level, args.log_format, args.command)
 
 
 def announce(addresses: Iterable[str]) -> None:

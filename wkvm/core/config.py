@@ -298,6 +298,8 @@ class ServerConfig:
         max_lanes: open lanes of one connection.
         max_frame_bytes: payload limit after HelloOk, both ways.
         drain_timeout_s: how long open lanes have to end once the server is told to stop.
+        step_timeout_s: a step or event loop that stands still for longer ends the process; 0: no.
+        max_loop_lag_s: an event loop that does not turn for longer is written to the log.
     """
 
     host: str = "127.0.0.1"
@@ -316,6 +318,8 @@ class ServerConfig:
     max_lanes: int = 1024
     max_frame_bytes: int = 1024 * 1024
     drain_timeout_s: float = 30.0
+    step_timeout_s: float = 600.0
+    max_loop_lag_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.binary_port is not None and not 0 <= self.binary_port < 2**16:
@@ -339,14 +343,15 @@ class ServerConfig:
             ("frame-timeout-s", self.frame_timeout_s),
             ("idle-timeout-s", self.idle_timeout_s),
             ("write-timeout-s", self.write_timeout_s),
+            ("max-loop-lag-s", self.max_loop_lag_s),
         ):
             _positive(setting, seconds)
         for setting, seconds in (
             ("ping-interval-s", self.ping_interval_s),
             ("drain-timeout-s", self.drain_timeout_s),
+            ("step-timeout-s", self.step_timeout_s),
         ):
-            if seconds != 0:
-                _positive(setting, seconds)
+            _positive(setting, seconds or 1.0)
         _at_least("max-missed-pings", self.max_missed_pings, 1)
         _at_least("max-output-bytes", self.max_output_bytes, 4096)
         _at_most("max-output-bytes", self.max_output_bytes, MAX_OUTPUT_BYTES)

@@ -22,11 +22,13 @@ WkvmError
 │   ├── DrainingError            the engine finishes what it has and takes nothing new
 │   ├── QuotaError               a tenant has as much as it may have
 │   ├── StoreFullError           the disk has no room but its reserve
+│   ├── StepMemoryError          the device has no memory for a step of such a shape
 │   └── HostTierFullError        host memory holds states that are nowhere else
 ├── ExecutionError           the request was good and could not be carried out
 │   ├── NonFiniteError           its logits hold NaN or infinity
 │   ├── StalledError             its client granted no credit for too long
 │   ├── StepFailedError          the forward pass raised
+│   ├── EngineFailedError        the engine cannot go on; its process ends
 │   ├── RequestOverError         it ended before there was a state: cancelled or timed out
 │   ├── MutationFailedError      a plug-in that changes states is broken
 │   ├── StateDamagedError        the stored bytes are not those that were written
@@ -254,6 +256,16 @@ class HostTierFullError(CapacityError):
         self.limit = limit
 
 
+class StepMemoryError(CapacityError):
+    """The device, or the host, had no memory for a step. The engine goes on without its requests.
+
+    What the step was made of decided: alone, or shorter, the request may succeed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("there was no memory for the step that the request was in; try again")
+
+
 class ExecutionError(WkvmError):
     """The request was good, and carrying it out failed."""
 
@@ -279,6 +291,19 @@ class StepFailedError(ExecutionError):
 
     def __init__(self) -> None:
         super().__init__("the step failed; see the server's log")
+
+
+class EngineFailedError(ExecutionError):
+    """The engine cannot go on, and its process ends. What was durable is kept.
+
+    Attributes:
+        stalled: whether it stood still for too long; else it failed.
+    """
+
+    def __init__(self, *, stalled: bool = False) -> None:
+        what = "stood still for too long" if stalled else "failed"
+        super().__init__(f"the engine {what} and ends; try again when it has been started anew")
+        self.stalled = stalled
 
 
 class RequestOverError(ExecutionError):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import ConfigError, InvalidParameterError, StepFailedError, WkvmError
+from wkvm.core.errors import ConfigError, EngineFailedError, InvalidParameterError, WkvmError
 from wkvm.core.layout import PAGE_TOKENS
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.prefixes import Budget
@@ -16,6 +16,7 @@ from wkvm.core.request import Event, RequestSpec, Status
 from wkvm.core.sampling import Pooling
 from wkvm.core.scheduler import Scheduler
 from wkvm.core.start import Start
+from wkvm.engine.faults import fault_of
 from wkvm.engine.grammars import GrammarCompiler
 from wkvm.engine.interface import EngineInfo, RunnerLike
 from wkvm.engine.pooling import has_matrices
@@ -314,12 +315,18 @@ class Engine:
         return self._scheduler.status(request_id) is Status.RUNNING
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Never waits for the device. If it raises, nothing was begun."""
-        self._runner.launch(plan)
+        """Begin a step. Never waits for the device. Raises as ``EngineLike.launch`` says."""
+        try:
+            self._runner.launch(plan)
+        except BaseException as error:
+            raise fault_of(error, self._model.info.device) from error
 
     def collect(self, plan: StepPlan) -> StepResult:
         """The result of a step that was launched. Blocks until its ids are known."""
-        return self._runner.collect(plan)
+        try:
+            return self._runner.collect(plan)
+        except BaseException as error:
+            raise fault_of(error, self._model.info.device) from error
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launch a step and collect it; raises what the model raises."""
@@ -364,6 +371,9 @@ class Engine:
 
         Returns:
             What happened; empty if there was nothing to do.
+
+        Raises:
+            EngineFailedError: the device is lost.
         """
         plan = self.plan(now)
         if plan is None and self._grammars is not None and self._grammars.wait():
@@ -371,9 +381,11 @@ class Engine:
         if plan is not None:
             try:
                 result = self.run(plan)
-            except Exception:
+            except EngineFailedError:
+                raise
+            except WkvmError as error:
                 logger.exception("a step of %d rows failed", len(plan.rows))
-                self.fail(plan, StepFailedError(), now)
+                self.fail(plan, error, now)
             else:
                 self.commit(plan, result, now)
         return self.take_events()

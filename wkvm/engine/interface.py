@@ -158,13 +158,19 @@ class EngineLike(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Never waits for the device. If it raises, nothing was begun."""
+        """Begin a step. Never waits for the device. If it raises, nothing was begun.
+
+        Raises:
+            EngineFailedError: nothing can be run any more.
+            WkvmError: ends the requests of the plan; the engine goes on.
+            Exception: the same, as ``StepFailedError``.
+        """
         ...
 
     def collect(self, plan: StepPlan) -> StepResult:
         """The result of the step that was launched first of those not collected.
 
-        Returns when its ids are known. Whether it returns or raises, the step is over.
+        Returns when its ids are known. Raises as ``launch`` does. Either way the step is over.
         """
         ...
 

@@ -17,10 +17,11 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from wkvm.core.errors import DrainingError, StepFailedError
+from wkvm.core.errors import DrainingError, EngineFailedError, StepFailedError, WkvmError
 from wkvm.core.layout import StateLayout
 from wkvm.core.request import EndEvent, Event, RequestSpec, Status, TokensEvent
 from wkvm.engine.interface import EngineInfo, EngineLike
+from wkvm.engine.shapes import History
 from wkvm.engine.worker import Here, Step, Worker
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,9 @@ class EngineLoop:
         self._busy_since: float | None = None
         self._stats: Mapping[str, int] | None = None
         self._steps = deque[Step]()
+        self._history = History()
+        self._failure: EngineFailedError | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -86,6 +90,15 @@ class EngineLoop:
         if not self._runs:
             return math.inf
         return 0.0 if self._busy_since is None else self._clock() - self._busy_since
+
+    @property
+    def busy_since(self) -> float | None:
+        """When it turned last, on its clock, if it has something to do; for any thread."""
+        return self._busy_since if self._runs else None
+
+    def steps_told(self) -> dict[str, object]:
+        """What the last steps were made of, as JSON can hold it: counts, no ids; for any thread."""
+        return self._history.told([one.plan for one in list(self._steps)], self._clock())
 
     @property
     def layout(self) -> StateLayout:
@@ -182,11 +195,12 @@ class EngineLoop:
     async def run(self) -> None:
         """Run steps until ``close``, or until cancelled; then end what is left as cancelled.
 
-        A step that raises ends its requests with StepFailedError, and the loop goes on; a step
-        that was launched after it counts for its other requests. An engine whose bookkeeping
-        raises is broken: every request ends with StepFailedError, no new ones are taken, and the
-        exception comes out of here.
+        A step that raises ends its requests with a WkvmError, and the loop goes on; a step
+        that was launched after it counts for its other requests. An engine whose device is lost, or
+        whose bookkeeping raises, is broken: every request ends with EngineFailedError, no new ones
+        are taken, and the exception comes out of here. So it is after ``give_up``.
         """
+        self._task = asyncio.current_task()
         worker = Worker(self._engine) if self._engine.blocks else Here(self._engine)
         self._engine.set_wake(partial(self._wake_from_afar, asyncio.get_running_loop()))
         self._runs = True
@@ -197,9 +211,12 @@ class EngineLoop:
                 await self._collect(worker)
             self.cancel_all()
         except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
             self.cancel_all()
             raise
-        except Exception:
+        except Exception as error:
+            self._failure = error if isinstance(error, EngineFailedError) else EngineFailedError()
             logger.exception("the engine is broken and stops")
             raise
         finally:
@@ -207,6 +224,13 @@ class EngineLoop:
             self._has_run = True
             worker.close()
             self._end_all()
+
+    def give_up(self) -> None:
+        """End ``run`` though a step is in flight that does not end; see there. Once."""
+        self._accepts = False
+        self._failure = EngineFailedError(stalled=True)
+        if self._task is not None:
+            self._task.cancel()
 
     async def drain(self, grace_s: float) -> None:
         """Take no new requests; return when the last one has ended.
@@ -268,11 +292,17 @@ class EngineLoop:
         step = self._steps.popleft()
         try:
             result = await worker.collect(step)
-        except Exception:
+        except Exception as error:
+            self._history.failed(step.plan)
+            if isinstance(error, EngineFailedError):
+                raise
             logger.exception("a step of %d rows failed", len(step.plan.rows))
-            self._engine.fail(step.plan, StepFailedError(), self._clock())
+            told = error if isinstance(error, WkvmError) else StepFailedError()
+            self._engine.fail(step.plan, told, self._clock())
         else:
-            self._engine.commit(step.plan, result, self._clock())
+            now = self._clock()
+            self._engine.commit(step.plan, result, now)
+            self._history.ended(step.plan, now)
         self._stats = None
         if not self._steps:
             self._flush()
@@ -326,7 +356,7 @@ class EngineLoop:
                 request_id=request_id,
                 status=Status.FINISHED_ERROR,
                 stop_id=None,
-                error=StepFailedError(),
+                error=self._failure or StepFailedError(),
                 n_prompt=live.n_prompt,
                 n_output=self._n_output[request_id],
                 queue_s=None,

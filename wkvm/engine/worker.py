@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
+from wkvm.core.errors import EngineFailedError
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.engine.interface import EngineLike
 
@@ -76,8 +77,11 @@ class Worker:
         done: asyncio.Future[_Outcome] = self._loop.create_future()
         self._work.put((call, done))
         result, error = await done
-        if error is not None:
+        if isinstance(error, Exception):
             raise error
+        if error is not None:
+            # It would end the loop, or the interpreter, before anybody was told.
+            raise EngineFailedError from error
         return result
 
     def _run(self) -> None:

@@ -81,6 +81,7 @@ class Gateway:
         ledger: what keys have left, if processes share it.
         limits: of keys.
         log: of requests.
+        lag_s: how late the event loop was lately, in seconds; set by who watches it.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
@@ -95,6 +96,7 @@ class Gateway:
     offload: Offload = field(default_factory=Offload)
     pace: Pace = field(default_factory=Pace)
     on_drain: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
+    lag_s: Callable[[], float] = lambda: 0.0
     is_draining: bool = False
     routes: "tuple[Route, ...]" = ()
     document: bytes = b""

@@ -1,7 +1,7 @@
 """Messages to calls of the engine, and the engine's events to messages. No sockets here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from wkvm_protocol import messages as wire
@@ -51,6 +51,9 @@ class Dispatcher:
     Args:
         loop: what carries requests out.
         states: what carries operations on states out, the same object; None if nothing does.
+
+    Attributes:
+        lag: how late the event loop was lately, in seconds, and how often it was very late.
     """
 
     def __init__(self, loop: Loop, states: States | None = None) -> None:
@@ -61,6 +64,7 @@ class Dispatcher:
         self._clients: dict[Outbox, Client] = {}
         self._hints: dict[Outbox, wire.PromptHint] = {}
         self._routes: Routes | None = None
+        self.lag: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
 
     @property
     def n_requests(self) -> int:
@@ -284,6 +288,8 @@ class Dispatcher:
         values = dict(self._loop.stats())
         values["n_connections"] = len(self._clients)
         values["n_lanes"] = sum(len(client.lanes) for client in self._clients.values())
+        lag_s, n_stalls = self.lag()
+        values["loop_lag_us"], values["loop_stalls_total"] = round(lag_s * 1e6), n_stalls
         return wire.StatsReply(request_id=request_id, values=values)
 
     # --- out ------------------------------------------------------------------------------

@@ -69,6 +69,10 @@ class Door(Protocol):
         """Refuse what is new from now on; what is open may go on to its end."""
         ...
 
+    async def drained(self, timeout_s: float) -> None:
+        """Return when nothing is open any more, or after a time. After ``begin_drain``."""
+        ...
+
     async def close(self) -> None:
         """End everything, in bounded time. The engine has ended already; its lanes have as well."""
         ...

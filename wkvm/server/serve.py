@@ -13,11 +13,13 @@ from wkvm_protocol.address import TcpAddress, UnixAddress
 
 import wkvm
 from wkvm.core.config import ServerConfig
+from wkvm.core.errors import EngineFailedError
 from wkvm.engine.interface import EngineLike
 from wkvm.engine.loop import EngineLoop
 from wkvm.server.auth import ConnectionCounts, Keyring
 from wkvm.server.connection import Connection
 from wkvm.server.dispatch import Dispatcher
+from wkvm.server.guard import Guard, Supervision
 from wkvm.server.interface import Door, Loop, States, StatesLoop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
@@ -31,6 +33,10 @@ MakeStates: TypeAlias = Callable[[EngineLoop], StatesLoop]
 
 CLOSE_TIMEOUT_S = 1.0
 """How long the peers' sides may take to accept what is left to send at the end."""
+LAST_STEP_S = 10.0
+"""How long a step that is in flight at the end may take. Nobody waits for its ids any more."""
+TOLD_TIMEOUT_S = 5.0
+"""How long clients over HTTP have to take the news that the engine failed."""
 
 
 class Server:
@@ -57,6 +63,10 @@ class Server:
         self._listeners = list[asyncio.Server]()
         self._unix: UnixSocket | None = None
         self._addresses: tuple[str, ...] = ()
+
+    def watched(self, lag: Callable[[], tuple[float, int]]) -> None:
+        """Tell clients who ask for counters how late the event loop is: see ``Dispatcher.lag``."""
+        self._dispatcher.lag = lag
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -205,6 +215,7 @@ async def serve(
     ready: Callable[[Server], Awaitable[None] | None],
     doors: Callable[[Server], Sequence[Door]] = lambda _: (),
     states: MakeStates | None = None,
+    supervision: Supervision | None = None,
 ) -> None:
     """Serve an engine until SIGTERM or SIGINT, then drain and return.
 
@@ -215,17 +226,23 @@ async def serve(
         ready: called once clients can connect. What it returns is awaited while the
             server serves; an exception from it ends the server.
         states: makes the durable states of the engine, over its loop; None serves none.
+        supervision: who is told of the process.
 
     Raises:
         ConfigError: an address cannot be had.
-        Exception: what broke the engine, or what ``ready`` or a door's start raised.
+        EngineFailedError: the engine failed, or a step did not end; everybody was told. The cause
+            is what broke it.
+        Exception: what ``ready`` or a door's start raised.
     """
+    supervision = Supervision() if supervision is None else supervision
     engine_loop = EngineLoop(engine)
     service = None if states is None else states(engine_loop)
     server = Server(engine_loop if service is None else service, config, service)
     others = doors(server)
     raise_file_limit(config.max_connections + sum(door.max_connections for door in others))
     signals = Signals()
+    guard = Guard(engine_loop, config, supervision)
+    server.watched(guard.lag)
     stepping = asyncio.create_task(engine_loop.run(), name="steps")
     try:
         await server.start()
@@ -235,22 +252,45 @@ async def serve(
         # what was made up to here stays: the collector need not look at it again
         gc.collect()
         gc.freeze()
+        guard.watchdog.start()
+        supervision.notifier.ready()
         await first(signals.wait(1), stepping, _greet(ready, server))
         if not stepping.done():
             logger.info("draining")
+            supervision.notifier.stopping()
             for door in others:
                 door.begin_drain()
             await first(signals.wait(2), stepping, server.drain())
+        if stepping.done():
+            await _tell_of_failure(stepping, guard, others)
     finally:
         signals.release()
         engine_loop.close()
-        await asyncio.wait([stepping])
+        if not (await asyncio.wait([stepping], timeout=LAST_STEP_S))[0]:
+            engine_loop.give_up()
+            await asyncio.wait([stepping])
         for door in others:
             await door.close()
         await server.close()
         if service is not None:
             await service.close()
-    stepping.result()
+        guard.watchdog.stop()
+    error = stepping.exception()
+    if error is not None:
+        stalled = isinstance(error, EngineFailedError) and error.stalled
+        raise EngineFailedError(stalled=stalled) from error
+
+
+async def _tell_of_failure(
+    stepping: "asyncio.Task[None]", guard: Guard, doors: Sequence[Door]
+) -> None:
+    """The engine has ended, and with it all requests: let their clients hear of it."""
+    error = stepping.exception()
+    if error is not None:
+        guard.failed(error)
+    for door in doors:
+        door.begin_drain()
+    await asyncio.gather(*(door.drained(TOLD_TIMEOUT_S) for door in doors))
 
 
 def run(
@@ -260,10 +300,14 @@ def run(
     ready: Callable[[Server], Awaitable[None] | None],
     doors: Callable[[Server], Sequence[Door]] = lambda _: (),
     states: MakeStates | None = None,
+    supervision: Supervision | None = None,
 ) -> None:
     """Serve on an event loop of its own; see ``serve``."""
+    serving = serve(
+        engine, config, ready=ready, doors=doors, states=states, supervision=supervision
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine, config, ready=ready, doors=doors, states=states))
+        runner.run(serving)
 
 
 async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Server) -> NoReturn:

@@ -20,6 +20,7 @@ from wkvm.core.registry import (
 from wkvm.core.states import Tier
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
+from wkvm.state.condition import Refusal
 from wkvm.state.image import StateImage, check_same
 from wkvm.state.reading import Lineage, find_version
 from wkvm.state.shelf import Shelf
@@ -53,6 +54,15 @@ class Lookup:
             StateDamagedError: its row is not what was written.
         """
         return self._find(tenant, as_ref(ref))[1]
+
+    def refusal(self, n_bytes: int) -> Refusal:
+        """Why no durable version of so many bytes would be taken now.
+
+        About 5 us; but it waits for the disk if that has refused the last one.
+        """
+        if self._catalogue.is_failed:
+            return Refusal.FAILED
+        return self._shelf.payloads.refusal(n_bytes)
 
     def handle(self, tenant: str, name: str) -> HandleRecord:
         """What is known of a handle.

@@ -22,7 +22,9 @@ _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-
 _FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST, PROBE})
 RESPONSES = "responses"
 """Of the HTTP gateway, which keeps here what belongs to these states; the store leaves it alone."""
-_FOLDERS = frozenset({PAYLOADS, QUARANTINE, RESPONSES})
+CRASHES = "crashes"
+"""Of the server, which leaves reports here when its engine has failed."""
+_FOLDERS = frozenset({PAYLOADS, QUARANTINE, RESPONSES, CRASHES})
 
 
 class Folders(NamedTuple):

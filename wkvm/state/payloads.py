@@ -17,6 +17,7 @@ from torch import Tensor
 
 from wkvm.core.errors import BadStateFileError, StoreFailedError, StoreFullError
 from wkvm.state.ballast import FULL
+from wkvm.state.condition import Refusal, Tried
 from wkvm.state.format import (
     CHUNK_BYTES,
     TOKEN_BYTES,
@@ -80,11 +81,25 @@ class Payloads:
         self._is_failed = False
         self._lock = threading.Lock()
         self._unsettled = set[str]()
+        self._tried = Tried(io, folder)
 
     @property
     def is_failed(self) -> bool:
         """A sync of the folder failed: nothing can be promised before the store is reopened."""
         return self._is_failed
+
+    def refusal(self, n_bytes: int) -> Refusal:
+        """Why no file of so many bytes would be taken now. As ``Lookup.refusal``."""
+        if self._is_failed:
+            return Refusal.FAILED
+        try:
+            self._check_room(n_bytes)
+            if self._tried.is_refused:
+                self._tried.again()
+        except (StoreFullError, OSError) as error:
+            is_full = getattr(error, "errno", errno.ENOSPC) in FULL
+            return Refusal.FULL if is_full else Refusal.FAILED
+        return Refusal.NONE
 
     def write(self, encoded: EncodedImage) -> str:
         """Write a file, and return its name when it is on the disk and was read back.
@@ -100,8 +115,11 @@ class Payloads:
             self._check_promises()
             try:
                 self._check_room(encoded.n_bytes)
-                return self._write_new(encoded)
+                name = self._write_new(encoded)
+                self._tried.is_refused = False
+                return name
             except OSError as error:
+                self._tried.is_refused = True
                 if error.errno in FULL:
                     raise StoreFullError(encoded.n_bytes, self._free()) from error
                 if error.errno != errno.EIO or attempt == _N_ATTEMPTS - 1:

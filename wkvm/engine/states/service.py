@@ -9,6 +9,7 @@ from wkvm.core.states import StateUse
 from wkvm.engine.interface import EngineInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.books import logger
+from wkvm.engine.states.disk import DiskWatch
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.migration import Migration
 from wkvm.engine.states.parking import Parking
@@ -52,6 +53,10 @@ class StateService(Migration):
         backing.note_kept_elsewhere()
         self._loop = loop
         self._closed = closed
+        self._disk: DiskWatch | None = None
+        if backing.has_disk:
+            n_bytes = backing.layout.record_bytes
+            self._disk = DiskWatch(lambda: backing.store.refusal(n_bytes))
         self._sweeping: asyncio.Task[None] | None = None
         if idle_s and backing.has_disk:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep(idle_s))
@@ -116,7 +121,8 @@ class StateService(Migration):
 
     def stats(self) -> Mapping[str, int]:
         """Counters and gauges by name: the engine's and those of states."""
-        return {**self._loop.stats(), **self._requests.stats()}
+        refuses = 0 if self._disk is None else int(self._disk.refusal)
+        return {**self._loop.stats(), **self._requests.stats(), "store_refuses": refuses}
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for the ends and their commits; see ``Requests.drain``."""
@@ -127,6 +133,8 @@ class StateService(Migration):
 
         What is in memory alone goes to the disk, where there is one.
         """
+        if self._disk is not None:
+            await self._disk.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])

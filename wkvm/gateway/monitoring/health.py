@@ -9,9 +9,19 @@ from wkvm import __version__
 from wkvm.gateway.calls import Call, Gateway
 
 MAX_STEP_AGE_S = 5.0
-"""An engine whose step takes longer is taken for stuck."""
+"""An engine whose step takes longer is taken for stuck, and an event loop for late."""
 
-Reason: TypeAlias = Literal["draining", "engine_unavailable", "engine_stuck"]
+Reason: TypeAlias = Literal[
+    "starting",
+    "draining",
+    "engine_unavailable",
+    "engine_stuck",
+    "loop_late",
+    "disk_full",
+    "store_failed",
+]
+_REFUSALS: dict[int, Reason] = {1: "disk_full", 2: "store_failed"}
+"""By the counter ``store_refuses``."""
 
 
 class Status(msgspec.Struct, omit_defaults=True):
@@ -60,7 +70,10 @@ async def _why_not_ready(gateway: Gateway) -> Reason | None:
         return "draining"
     if reading.counters.get("step_age_us", 0) > MAX_STEP_AGE_S * 1e6:
         return "engine_stuck"
-    return None
+    late_us = max(reading.counters.get("loop_lag_us", 0), gateway.lag_s() * 1e6)
+    if late_us > MAX_STEP_AGE_S * 1e6:
+        return "loop_late"
+    return _REFUSALS.get(reading.counters.get("store_refuses", 0))
 
 
 def _json(body: msgspec.Struct, *, status: int = 200) -> web.Response:

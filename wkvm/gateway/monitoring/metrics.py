@@ -40,6 +40,10 @@ _GAUGES = {
     "n_states_running": ("wkvm_states_running", "Requests on states that run."),
     "n_states_committing": ("wkvm_states_committing", "Requests whose states are being kept."),
     "n_states_parked": ("wkvm_states_parked", "Requests that wait while their states are moved."),
+    "store_refuses": (
+        "wkvm_store_refuses",
+        "1 if the disk has no room for a durable state, 2 if it or the store failed, else 0.",
+    ),
     "n_prefix_waiting": ("wkvm_prefix_waiting", "Requests that wait for another one's prompt."),
 }
 _COUNTERS = {
@@ -47,6 +51,10 @@ _COUNTERS = {
     "prompt_tokens_total": ("wkvm_prompt_tokens", "Ids of prompts absorbed."),
     "output_tokens_total": ("wkvm_output_tokens", "Ids produced, without stop ids."),
     "steps_total": ("wkvm_steps", "Steps run, failed ones included."),
+    "loop_stalls_total": (
+        "wkvm_loop_stalls",
+        "Times that the engine's event loop did not turn for longer than --max-loop-lag-s.",
+    ),
     "state_starts_total": ("wkvm_state_starts", "Requests that went on from a state."),
     "cached_tokens_total": ("wkvm_cached_tokens", "Tokens that came with these states."),
     "state_commits_total": ("wkvm_state_commits", "Ends of requests that were kept as states."),
@@ -217,6 +225,9 @@ def _of_engine(counters: Mapping[str, int]) -> Iterable[Metric]:
     if "step_age_us" in counters:
         what = "For how long the engine has had something to do and has not turned."
         yield _gauge("wkvm_step_age_seconds", what, counters["step_age_us"] / 1e6)
+    if "loop_lag_us" in counters:
+        what = "The longest that the engine's event loop did not turn, of the last 10 s."
+        yield _gauge("wkvm_loop_lag_seconds", what, counters["loop_lag_us"] / 1e6)
     for name, (family, what) in _COUNTERS.items():
         if name in counters:
             yield CounterMetricFamily(family, what, value=counters[name])
