@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tools.limits.doors import CONNECTIONS, SENT
 from tools.limits.limit import Limit, Unit
+from tools.limits.process import PROCESS
 from tools.limits.requests import REQUESTS
 from tools.limits.states import STATES
 from tools.readme_figures import with_figures
 from wkvm.cli.engine_flags import ENGINE_FLAGS
-from wkvm.cli.flags import LIMIT_FLAGS
+from wkvm.cli.flags import LIMIT_FLAGS, PROCESS_FLAGS
 from wkvm.cli.http_flags import HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import EngineConfig, ServerConfig
@@ -27,6 +28,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "What is sent": SENT,
     "Requests": REQUESTS,
     "States": STATES,
+    "The process": PROCESS,
 }
 
 PAGE = Path(__file__).parents[2] / "docs/reliability.md"
@@ -50,7 +52,7 @@ def defaults() -> dict[str, object]:
     """Each flag of a limit, by its first name, and what it is where nobody sets it."""
     found = dict[str, object]()
     for flags, settings in (
-        (LIMIT_FLAGS, ServerConfig()),
+        (LIMIT_FLAGS + PROCESS_FLAGS, ServerConfig()),
         (HTTP_LIMIT_FLAGS, GatewayConfig()),
         (KEY_LIMIT_FLAGS, Limits()),
         (ENGINE_FLAGS, EngineConfig()),

@@ -1,7 +1,6 @@
 """Limits of what runs."""
 
 from tools.limits.limit import Limit
-from wkvm.gateway.monitoring.health import MAX_STEP_AGE_S
 
 REQUESTS = (
     Limit(
@@ -135,20 +134,6 @@ REQUESTS = (
         "--submitted-ttl-s",
         "forgotten",
         "gateway/test_submitted.py::test_a_result_is_forgotten_after_its_time",
-        "s",
-    ),
-    Limit(
-        "a step, before the server is not ready",
-        MAX_STEP_AGE_S,
-        "`/ready` is 503",
-        "gateway/test_health.py::test_a_step_may_take_five_seconds",
-        "s",
-    ),
-    Limit(
-        "the drain after SIGTERM",
-        "--drain-timeout-s",
-        "requests are cancelled",
-        "server/test_draining.py::test_what_outlasts_the_grace_is_cancelled_and_told_so",
         "s",
     ),
 )
