@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from wkvm.assembly import engine as assembly
+import wkvm.assembly.engine
 from wkvm.cli import main
+from wkvm.models.registry import load_model
 
 TEXT = "CANARY-IN-AN-EXCEPTION"
+STEP_S = 0.05
+"""Added to each step, so that no answer is over before a fault comes."""
 LOST = "CUDA error: an illegal memory access was encountered"
 
 
@@ -39,6 +42,8 @@ def fail(fault: Path) -> None:
             raise SystemExit(TEXT)
         case "hang":
             time.sleep(3600)
+        case _:
+            raise AssertionError(word)
 
 
 def load(load_model: Callable[..., Any], fault: Path) -> Callable[..., Any]:
@@ -49,6 +54,7 @@ def load(load_model: Callable[..., Any], fault: Path) -> Callable[..., Any]:
         forward = model.forward
 
         def failing_forward(*arguments: Any, **options: Any) -> Any:
+            time.sleep(STEP_S)
             fail(fault)
             return forward(*arguments, **options)
 
@@ -59,5 +65,5 @@ def load(load_model: Callable[..., Any], fault: Path) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    assembly.load_model = load(assembly.load_model, Path(sys.argv[1]))
+    setattr(wkvm.assembly.engine, "load_model", load(load_model, Path(sys.argv[1])))  # noqa: B010
     sys.exit(main(sys.argv[2:]))

@@ -94,6 +94,31 @@ async def test_a_step_may_take_five_seconds(
         assert await cached_readiness(running) == (expected or (503, "engine_stuck"))
 
 
+@pytest.mark.parametrize(
+    ("counters", "expected"),
+    [
+        ({"loop_lag_us": 5_000_000}, (200, None)),
+        ({"loop_lag_us": 5_000_001}, (503, "loop_late")),
+        ({"store_refuses": 0}, (200, None)),
+        ({"store_refuses": 1}, (503, "disk_full")),
+        ({"store_refuses": 2}, (503, "store_failed")),
+        ({"step_age_us": 6_000_000, "store_refuses": 2}, (503, "engine_stuck")),
+    ],
+)
+async def test_a_late_loop_and_a_store_that_refuses_are_told(
+    counters: dict[str, int], expected: tuple[int, str | None]
+) -> None:
+    async with gateway_running() as running:
+        running.gateway.watch = FixedWatch(running, Reading(True, False, counters))
+        assert await cached_readiness(running) == expected
+
+
+async def test_the_gateways_own_event_loop_counts_too() -> None:
+    async with gateway_running() as running:
+        running.gateway.lag_s = lambda: 5.1
+        assert await readiness(running) == (503, "loop_late")
+
+
 async def test_a_step_that_does_not_end_makes_the_gateway_unready_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

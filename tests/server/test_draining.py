@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.server.harness import (
 from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, EngineFailedError
 from wkvm.engine.engine import Engine
+from wkvm.models.base import Batch
 from wkvm.server.serve import Server, serve
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,34 @@ async def test_an_address_in_use_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("")
     with pytest.raises(ConfigError):
         await serve(engine(), local_config(str(tmp_path)), ready=lambda server: None)
+
+
+async def test_a_step_that_never_ends_does_not_keep_the_server_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wkvm.server.serve.LAST_STEP_S", 0.05)
+    entered, may_return = threading.Event(), threading.Event()
+
+    def block(batch: Batch) -> None:
+        entered.set()
+        may_return.wait(60)
+
+    hung = Engine(FakeModel(VOCAB_SIZE, before_forward=block), EngineConfig(n_slots=2))
+    config, listens = local_config(str(tmp_path), drain_timeout_s=0.05), asyncio.Event()
+    serving = asyncio.create_task(serve(hung, config, ready=lambda _: listens.set()))
+    try:
+        await listens.wait()
+        client = await client_of(tmp_path / "s")
+        lane = client.start(max_tokens=4)
+        await asyncio.to_thread(entered.wait, 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await client.answer(lane)).ends[0].reason == EndReason.CANCELLED
+        with pytest.raises(EngineFailedError) as raised:
+            await serving
+        assert raised.value.stalled
+        await client.close()
+    finally:
+        may_return.set()
 
 
 class Door:

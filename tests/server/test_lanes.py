@@ -245,7 +245,7 @@ async def test_the_last_id_that_was_asked_for_needs_no_more_credit() -> None:
 
 
 async def test_ends_add_up_to_the_requests_taken_when_a_lane_stalls() -> None:
-    async with serving(engine_config=EngineConfig(n_slots=2, step_timeout_s=0.05)) as rig:
+    async with serving(engine_config=EngineConfig(n_slots=2, stall_timeout_s=0.05)) as rig:
         client = await rig.client()
         await client.failure((), max_tokens=1)  # not taken: counted nowhere
         failed = await client.failure(n=3, credit=3, max_tokens=9, ignore_eos=True)

@@ -111,7 +111,8 @@ class Workers:
         self._texts = texts
         self._tokenizer = str(model) if tokenizer is None else tokenizer
         self._process = process
-        self._log_level, self._log_format = log_level, log_format
+        self._log_level = log_level
+        self._log_format: LogFormat = log_format
         self._secret = secrets.token_hex(16)
         self._folder: Path | None = None
         self._unix: UnixSocket | None = None

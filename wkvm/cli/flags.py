@@ -337,7 +337,7 @@ def add_flags(
     title: str,
     flags: Sequence[Flag],
     settings: Settings,
-) -> "argparse._ArgumentGroup":
+) -> None:
     """Add rows as a group of ``--help``, with the defaults of ``settings``."""
     defaults = {field.name: field.default for field in fields(settings)}
     group = parser.add_argument_group(title)
@@ -356,7 +356,6 @@ def add_flags(
                 default=None if flag.from_model else defaults[flag.field],
                 help=flag.text,
             )
-    return group
 
 
 def values_of(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:

@@ -119,8 +119,9 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
     add_flags(parser, "named states", STORE_FLAGS, StateConfig)
     add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
-    process = add_flags(parser, "the process", PROCESS_FLAGS, ServerConfig)
-    process.add_argument(
+    add_flags(parser, "the process", PROCESS_FLAGS, ServerConfig)
+    reports = parser.add_argument_group("reports of failures")
+    reports.add_argument(
         "--crash-dir",
         metavar="FOLDER",
         help="where reports are left when the engine fails, the newest 16; "

@@ -67,6 +67,7 @@ class EngineLoop:
         self._busy_since: float | None = None
         self._stats: Mapping[str, int] | None = None
         self._steps = deque[Step]()
+        self._collected: Step | None = None
         self._history = History()
         self._failure: EngineFailedError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +99,9 @@ class EngineLoop:
 
     def steps_told(self) -> dict[str, object]:
         """What the last steps were made of, as JSON can hold it: counts, no ids; for any thread."""
-        return self._history.told([one.plan for one in list(self._steps)], self._clock())
+        steps, first = list(self._steps), self._collected
+        steps = steps if first is None else [first, *steps]
+        return self._history.told([one.plan for one in steps], self._clock())
 
     @property
     def layout(self) -> StateLayout:
@@ -289,7 +292,7 @@ class EngineLoop:
 
         What came of it is told now if nothing else is in flight, else with the next launch.
         """
-        step = self._steps.popleft()
+        step = self._collected = self._steps.popleft()
         try:
             result = await worker.collect(step)
         except Exception as error:
@@ -303,6 +306,7 @@ class EngineLoop:
             now = self._clock()
             self._engine.commit(step.plan, result, now)
             self._history.ended(step.plan, now)
+        self._collected = None  # nothing of a step is held while nothing is to be done
         self._stats = None
         if not self._steps:
             self._flush()

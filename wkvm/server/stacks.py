@@ -27,16 +27,21 @@ def stack_of_traceback(found: TracebackType | None) -> list[str]:
 
 def stack_of_thread(ident: int | None) -> list[str]:
     """Where a thread is now; empty if it is gone."""
-    return stack_of(sys._current_frames().get(-1 if ident is None else ident))
+    return stack_of(_frames().get(-1 if ident is None else ident))
 
 
 def stacks_of_threads() -> list[dict[str, object]]:
     """Where all threads are now."""
-    frames = sys._current_frames()
+    frames = _frames()
     return [
         {"thread": one.name, "stack": stack_of(frames.get(-1 if one.ident is None else one.ident))}
         for one in threading.enumerate()
     ]
+
+
+def _frames() -> dict[int, FrameType]:
+    # Private by its name alone: it is documented, and there is no other way.
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
 
 
 def _lines(summary: traceback.StackSummary, *, newest_last: bool = False) -> list[str]:
