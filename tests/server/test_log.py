@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,8 @@ from wkvm.server.log import JsonFormatter
 SECRET = "what a client sent"
 
 
-def line(record: logging.LogRecord) -> dict[str, object]:
-    told = json.loads(JsonFormatter("serve").format(record))
-    assert isinstance(told, dict)
-    return told
+def line(record: logging.LogRecord) -> Any:
+    return json.loads(JsonFormatter("serve").format(record))
 
 
 def record(message: str, *arguments: object, name: str = "wkvm.test") -> logging.LogRecord:
@@ -42,7 +41,7 @@ def test_the_fields_are_these_in_this_order() -> None:
 
 def test_an_exception_is_its_type_and_where_it_came_from() -> None:
     told = line(raised(RuntimeError(SECRET)))
-    (error,) = told["errors"]  # type: ignore[misc]
+    (error,) = told["errors"]
     assert error["type"] == "builtins.RuntimeError"
     assert "test_log.py" in error["stack"][-1]
     assert SECRET not in json.dumps(told)
@@ -56,7 +55,7 @@ def test_an_exception_in_a_message_is_its_type() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("/home/anna/states: no room", "PATH: no room"),
+        ("/srv/anna/states: no room", "PATH: no room"),
         ("could not read '/a b/c'", "could not read 'PATH b/c'"),
         ("1,200 ids/s and 3 GB/s", "1,200 ids/s and 3 GB/s"),
     ],

@@ -1,0 +1,100 @@
+"""A process whose engine cannot go on leaves one report, and ends in bounded time."""
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.server.harness import until
+from wkvm.core.config import ServerConfig
+from wkvm.server.crashes import CrashReports
+from wkvm.server.guard import EXIT_ENGINE_FAILED, EXIT_STALLED, Guard, Supervision
+
+
+class Watched:
+    """An engine's loop that stands still."""
+
+    busy_since = 1.0
+
+    def __init__(self) -> None:
+        self.n_given_up = 0
+
+    def steps_told(self) -> dict[str, object]:
+        return {"in_flight": []}
+
+    def stats(self) -> Mapping[str, int]:
+        return {"n_running": 3, "step_us_le_100": 4}
+
+    def give_up(self) -> None:
+        self.n_given_up += 1
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = Watched()
+        self.left = list[int]()
+        self.has_left = threading.Event()
+        supervision = Supervision(crashes=CrashReports(folder), memory=lambda: {"device_bytes": 7})
+        self.guard = Guard(self.engine, ServerConfig(), supervision, leave=self._leave)
+
+    def _leave(self, status: int) -> None:
+        self.left.append(status)
+        self.has_left.set()
+
+    def reports(self) -> list[dict[str, object]]:
+        return [json.loads(one.read_text("utf-8")) for one in sorted(self.folder.iterdir())]
+
+
+async def test_an_engine_that_failed_leaves_one_report(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.guard.failed(ZeroDivisionError())
+    rig.guard.failed(ZeroDivisionError())
+    (report,) = rig.reports()
+    assert (report["reason"], report["exit_status"]) == ("engine_failed", EXIT_ENGINE_FAILED)
+    assert report["counters"] == {"n_running": 3}
+    assert isinstance(report["memory"], dict)
+    assert report["memory"]["device_bytes"] == 7
+    assert rig.left == []
+
+
+async def test_a_step_that_stands_still_is_given_up_on_the_loops_thread(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    looking = threading.Thread(target=rig.guard._stalled, args=["step"])
+    looking.start()
+    looking.join()
+    assert rig.engine.n_given_up == 0
+    await until(lambda: rig.engine.n_given_up == 1)
+    assert [one["reason"] for one in rig.reports()] == ["step_stalled"]
+    assert rig.left == []
+
+
+async def test_a_loop_that_stands_still_ends_the_process_at_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.guard._stalled("loop")
+    assert rig.left == [EXIT_STALLED]
+    assert [one["reason"] for one in rig.reports()] == ["loop_stalled"]
+
+
+async def test_an_end_that_takes_too_long_is_made_short(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.guard.end_within(0.01, EXIT_ENGINE_FAILED)
+    assert rig.has_left.wait(60)
+    assert rig.left == [EXIT_ENGINE_FAILED]
+
+
+async def test_a_report_that_cannot_be_made_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise LookupError
+
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(rig.engine, "steps_told", fail)
+    with caplog.at_level(logging.ERROR):
+        rig.guard._stalled("loop")
+    assert rig.left == [EXIT_STALLED]
+    assert rig.reports() == []
