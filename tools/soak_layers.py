@@ -106,6 +106,42 @@ TRIALS: tuple[Trial, ...] = (
         part_s=5,
         promises=(Promise("wrong keys, with the right beginning or not", 20_000, "keys"),),
     ),
+    Trial(
+        layer=11,
+        tests=(
+            "tests/isolation/test_imports.py::test_a_file_that_lies_is_refused_and_changes_nothing",
+        ),
+        n_parts=4,
+        part_s=20,
+        promises=tuple(
+            Promise(f"files that lie, over {door}", 10_000, "files") for door in ("binary", "http")
+        ),
+    ),
+    Trial(
+        layer=11,
+        tests=("tests/isolation/test_canaries.py::test_random_names_leave_the_metrics_small",),
+        n_parts=4,
+        part_s=60,
+        promises=(Promise("random names", 100_000, "names"),),
+    ),
+    Trial(
+        layer=11,
+        tests=("tests/isolation/test_prefixes.py", "tests/isolation/test_foreign.py"),
+        n_parts=1,
+        part_s=60,
+        promises=(
+            Promise("prompts of one tenant beside those of others", 300, "prompts"),
+            Promise("prompts that another tenant may have asked", 2_000, "prompts"),
+            Promise("look-ups of what is another's and of what is not", 2_000, "look-ups"),
+        ),
+    ),
+    Trial(
+        layer=11,
+        tests=("tests/isolation/test_names.py",),
+        n_parts=1,
+        part_s=120,
+        promises=(Promise("hostile names in paths", 40, "names"),),
+    ),
     # Layer 12.
     # Layer 13.
     Trial(

@@ -275,7 +275,9 @@ class Operations:
             except StateNotFoundError:
                 continue
             except WkvmError as error:
-                logger.warning("a state that is idle stays in host memory: %s", error)
+                logger.warning(
+                    "a state that is idle stays in host memory: %s", type(error).__name__
+                )
                 continue
             n_moved += 1
         return n_moved

@@ -146,7 +146,9 @@ class StateService(Migration):
             try:
                 self._backing.store.flush()
             except WkvmError as error:
-                logger.warning("states that were in memory alone are lost: %s", error)
+                logger.warning(
+                    "states that were in memory alone are lost: %s", type(error).__name__
+                )
         self._backing.store.close()
         self._closed()
 

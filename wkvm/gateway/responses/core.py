@@ -389,4 +389,6 @@ class Run:
         try:
             await self._keep_end(final, None)
         except HttpError as error:
-            logger.warning("a response whose client had left was not kept: %s", error)
+            logger.warning(
+                "a response whose client had left was not kept: %s", type(error).__name__
+            )

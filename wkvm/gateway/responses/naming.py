@@ -32,4 +32,4 @@ async def forget(caller: Caller, response_ids: Iterable[str]) -> None:
         except errors.StateNotFoundError:
             continue
         except errors.ClientError as error:
-            logger.warning("the state of a response was not removed: %s", error)
+            logger.warning("the state of a response was not removed: %s", type(error).__name__)

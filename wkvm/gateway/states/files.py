@@ -46,7 +46,9 @@ async def export(call: Call) -> web.StreamResponse:
                 await response.write(chunk)
         except ClientError as error:
             # The client was promised more bytes: only the end of the connection says no.
-            logger.error("the export of request %s broke off: %s", call.request_id, error)
+            logger.error(
+                "the export of request %s broke off: %s", call.request_id, type(error).__name__
+            )
             if call.request.transport is not None:
                 call.request.transport.abort()
             raise ConnectionResetError("the export broke off") from error

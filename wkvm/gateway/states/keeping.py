@@ -165,4 +165,6 @@ class Keeper:
                     pass
             await self.settle(piece.finish)
         except (ClientError, HttpError) as error:
-            logger.warning("a request whose client had left was not finished: %s", error)
+            logger.warning(
+                "a request whose client had left was not finished: %s", type(error).__name__
+            )
