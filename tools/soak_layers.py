@@ -74,6 +74,7 @@ class Trial:
         return tuple(sorted({one.partition("::")[0] for one in self.tests}))
 
 
+A_DAYS_WORK = "test_after_a_days_work_all_is_as_before_and_nothing_has_grown"
 KILLS_ON_A_GPU = "test_sessions_through_kills_end_with_the_bits_of_undisturbed_ones"
 
 TRIALS: tuple[Trial, ...] = (
@@ -88,6 +89,20 @@ TRIALS: tuple[Trial, ...] = (
     # Layer 8.
     # Layer 9.
     # Layer 10.
+    Trial(
+        layer=10,
+        tests=("tests/bench/test_soak.py::" + A_DAYS_WORK,),
+        n_parts=10,
+        part_s=240,
+        promises=(
+            Promise("requests of every kind over both doors", 1_000_000, "requests"),
+            Promise("requests given up in every state", 100_000, "aborts"),
+            Promise("states forked and deleted", 100_000, "forks"),
+            Promise("states hibernated and resumed", 100_000, "hibernations"),
+            Promise("bad clients", 1_000, "clients"),
+            Promise("bursts of more requests than may wait", 20, "bursts"),
+        ),
+    ),
     # Layer 11.
     Trial(
         layer=11,

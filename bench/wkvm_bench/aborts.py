@@ -12,7 +12,7 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,8 @@ import msgspec
 
 from wkvm_bench.harness import Bar, BenchError, Finding
 from wkvm_bench.held import Held
-from wkvm_bench.http_load import EVENT
+from wkvm_bench.http_load import END, EVENT
+from wkvm_bench.http_once import http_request
 from wkvm_bench.servers import running
 
 N_STREAMS = 100_000
@@ -61,7 +62,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Finding]:
         async with running("watched", path):
             window = await _Window.open(path)
             first = await window.look()
-            crowd = _Crowd(path, first.port)
+            crowd = Crowd(path, first.port)
             # What is made once, and never again, is made before the first look that counts.
             await crowd.give_up(n_streams // 20 + len(State) * 4)
             before = await window.settled(first)
@@ -173,13 +174,23 @@ class _Window:
         self._writer.close()
 
 
-class _Crowd:
-    """Clients that give up."""
+class Crowd:
+    """Clients that give up.
 
-    def __init__(self, path: Path, port: int) -> None:
+    Args:
+        path: a unix socket of the gateway.
+        port: of the same over TCP, for those who reset their connection.
+        seed: of what is random.
+        headers: of each request, such as a key.
+    """
+
+    def __init__(
+        self, path: Path, port: int, *, seed: int = 1, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._path = path
         self._port = port
-        self._draw = random.Random(1)
+        self._draw = random.Random(seed)
+        self._headers = headers or {}
         self._states = list(State)
         self._n_begun = 0
 
@@ -205,7 +216,8 @@ class _Crowd:
             _, connection = await loop.create_connection(_Connection, "127.0.0.1", self._port)
         else:
             _, connection = await loop.create_unix_connection(_Connection, str(self._path))
-        request = _request(draw.choice(("chat/completions", "completions")), state)
+        route = draw.choice(("chat/completions", "completions"))
+        request = _request(route, state, self._headers)
         head = request.index(b"\r\n\r\n") + 4
         match state:
             case State.IN_HEADERS:
@@ -241,7 +253,8 @@ class _Connection(asyncio.Protocol):
         self._n_events = -1
         self._wanted = 0
         self._changed = asyncio.Event()
-        self._is_closed = False
+        self._is_over = self._is_closed = False
+        self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -250,6 +263,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Count events; one that is cut by the end of a read does not count."""
         self._n_events = max(self._n_events, 0) + data.count(EVENT)
+        self._tail = (self._tail + data)[-len(END) :]
+        self._is_over = self._tail == END
         self._changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -267,14 +282,16 @@ class _Connection(asyncio.Protocol):
             self._transport.write_eof()
 
     async def wait(self, n_events: int) -> None:
-        """Wait for so many events, for any byte if 0, or for the end of the connection.
+        """Wait for so many events, for any byte if 0, or for the end of stream or connection.
+
+        A server that is behind writes several ids as one event, so there may be fewer.
 
         Raises:
             BenchError: they do not come.
         """
         try:
             async with asyncio.timeout(WAIT_S):
-                while self._n_events < n_events and not self._is_closed:
+                while self._n_events < n_events and not self._is_over and not self._is_closed:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -300,18 +317,15 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-def _request(route: str, state: State) -> bytes:
+def _request(route: str, state: State, headers: Mapping[str, str]) -> bytes:
     is_chat = route.startswith("chat")
     asked = {"messages": [{"role": "user", "content": _PROMPT}]} if is_chat else {"prompt": _PROMPT}
-    body = msgspec.json.encode(
-        {
-            "model": "null",
-            **asked,
-            "max_tokens": 40,
-            "temperature": 0,
-            "stream": True,
-            **({"stop": [_STOP]} if state is State.AFTER_STOP else {}),
-        }
-    )
-    head = f"POST /v1/{route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    body = {
+        "model": "null",
+        **asked,
+        "max_tokens": 40,
+        "temperature": 0,
+        "stream": True,
+        **({"stop": [_STOP]} if state is State.AFTER_STOP else {}),
+    }
+    return http_request("POST", f"/v1/{route}", body, headers)

@@ -4,13 +4,13 @@ import argparse
 import asyncio
 import importlib
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvloop
 
-from wkvm_bench import serve
+from wkvm_bench import serve, soak
 from wkvm_bench.harness import BenchError, Comparison, Finding
 from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 
@@ -27,6 +27,7 @@ BENCHES = {
     "overload": "half to four times of what a server can do, over both doors: what is of use of it",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "a ladder of loads on a running server: times and rates (serve --help)",
+    "soak": "a day's work by counts on a server over both doors: what is left and what grows",
     "server": "a server's 256 streams on a unix socket against the bare forward pass",
     "states": "thousands of sessions on disk: to the next id of one, and moves of a live stream",
     "turns": "a chat of 40 turns sent whole each time, with what is kept of prompts and without",
@@ -38,6 +39,9 @@ MODULES = {"json": "json_codecs"}
 """Where a benchmark is whose module cannot have its name."""
 
 
+Results: TypeAlias = Sequence[Comparison | Finding]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a benchmark and print its figures.
 
@@ -46,27 +50,52 @@ def main(argv: Sequence[str]) -> int:
     """
     if argv[:1] == ["serve"]:
         return _serve(argv)
+    if argv[:1] == ["soak"]:
+        return _soak(argv)
     arguments = _parser().parse_args(argv)
-    compare: Callable[..., Coroutine[Any, Any, list[Comparison | Finding]]]
+    compare: Callable[..., Coroutine[Any, Any, Results]]
     compare = importlib.import_module(
         f"wkvm_bench.{MODULES.get(arguments.name, arguments.name)}"
     ).compare
+    settings = {"smoke": arguments.smoke, "threads": arguments.threads}
+    running = compare(smoke=arguments.smoke, n_threads=arguments.threads)
+    return _findings(argv, arguments, running, settings)
+
+
+def _findings(
+    argv: Sequence[str],
+    arguments: argparse.Namespace,
+    running: Coroutine[Any, Any, Results],
+    settings: Mapping[str, object],
+) -> int:
+    """Run a benchmark, print what it found, and keep it."""
     before = environment()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            results = runner.run(compare(smoke=arguments.smoke, n_threads=arguments.threads))
+            results = runner.run(running)
     except BenchError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return 1
     for result in results:
         print(to_text(arguments.name, result))
-    settings = {"smoke": arguments.smoke, "threads": arguments.threads}
     command = _command(argv)
     lines = [
         to_line(arguments.name, one, command=command, settings=settings, environment=before)
         for one in results
     ]
     return _keep(arguments, lines)
+
+
+def _soak(argv: Sequence[str]) -> int:
+    """A day's work, which has flags of its own."""
+    parser = argparse.ArgumentParser(prog="wkvm bench soak", description=soak.__doc__)
+    parser.add_argument("name", choices=["soak"], help=argparse.SUPPRESS)
+    soak.add_flags(parser)
+    _add_common(parser)
+    arguments = parser.parse_args(argv)
+    names = ("smoke", "requests", "rounds", "seed", "traced")
+    settings = {name: value for name, value in vars(arguments).items() if name in names}
+    return _findings(argv, arguments, soak.run(arguments), settings)
 
 
 def _serve(argv: Sequence[str]) -> int:

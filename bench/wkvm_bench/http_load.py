@@ -17,7 +17,8 @@ from wkvm_bench.harness import BenchError
 
 EVENT = b"\ndata: "
 """Begins every event: the line before it, of the last event or of the chunk's size, has ended."""
-_END = b"\n0\r\n\r\n"
+END = b"\n0\r\n\r\n"
+"""Ends every stream."""
 _N_CARRIED = len(EVENT) - 1
 TIMEOUT_S = 120.0
 
@@ -106,7 +107,7 @@ class StreamReader(asyncio.Protocol):
         if self._first_at is None and self._n_events:
             self._first_at = time.perf_counter()
         is_refused = self._n_events == 0 and not self._parts[0].startswith(b"HTTP/1.1 200 ")
-        if (is_refused or seen.endswith(_END)) and self._done is not None:
+        if (is_refused or seen.endswith(END)) and self._done is not None:
             self._done.set_result(None)
             self._done = None
 

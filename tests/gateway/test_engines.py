@@ -1,6 +1,7 @@
 """One connection for each key, and an engine that is started anew in another way."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NoReturn
@@ -92,6 +93,22 @@ async def test_who_gives_up_waiting_for_a_connection_leaves_it_to_the_others() -
         await asyncio.sleep(0)
         impatient.cancel()
         assert (await patient).is_connected
+
+
+async def test_a_wrong_key_whose_client_has_left_is_no_noise_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with site(*KEYS) as (where, engines):
+        before = where.n_connects
+        impatient = asyncio.create_task(engines.client("wrong"))
+        while where.n_connects == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        with pytest.raises(UnauthenticatedError):
+            await engines.client("another one")  # made after it
+        gc.collect()
+    assert caplog.records == []
 
 
 async def test_a_connection_that_was_lost_is_made_anew() -> None:

@@ -200,9 +200,15 @@ class Engines:
         task = self._pending.get(name)
         if task is None:
             task = self._pending[name] = asyncio.create_task(self._make(name, key))
-            task.add_done_callback(lambda _: self._pending.pop(name, None))
+            task.add_done_callback(lambda done: self._made(name, done))
         # Several requests may wait for one connection, and one of them may be given up.
         return await asyncio.shield(task)
+
+    def _made(self, name: bytes, task: "asyncio.Task[aio.Client]") -> None:
+        self._pending.pop(name, None)
+        if not task.cancelled():
+            # Whoever waits is told of it. If all have left, it is no news: anybody can try keys.
+            task.exception()
 
     async def _make(self, name: bytes, key: str | None) -> aio.Client:
         async with self._handshakes:

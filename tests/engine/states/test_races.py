@@ -1,6 +1,7 @@
 """Operations that meet on one handle, and turns that are disturbed while they are kept."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,27 @@ async def test_a_snapshot_that_nobody_waits_for_does_not_fail_its_request(tmp_pa
         assert end.error is None
         assert end.state is not None
         assert end.state.ref == Ref("chat", 2)
+
+
+async def test_a_snapshot_that_is_refused_once_nobody_waits_for_it_is_no_noise_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        turn = await streaming(rig)
+        gate = Gate(rig, "commit")
+        snapshot = asyncio.create_task(
+            rig.service.snapshot_running(TENANT, turn, save_as="other", expected_version=7)
+        )
+        await gate.reached()
+        snapshot.cancel()
+        await asyncio.wait([snapshot])
+        gate.open()
+        # Of a request one is committed after the other.
+        await rig.service.snapshot_running(TENANT, turn, save_as="third")
+        gc.collect()
+        assert [one.message for one in caplog.records] == []
+        with pytest.raises(StateNotFoundError):
+            await rig.service.get(TENANT, Ref("other"))
 
 
 async def test_a_snapshot_of_a_request_that_ends_is_not_newer_than_its_end(tmp_path: Path) -> None:

@@ -259,13 +259,25 @@ class Books:
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something to its end, also if whoever waits for it is cancelled."""
-        return await asyncio.shield(self._spawn(work))
+        task = self._spawn(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_drop_refusal)  # a shield that is gone reads no error
+            raise
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _drop_refusal(task: "asyncio.Task[Any]") -> None:
+    """What was refused to somebody who has left is no news; any other error is."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, WkvmError):
+        logger.error("it failed after whoever waited for it had left", exc_info=error)
 
 
 def _thin(checkpoints: list[tuple[Origin | None, Saved]]) -> None:
