@@ -16,7 +16,6 @@ from tools.soak_layers import LAYERS, PART_LIMIT_S, TRIALS, Promise, Trial
 from tools.soak_record import append, digest_of, read, table, written
 
 ROOT = Path(__file__).parents[2]
-LAYER_LIMIT_S = 40 * 60
 PREAMBLE = """
 import os, time
 from pathlib import Path
@@ -289,13 +288,8 @@ def test_a_trial_names_tests_that_exist(trial: Trial) -> None:
     assert trial.layer in LAYERS
 
 
-def test_no_part_and_no_layer_takes_too_long() -> None:
+def test_no_part_is_said_to_take_longer_than_one_may() -> None:
     assert [one.name for one in TRIALS if one.part_s >= PART_LIMIT_S] == []
-    by_layer = {layer: [one for one in TRIALS if one.layer == layer] for layer in LAYERS}
-    seconds = {
-        layer: sum(one.n_parts * one.part_s for one in trials) for layer, trials in by_layer.items()
-    }
-    assert {layer: s for layer, s in seconds.items() if s > LAYER_LIMIT_S} == {}
 
 
 def test_no_promise_is_made_twice() -> None:
