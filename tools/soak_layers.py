@@ -88,6 +88,23 @@ TRIALS: tuple[Trial, ...] = (
     # Layer 7.
     # Layer 8.
     # Layer 9.
+    Trial(
+        layer=9,
+        tests=("tests/states/test_stops.py",),
+        n_parts=2,
+        part_s=150,
+        promises=(Promise("SIGTERM at random moments", 100, "stops"),),
+    ),
+    Trial(
+        layer=9,
+        tests=("tests/states/test_overload.py",),
+        n_parts=5,
+        part_s=240,
+        promises=tuple(
+            Promise(f"fork bomb, {kind}", count, "forks")
+            for kind, count in (("binary", 500_000), ("http", 500_000))
+        ),
+    ),
     # Layer 10.
     Trial(
         layer=10,

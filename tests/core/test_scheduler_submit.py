@@ -16,6 +16,7 @@ from tests.core.driver import (
     submit,
     submit_spec,
 )
+from wkvm.core.config import EngineConfig
 from wkvm.core.errors import (
     DrainingError,
     EmptyPromptError,
@@ -299,3 +300,15 @@ def test_a_wrong_request_is_told_so_even_where_there_is_no_room() -> None:
     submit(scheduler, 0)
     scheduler.drain()
     assert isinstance(refusal(scheduler, prompt=()), EmptyPromptError)
+
+
+@pytest.mark.parametrize(("n", "fits"), [(3, True), (4, True), (5, False)])
+def test_a_request_has_as_many_choices_as_it_may(n: int, fits: bool) -> None:
+    scheduler = Scheduler(EngineConfig(max_n=4), vocab_size=VOCAB_SIZE, eos_ids=())
+    if fits:
+        submit_spec(scheduler, 1, RequestSpec(**{**GOOD, "params": SamplingParams(n=n)}))
+        assert scheduler.stats()["n_queued"] == n
+    else:
+        error = refusal(scheduler, params=SamplingParams(n=n))
+        assert isinstance(error, InvalidParameterError)
+        assert error.field == "n"

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.state.images import an_image
 from tests.state.stores import opened, put
-from wkvm.core.errors import InvalidParameterError
+from wkvm.core.errors import InvalidParameterError, QuotaError
 from wkvm.core.limits import MAX_KEY_CHARS, StoreLimits
+from wkvm.core.registry import Durability, Ref
 from wkvm.state.store import Store
 
 LIMITS = StoreLimits()
@@ -66,3 +68,22 @@ def test_no_key_and_one_that_is_too_long_are_refused(store: Store, n: int) -> No
     with pytest.raises(InvalidParameterError, match="idempotency_key"):
         put(store, "b", 2, idempotency_key="k" * n)
     assert [one.name for one in store.handles("t")] == ["a"]
+
+
+@pytest.mark.parametrize(("n_bytes", "fits"), [(-1, False), (0, True), (1, True)])
+def test_a_tenant_has_so_many_bytes_in_host_memory_alone(
+    tmp_path: Path, n_bytes: int, fits: bool
+) -> None:
+    size = an_image(1, n_tokens=3).nbytes
+    limits = StoreLimits(host_bytes_per_tenant=3 * size + n_bytes)
+    with opened(tmp_path / "store", limits=limits) as store:
+        for n in range(3 if fits else 2):
+            put(store, f"a{n}", n, durability=Durability.MEMORY)
+        with pytest.raises(QuotaError, match="host memory"):
+            put(store, "b", 7, durability=Durability.MEMORY)
+        put(store, "b", 7)
+        put(store, "c", 8, tenant="u", durability=Durability.MEMORY)
+        store.delete("t", Ref("a0"))
+        put(store, "d", 9, durability=Durability.MEMORY)
+        store.cool("t", Ref("d"))
+        put(store, "e", 10, durability=Durability.MEMORY)

@@ -87,6 +87,12 @@ class Book:
         """It was refused, so it is not there."""
         self.page(name).open = None
 
+    def stopped_in_order(self) -> None:
+        """What was in memory alone was put on the disk before the server ended."""
+        for page in self.pages.values():
+            page.acked |= page.visible
+            page.visible.clear()
+
     def saved(self, name: str, version: int) -> None:
         """A version that was in memory alone was promised to be on disk from now on."""
         page = self.page(name)

@@ -13,6 +13,7 @@ from yarl import URL
 from tests.states.doors import Gone, Known, Refused, Turn
 
 CODES = {
+    "rate_limit_exceeded": "RATE_LIMITED",
     "execution_failed": "NON_FINITE",
     "quota_exceeded": "QUOTA",
     "not_found": "STATE_NOT_FOUND",

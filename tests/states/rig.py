@@ -203,6 +203,7 @@ class MakeRig(Protocol):
         digest: str = ...,
         nan_id: int | None = None,
         has_guest: bool = False,
+        kept: dict[str, Any] | None = None,
         **engine: Any,
     ) -> "AsyncRig": ...
 
@@ -222,16 +223,17 @@ async def rig_running(
     digest: str = "4a54" * 16,
     nan_id: int | None = None,
     has_guest: bool = False,
+    kept: dict[str, Any] | None = None,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
-    """Serve, and have clients of all tenants."""
+    """Serve, and have clients of all tenants. ``kept``: settings of states."""
     model = HashModel(n_words=n_words, digest=digest, nan_id=nan_id, has_guest=has_guest)
     engine.setdefault("n_slots", 8)
     io = FaultyIO()
     settings = EngineConfig(device="cpu", **engine)
     served = Engine(model, settings, served_name="hash", grammars=grammars_of(model))
     loop = EngineLoop(served)
-    states = OpenStates(served, StateConfig(folder=str(folder)), io).serve(loop)
+    states = OpenStates(served, StateConfig(folder=str(folder), **(kept or {})), io).serve(loop)
     keys = tuple(ApiKey.of(key_of(tenant), tenant) for tenant in TENANTS)
     server = Server(states, ServerConfig(binary_port=None, api_keys=keys), states)
     stepping = asyncio.create_task(loop.run())

@@ -4,7 +4,7 @@ from wkvm_protocol.fields import MAX_HELLO_FRAME_BYTES
 
 from tools.limits.limit import Limit
 from wkvm.core.grammar import MAX_GRAMMAR_BYTES
-from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS
+from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_STOP_IDS
 from wkvm.gateway.door.connection import MIN_READ_RATE
 from wkvm.gateway.fields import (
     MAX_BAD_WORD_LENGTH,
@@ -176,9 +176,9 @@ SENT = (
     ),
     Limit(
         "choices of one request, `n`",
-        MAX_N,
+        "--max-n",
         "`INVALID_PARAMETER`, 400",
-        "core/test_sampling_params.py::test_integers_are_allowed_up_to_their_limits_and_no_further",
+        "core/test_scheduler_submit.py::test_a_request_has_as_many_choices_as_it_may",
     ),
     Limit(
         "choices of all prompts of an HTTP request",

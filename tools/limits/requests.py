@@ -42,7 +42,7 @@ REQUESTS = (
     Limit(
         "how long one would wait, by what was measured",
         "--max-queue-s",
-        "`QUEUE_FULL`, 429",
+        "`OVERLOADED`, 429",
         "core/test_foresight.py::test_a_limit_on_the_wait_is_held",
         "s",
     ),

@@ -31,6 +31,19 @@ STATES = (
         "B",
     ),
     Limit(
+        "of these, in host memory alone",
+        "--max-state-host-bytes-per-tenant",
+        "`QUOTA`, 507",
+        "state/test_store_limits.py::test_a_tenant_has_so_many_bytes_in_host_memory_alone",
+        "B",
+    ),
+    Limit(
+        "states that a tenant forks in a second",
+        "--max-forks-per-s",
+        "`RATE_LIMITED`, 429",
+        "states/test_overload.py::test_a_tenant_forks_as_many_states_in_a_second_as_it_may",
+    ),
+    Limit(
         "versions of a handle",
         "--max-versions-per-state",
         "`QUOTA`, 507",

@@ -7,6 +7,7 @@ import time
 import wkvm
 from wkvm.assembly.memory_folder import MemoryFolder
 from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS
+from wkvm.core.rates import Rate
 from wkvm.core.registry import Identity
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
@@ -95,6 +96,7 @@ class OpenStates:
             fold=_fold(self._engine),
             clock=time.monotonic,
             engine=wkvm.__version__,
+            forks=Rate(self._config.forks_per_s, "forks"),
             has_disk=self._config.folder is not None,
             has_cold=self._config.cold is not None,
             used={},

@@ -93,6 +93,14 @@ ENGINE_FLAGS = (
         "refused at once (default: none is while its own time suffices)",
     ),
     Flag(
+        names=("--max-n",),
+        field="max_n",
+        kind=int,
+        metavar="N",
+        text="how many choices of one prompt a request may ask for, 64 at most "
+        "(default: %(default)s)",
+    ),
+    Flag(
         names=("--max-completed-requests",),
         field="max_completed_requests",
         kind=int,

@@ -72,6 +72,24 @@ STORE_FLAGS = (
         text="how many bytes these may take in all tiers together (default: %(default)s)",
     ),
     Flag(
+        names=("--max-state-host-bytes-per-tenant",),
+        field="host_bytes_per_tenant",
+        dest="state_host_bytes_per_tenant",
+        kind=n_bytes,
+        metavar="BYTES",
+        text="how many of these may be in host memory alone; 0 for as many as --state-host-bytes "
+        "has room for (default: %(default)s)",
+    ),
+    Flag(
+        names=("--max-forks-per-s",),
+        field="forks_per_s",
+        dest="state_forks_per_s",
+        kind=int,
+        metavar="N",
+        text="how many states one tenant may fork in a second; 0 for any number "
+        "(default: %(default)s)",
+    ),
+    Flag(
         names=("--max-versions-per-state",),
         field="versions_per_handle",
         dest="state_versions_per_handle",

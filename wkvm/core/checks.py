@@ -45,6 +45,16 @@ def check_spec(
     return stops
 
 
+def check_n(spec: RequestSpec, config: EngineConfig) -> None:
+    """Check that a request asks for no more choices than it may.
+
+    Raises:
+        InvalidParameterError: it does.
+    """
+    if spec.params.n > config.max_n:
+        raise InvalidParameterError("n", f"{spec.params.n} is above {config.max_n}")
+
+
 def check_room(
     spec: RequestSpec,
     config: EngineConfig,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from wkvm.core.errors import ConfigError
 from wkvm.core.layout import MAX_SLOT_PAGES, PAGE_TOKENS, StateOptions
+from wkvm.core.sampling import MAX_N
 
 CUT_MULTIPLE = 64
 """A prompt is cut only after a multiple of this many tokens, counted from its start."""
@@ -38,6 +39,7 @@ class EngineConfig:
         max_queued_tokens: how many prompt and allowed ids these may have together. Choices of
             one spec share theirs, which count once while any of the choices waits.
         max_queue_s: who would wait longer for a slot is refused at once; None for its own time.
+        max_n: how many choices of one prompt a request may ask for.
         max_completed_requests: how many finished requests are remembered.
         max_model_len: limit on prompt plus ``max_tokens``; None for no limit.
         request_timeout_s: from submission to the end, for requests that name none.
@@ -74,6 +76,7 @@ class EngineConfig:
     max_queue: int = 1024
     max_queued_tokens: int = 16 * 1024 * 1024
     max_queue_s: float | None = None
+    max_n: int = MAX_N
     max_completed_requests: int = 1024
     max_model_len: int | None = None
     request_timeout_s: float = 600.0
@@ -95,28 +98,23 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _at_least("slots", self.n_slots, 1)
         _at_most("slots", self.n_slots, MAX_SLOTS)
-        if self.max_slots_per_tenant is not None:
-            _at_least("max-slots-per-tenant", self.max_slots_per_tenant, 1)
-        if self.guest_tokens is not None:
-            _at_least("guest-tokens", self.guest_tokens, PAGE_TOKENS)
+        _at_least("max-slots-per-tenant", self.max_slots_per_tenant, 1)
+        _at_least("guest-tokens", self.guest_tokens, PAGE_TOKENS)
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
-        if self.decode_prompt_tokens is not None:
-            _at_least("decode-prompt-tokens", self.decode_prompt_tokens, 1)
+        _at_least("decode-prompt-tokens", self.decode_prompt_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)
         _at_least("max-hibernated", self.max_hibernated, 0)
         _at_least("prefix-cache-bytes", self.prefix_cache_bytes, 0)
-        if self.prefix_cache_device_bytes is not None:
-            _at_least("prefix-cache-device-bytes", self.prefix_cache_device_bytes, 0)
+        _at_least("prefix-cache-device-bytes", self.prefix_cache_device_bytes, 0)
         _at_least("prefix-cache-every", self.prefix_cache_every, 0)
-        if self.max_model_len is not None:
-            _at_least("max-model-len", self.max_model_len, 1)
-        if self.n_threads is not None:
-            _at_least("threads", self.n_threads, 1)
-            _at_most("threads", self.n_threads, MAX_THREADS)
-        if self.max_queue_s is not None:
-            _positive("max-queue-s", self.max_queue_s)
+        _at_least("max-model-len", self.max_model_len, 1)
+        _at_least("threads", self.n_threads, 1)
+        _at_most("threads", self.n_threads or 0, MAX_THREADS)
+        _positive("max-queue-s", self.max_queue_s)
+        _at_least("max-n", self.max_n, 1)
+        _at_most("max-n", self.max_n, MAX_N)
         _positive("request-timeout-s", self.request_timeout_s)
         _positive("stall-timeout-s", self.stall_timeout_s)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -381,7 +379,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _at_least(setting: str, value: int, low: int) -> None:
+def _at_least(setting: str, value: int | None, low: int) -> None:
+    """Check a setting; None is one that was left out."""
+    if value is None:
+        return
     if value < low:
         raise ConfigError(setting, f"{value} is below {low}")
     _at_most(setting, value, MAX_COUNT)
@@ -392,8 +393,8 @@ def _at_most(setting: str, value: int, high: int) -> None:
         raise ConfigError(setting, f"{value} is above {high}")
 
 
-def _positive(setting: str, value: float) -> None:
-    if not 0 < value <= MAX_SECONDS:
+def _positive(setting: str, value: float | None) -> None:
+    if value is not None and not 0 < value <= MAX_SECONDS:
         raise ConfigError(
             setting, f"{value} is not a positive number of seconds, at most {MAX_SECONDS:.0f}"
         )

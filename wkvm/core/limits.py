@@ -15,6 +15,9 @@ class StoreLimits:
     Attributes:
         handles_per_tenant: live handles.
         bytes_per_tenant: of payloads, in all tiers together.
+        host_bytes_per_tenant: of those that are in host memory alone; 0 for no limit but that of
+            all.
+        forks_per_s: handles that a tenant may fork in a second; 0 for no limit.
         versions_per_handle: kept ones; more are refused until some are deleted.
         drops_old_versions: they are not refused, but the oldest go with each new one.
         checkpoints_per_handle: likewise.
@@ -31,6 +34,8 @@ class StoreLimits:
 
     handles_per_tenant: int = 10_000
     bytes_per_tenant: int = 64 * 2**30
+    host_bytes_per_tenant: int = 0
+    forks_per_s: int = 1_000
     versions_per_handle: int = 10_000
     drops_old_versions: bool = False
     checkpoints_per_handle: int = 1_000
@@ -48,13 +53,17 @@ class StoreLimits:
             value = getattr(self, one.name)
             if one.type is bool:
                 continue
-            low = 0 if one.name in ("host_bytes", "disk_reserve", "tags_per_handle") else 1
+            low = 0 if one.name in _MAY_BE_0 else 1
             is_number = type(value) is int or (one.type is float and type(value) is float)
             if not is_number or not low <= value < math.inf:
                 raise InvalidParameterError(one.name, f"{value!r} is not a number from {low}")
         if self.disk_reserve >= 1:
             raise InvalidParameterError("disk_reserve", "a share of the disk is below 1")
 
+
+_MAY_BE_0 = frozenset(
+    {"host_bytes", "host_bytes_per_tenant", "forks_per_s", "disk_reserve", "tags_per_handle"}
+)
 
 OWN_TAGS = "wkvm."
 """What the keys of tags begin with that wkvm gives; they do not count."""

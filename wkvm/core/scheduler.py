@@ -15,7 +15,7 @@ from itertools import starmap
 from typing import Any
 
 from wkvm.core.admission import Admission
-from wkvm.core.checks import check_room, check_spec
+from wkvm.core.checks import check_n, check_room, check_spec
 from wkvm.core.config import CUT_MULTIPLE, EngineConfig
 from wkvm.core.decode import decode_rows
 from wkvm.core.errors import CapacityError, DrainingError, WkvmError
@@ -129,6 +129,7 @@ class Scheduler(Admission):
         stops = check_spec(
             spec, self._vocab_size, self._eos_ids, max_model_len=config.max_model_len
         )
+        check_n(spec, config)
         if self._guests is not None:
             self._guests.check(spec)
         if self._draining:

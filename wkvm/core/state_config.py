@@ -20,6 +20,8 @@ class StateConfig:
         idle_s: a state that nobody has used for so long leaves host memory for the disk; 0 for
             never.
         handles_per_tenant, bytes_per_tenant, versions_per_handle: how much one tenant may keep.
+        host_bytes_per_tenant: of these bytes, in host memory alone; 0 for no limit of its own.
+        forks_per_s: how many states one tenant may fork in a second; 0 for any number.
         drops_old_versions: of a state with so many versions the oldest go with each new one;
             otherwise a new one is refused.
     """
@@ -30,6 +32,8 @@ class StateConfig:
     idle_s: float = 300.0
     handles_per_tenant: int = _LIMITS.handles_per_tenant
     bytes_per_tenant: int = _LIMITS.bytes_per_tenant
+    host_bytes_per_tenant: int = _LIMITS.host_bytes_per_tenant
+    forks_per_s: int = _LIMITS.forks_per_s
     versions_per_handle: int = _LIMITS.versions_per_handle
     drops_old_versions: bool = _LIMITS.drops_old_versions
 
@@ -42,6 +46,12 @@ class StateConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(flag, f"{getattr(self, name)} is below 1")
+        for name, flag in (
+            ("host_bytes_per_tenant", "max-state-host-bytes-per-tenant"),
+            ("forks_per_s", "max-forks-per-s"),
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(flag, f"{getattr(self, name)} is below 0")
         if not 0 <= self.idle_s <= MAX_SECONDS:
             raise ConfigError("state-idle-s", f"{self.idle_s} is no time in seconds")
         if self.cold is not None and self.folder is None:
@@ -53,6 +63,8 @@ class StateConfig:
         return StoreLimits(
             handles_per_tenant=self.handles_per_tenant,
             bytes_per_tenant=self.bytes_per_tenant,
+            host_bytes_per_tenant=self.host_bytes_per_tenant,
+            forks_per_s=self.forks_per_s,
             versions_per_handle=self.versions_per_handle,
             drops_old_versions=self.drops_old_versions,
             host_bytes=self.host_bytes,

@@ -7,7 +7,7 @@ costs nothing: so many turns from one version share one copy, also of a state th
 
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from wkvm.state.image import StateImage
 class _Held:
     image: StateImage
     is_only_copy: bool
+    tenant: str
 
 
 class _Alive(NamedTuple):
@@ -49,6 +50,7 @@ class HostTier:
         self._held = OrderedDict[str, _Held]()
         self._alive = dict[str, _Alive]()
         self._n_bytes = 0
+        self._n_only = Counter[str]()
         self._lock = threading.Lock()
 
     @property
@@ -74,8 +76,17 @@ class HostTier:
         """Whether the image of a payload is held. It does not become the one used last."""
         return payload in self._held
 
-    def admit(self, payload: str, image: StateImage, *, is_only_copy: bool) -> bool:
+    def n_only_bytes(self, tenant: str) -> int:
+        """Bytes of a tenant's images that are nowhere else."""
+        return self._n_only[tenant]
+
+    def admit(
+        self, payload: str, image: StateImage, *, is_only_copy: bool, tenant: str = ""
+    ) -> bool:
         """Hold an image; others that exist elsewhere make room.
+
+        Args:
+            tenant: whose it is; needed of what is nowhere else.
 
         Returns:
             False if there is no room: nothing was changed.
@@ -84,7 +95,8 @@ class HostTier:
             self._note(payload, image)
             held = self._held.get(payload)
             if held is not None:
-                held.is_only_copy = held.is_only_copy and is_only_copy
+                if not is_only_copy:
+                    self._settle(held)
                 self._held.move_to_end(payload)
                 return True
             needed = self._n_bytes + image.nbytes - self.limit
@@ -99,7 +111,9 @@ class HostTier:
                 return False
             for other in leaving:
                 self._remove(other)
-            self._held[payload] = _Held(image, is_only_copy)
+            self._held[payload] = _Held(image, is_only_copy, tenant)
+            if is_only_copy:
+                self._n_only[tenant] += image.nbytes
             self._n_bytes += image.nbytes
             return True
 
@@ -108,7 +122,7 @@ class HostTier:
         with self._lock:
             held = self._held.get(payload)
             if held is not None:
-                held.is_only_copy = False
+                self._settle(held)
 
     def drop(self, payload: str) -> None:
         """Nobody needs it any more."""
@@ -163,5 +177,14 @@ class HostTier:
             record=record,
         )
 
+    def _settle(self, held: _Held) -> None:
+        if held.is_only_copy:
+            held.is_only_copy = False
+            self._n_only[held.tenant] -= held.image.nbytes
+            if not self._n_only[held.tenant]:
+                del self._n_only[held.tenant]
+
     def _remove(self, payload: str) -> None:
-        self._n_bytes -= self._held.pop(payload).image.nbytes
+        held = self._held.pop(payload)
+        self._settle(held)
+        self._n_bytes -= held.image.nbytes

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from wkvm.core.errors import StoreFailedError
+from wkvm.core.errors import QuotaError, StoreFailedError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import Durability
 from wkvm.state import reading
@@ -93,6 +93,7 @@ class Writer:
 
         Raises:
             HostTierFullError, StoreFullError, StoreFailedError: there is no room.
+            QuotaError: the tenant has as much in host memory as it may have.
         """
         n_bytes = sum(draft.image.nbytes for draft in drafts)
         durable = durability is Durability.DISK or n_bytes > self._shelf.host.limit
@@ -111,9 +112,13 @@ class Writer:
         """The payload of a draft, within a change that ``commit`` runs."""
         payload = edit.put_payload(tenant, draft.uid, draft.content, draft.file)
         edit.check_tier(payload)
-        if not edit.durable and not self._shelf.host.admit(
-            payload.uid, draft.image, is_only_copy=True
-        ):
+        if edit.durable:
+            return payload
+        host, most = self._shelf.host, self._limits.host_bytes_per_tenant
+        n_bytes = 0 if host.has(payload.uid) else draft.image.nbytes
+        if most and n_bytes and host.n_only_bytes(tenant) + n_bytes > most:
+            raise QuotaError("bytes of states in host memory", most)
+        if not host.admit(payload.uid, draft.image, is_only_copy=True, tenant=tenant):
             raise NoRoomError
         return payload
 

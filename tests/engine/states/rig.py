@@ -13,6 +13,7 @@ from tests.engine.states.fake_loop import FakeLoop
 from tests.fakes import FakeModel, GuestModel
 from wkvm.core.config import EngineConfig
 from wkvm.core.limits import StoreLimits
+from wkvm.core.rates import Rate
 from wkvm.core.registry import Identity, Ref
 from wkvm.core.request import EndEvent, Event, RequestSpec, TokensEvent
 from wkvm.core.sampling import SamplingParams
@@ -117,6 +118,7 @@ def use(**keywords: Any) -> StateUse:
 def backing_of(loop: StepLoop, store: Store, *, has_disk: bool = True) -> Backing:
     """What a service over a loop and a store has."""
     return Backing(
+        forks=Rate(0, "forks"),
         store=store,
         identity=Identity(
             model_digest=loop.info.model_digest, fingerprint=loop.info.layout_fingerprint

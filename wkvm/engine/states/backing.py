@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, StateMovedError, StateNotFoundError
 from wkvm.core.layout import StateLayout
+from wkvm.core.rates import Rate
 from wkvm.core.registry import (
     AckClass,
     Durability,
@@ -47,6 +48,7 @@ class Backing:
         engine: the version of wkvm, for provenance.
         has_disk: whether versions can be durable.
         has_cold: whether there is an object store below the disk.
+        forks: how often tenants may fork.
         used: when handles were last used, by tenant and name, by ``clock``.
         moved: handles that are at other engines now, by tenant and name.
     """
@@ -63,6 +65,7 @@ class Backing:
     engine: str
     has_disk: bool
     has_cold: bool
+    forks: Rate
     used: dict[tuple[str, str], float]
     moved: dict[tuple[str, str], Moved]
 

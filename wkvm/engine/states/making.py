@@ -163,10 +163,13 @@ class Making(Operations):
         Raises:
             StateNotFoundError: there is no such version.
             StateExistsError: one of the names is taken.
+            RateLimitedError: the tenant forks more often than it may.
         """
         check_given_tags(tags)
         for name in (ref.name, *names):
             self._backing.check_here(tenant, name)
+        backing = self._backing
+        backing.forks.take(tenant, len(names), backing.clock())
         keys = None if keeps_key else [_fresh_key() for _ in names]
         wanted = self._backing.durability(durability)
         return await self._make(
