@@ -1,8 +1,10 @@
 """An engine that fails tells everybody, in the form of each interface, and ends its process."""
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -15,7 +17,7 @@ import pytest
 from wkvm_client import aio
 from wkvm_client.errors import EngineFailedError
 
-from tests.cli.conftest import KEY, RunningServer, started
+from tests.cli.conftest import KEY, RunningServer, environment, started, wkvm_command
 from tests.cli.failing_server import LOST, TEXT
 
 TIMEOUT_S = 60.0
@@ -54,8 +56,9 @@ class Failing:
     def served(self, *flags: str) -> AbstractContextManager[RunningServer]:
         command = [sys.executable, "-m", "tests.cli.failing_server", str(self.fault), "serve"]
         places = ["--binary-port", "none", "--binary-uds", str(self.folder / "b"), "--port", "0"]
-        kept = ["--state-dir", str(self.folder / "states"), "--log-format", "json"]
-        return started([*command, *places, *kept, *flags], stderr=self.log)
+        kept = ["--state-dir", str(self.folder / "states")]
+        log = ["--log-format", "json", "--log-level", "debug", "--request-log", "json"]
+        return started([*command, *places, *kept, *log, *flags], stderr=self.log)
 
     def reports(self) -> list[Path]:
         return sorted((self.folder / "states" / "crashes").glob("*"))
@@ -147,8 +150,8 @@ async def test_every_open_request_is_told_and_the_status_is_70(
             whole = asyncio.create_task(
                 http.post("/v1/completions", json={"model": MODEL, "prompt": CANARY, **ENDLESS})
             )
-            socket = await http.ws_connect("/v1/responses")
-            await socket.send_json({"type": "response.create", "model": MODEL, "input": CANARY})
+            web_socket = await http.ws_connect("/v1/responses")
+            await web_socket.send_json({"type": "response.create", "model": MODEL, "input": CANARY})
             async with await aio.connect(server.address, api_key=KEY) as binary:
                 stream = await binary.generate((5,), max_tokens=10**5, ignore_eos=True)
                 await stream.choices[0].read()
@@ -160,7 +163,7 @@ async def test_every_open_request_is_told_and_the_status_is_70(
             answer = await whole
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert (await answer.json())["error"]["code"] == "engine_failed"
-            told = [json.loads(one.data) async for one in socket if one.type.value == 1]
+            told = [json.loads(one.data) async for one in web_socket if one.type.value == 1]
             assert told[-1]["type"] == "response.failed", told[-1]["type"]
             assert told[-1]["response"]["error"]["code"] == "engine_failed"
             assert await asyncio.to_thread(server.process.wait, TIMEOUT_S) == 70
@@ -189,11 +192,47 @@ def check_report(failing: Failing, reason: str) -> None:
             assert secret not in one
     for line in log.splitlines():
         told = json.loads(line)
+        if "route" in told:
+            continue  # of the log of requests, which has fields of its own
         assert tuple(told)[:6] == FIELDS
         assert set(told) - {*FIELDS} <= {"errors"}
     if reason == "engine_failed":
         messages = [one["message"] for one in report["errors"] if "message" in one]
         assert messages == [LOST]
+
+
+async def test_a_server_says_from_the_start_that_it_lives_and_why_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    seen = list[tuple[int, str | None]]()
+
+    async def look() -> None:
+        async with client(f"http://127.0.0.1:{port}") as http:
+            while seen[-1:] != [(200, None)]:
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with http.get("/ready") as response:
+                        told = await response.json()
+                        seen.append((response.status, told.get("reason")))
+
+    looking = asyncio.create_task(look())
+    command = wkvm_command("serve", "--binary-port", "none", "--port", port)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env=environment()
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await looking
+        assert seen[0] == (503, "starting")
+        assert set(seen) == {(503, "starting"), (200, None)}
+        process.terminate()
+        await process.communicate()
+        assert process.returncode == 0
+    finally:
+        looking.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 async def test_a_step_that_hangs_ends_its_requests_and_the_process_with_status_71(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -300,6 +301,50 @@ async def test_a_worker_that_is_killed_again_and_again_leaves_the_port_to_the_ot
             while await figure(http, "wkvm_http_workers") != 2:
                 pass
     assert "started anew in 0.5 s" in written(log)
+
+
+async def test_an_engine_that_is_stopped_is_not_ready_within_five_seconds_and_loses_nothing(
+    server: RunningServer,
+) -> None:
+    body = {"ids": [5, 6], "max_tokens": 200, "ignore_eos": True}
+    async with client(server.url()) as http, http.post("/v1/stream", json=body) as response:
+        await response.content.readline()
+        server.process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            told = await readiness(http, 503)
+            took_s = time.monotonic() - stopped_at
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert (told["reason"], took_s < 5.0) == ("engine_unavailable", True)
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert (await readiness(http, 200))["status"] == "ready"
+
+
+async def readiness(http: aiohttp.ClientSession, status: int) -> Any:
+    """What ``/ready`` says once it has a status."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            async with http.get("/ready") as response:
+                told = await response.json()
+                if response.status == status:
+                    return told
+
+
+async def test_a_worker_that_is_stopped_is_killed_and_started_anew(tmp_path: Path) -> None:
+    impatient = (
+        "import sys, wkvm.assembly.workers as workers; from wkvm.cli import main;"
+        "workers.SILENT_S = 3.0; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", impatient, *SERVE[:-1], "1", "--port", "0"]
+    with started([*command, "--binary-uds", str(tmp_path / "b")], stderr=tmp_path / "log") as one:
+        (stopped,) = workers_of(one)
+        stopped.suspend()
+        await asyncio.to_thread(psutil.wait_procs, [stopped], TIMEOUT_S)
+        async with client(one.url()) as http:
+            assert (await readiness(http, 200))["status"] == "ready"
+        assert "it stood still for 3 s; it is started anew in 0 s" in written(tmp_path / "log")
+        assert one.end() == 0
 
 
 def refused(*arguments: str) -> str:

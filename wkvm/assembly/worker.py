@@ -195,9 +195,9 @@ async def _tell(door: HttpDoor, say: Callable[[Report], None]) -> None:
     while True:
         await asyncio.sleep(TELL_INTERVAL_S)
         numbers = door.numbers
-        if numbers != told:
-            told = numbers
-            say(Report(numbers=numbers))
+        # Said in any case: who says nothing for long is taken for dead.
+        say(Report(numbers=None if numbers == told else numbers))
+        told = numbers
 
 
 if __name__ == "__main__":

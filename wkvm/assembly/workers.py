@@ -29,7 +29,7 @@ import msgspec
 from wkvm_protocol.address import TcpAddress
 
 from wkvm.assembly.reach import Find, Reach
-from wkvm.assembly.worker import Order, Report
+from wkvm.assembly.worker import TELL_INTERVAL_S, Order, Report
 from wkvm.core.config import API_KEY_VARIABLE, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.gateway.config import GatewayConfig
@@ -45,6 +45,8 @@ START_TIMEOUT_S = 60.0
 """How long a worker may take until clients can connect."""
 CLOSE_TIMEOUT_S = 5.0
 """How long workers have to end at last; then they are killed."""
+SILENT_S = 60.0
+"""A worker that serves and says nothing for so long is stopped, or hangs: it is killed."""
 STEADY_S = 10.0
 """A worker that has served for so long and ends did not fail to start."""
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -312,7 +314,7 @@ class Workers:
         """Take what a worker says, until its process is gone."""
         numbers = dict[str, float]()
         with contextlib.suppress(OSError, ValueError):
-            while line := await reader.readline():
+            while line := await self._line(worker, reader):
                 report = msgspec.json.decode(line, type=Report)
                 if report.numbers is not None:
                     numbers = report.numbers
@@ -322,6 +324,21 @@ class Workers:
                     worker.ready.set()
         if numbers:
             worker.inherited = left_behind(numbers)
+
+    async def _line(self, worker: _Worker, reader: asyncio.StreamReader) -> bytes:
+        """The next line that a worker says; its process is killed if it says none for too long."""
+        # Twice: it may be this process that was stopped, and has not read what it said meanwhile.
+        for patience_s in (SILENT_S, TELL_INTERVAL_S) if worker.ready.is_set() else ():
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(reader.readline(), patience_s)
+            if self._ending.is_set():
+                break
+        else:
+            if worker.ready.is_set() and worker.process is not None:
+                worker.failure = f"it stood still for {SILENT_S:g} s"
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.kill()
+        return await reader.readline()
 
     def _order(self, worker: _Worker, fds: Sequence[int]) -> Order:
         assert self._folder is not None, "started"

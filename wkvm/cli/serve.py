@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     from wkvm.assembly import http as assembly
     from wkvm.assembly.engine import build_engine, check_slots, device_memory
+    from wkvm.assembly.starting import told_to_start
     from wkvm.assembly.states import OpenStates, check_states
     from wkvm.server.listen import check_addresses
     from wkvm.server.serve import Server
@@ -82,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
     check_states(state_config)
     if http is not None:
         assembly.check_http(http, has_keys=bool(server_config.api_keys))
-    engine = build_engine(
-        path, engine_config, served_name=name, takes_grammars=True, fits_slots=is_auto
-    )
-    states = OpenStates(engine, state_config)
+    with told_to_start(http, has_keys=bool(server_config.api_keys)):
+        engine = build_engine(
+            path, engine_config, served_name=name, takes_grammars=True, fits_slots=is_auto
+        )
+        states = OpenStates(engine, state_config)
     opened = list[assembly.HttpDoor | Workers]()
 
     def doors(server: Server) -> list[assembly.HttpDoor | Workers]:
@@ -115,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         crashes=crashes,
         settings=told_settings(server_config, engine_config, state_config, http),
         memory=device_memory(engine),
+        last_resort=True,
     )
     try:
         run_server(

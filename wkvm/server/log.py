@@ -4,6 +4,8 @@ A JSON line has always the same fields, and never an exception's message, which 
 client sent: it has the exception's type, and where it came from.
 """
 
+import contextlib
+import faulthandler
 import json
 import logging
 import re
@@ -76,6 +78,9 @@ def start_log(level: str, style: LogFormat, process: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else _text_formatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    # A signal that ends the process, such as SIGSEGV, or a supervisor's SIGABRT, shows where.
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable()
     if style == "json":
         _log_what_nobody_caught()
 
