@@ -1,4 +1,5 @@
 """A server process for tests of signals: argv is the socket's path and the settings.
+While there is a file of that path and ``.hang``, a step does not end, and neither does the loop.
 
 Its engine is a fountain: it starts without torch, so these tests take no longer than signals do.
 """
@@ -6,6 +7,7 @@ Its engine is a fountain: it starts without torch, so these tests take no longer
 import json
 import sys
 import time
+from pathlib import Path
 
 from tests.server.fountain import Fountain
 from wkvm.core.config import ServerConfig
@@ -14,10 +16,14 @@ from wkvm.server.serve import Server, run
 
 
 class SlowFountain(Fountain):
-    """Slow enough for its requests to be met."""
+    """Slow enough for its requests to be met; it hangs, on the loop's thread, where it is told."""
+
+    def __init__(self, hang: Path) -> None:
+        super().__init__()
+        self._hang = hang
 
     def collect(self, plan: StepPlan) -> StepResult:
-        time.sleep(0.002)
+        time.sleep(3600 if self._hang.exists() else 0.002)
         return super().collect(plan)
 
 
@@ -28,7 +34,7 @@ def ready(server: Server) -> None:
 def main() -> None:
     path, settings = sys.argv[1:]
     config = ServerConfig(binary_port=None, binary_uds=path, **json.loads(settings))
-    run(SlowFountain(), config, ready=ready)
+    run(SlowFountain(Path(f"{path}.hang")), config, ready=ready)
     print("ended", "torch" in sys.modules, flush=True)
 
 

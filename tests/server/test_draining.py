@@ -294,6 +294,24 @@ async def test_streams_beyond_the_grace_are_cancelled_and_the_server_ends(tmp_pa
     assert (status, err) == (0, "")
 
 
+async def test_an_event_loop_that_stands_still_ends_the_process_with_status_71(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    with process(path, step_timeout_s=1.0, max_loop_lag_s=0.5) as child:
+        client = await client_of(path)
+        client.start(max_tokens=10**6)
+        await client.next()
+        Path(f"{path}.hang").touch()
+        out, err = await asyncio.to_thread(child.communicate, timeout=TIMEOUT_S)
+        assert (child.returncode, out) == (71, "")
+        assert "process.py" in err
+        assert "the event loop does not turn: the process ends" in err
+        while await client.next() is not None:
+            pass
+        await client.close()
+
+
 async def test_a_second_signal_ends_the_wait_in_order(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with process(path) as child:
