@@ -302,7 +302,7 @@ async def test_an_event_loop_that_stands_still_ends_the_process_with_status_71(
         client = await client_of(path)
         client.start(max_tokens=10**6)
         await client.next()
-        Path(f"{path}.hang").touch()
+        (tmp_path / "s.hang").touch()
         out, err = await asyncio.to_thread(child.communicate, timeout=TIMEOUT_S)
         assert (child.returncode, out) == (71, "")
         assert "process.py" in err
