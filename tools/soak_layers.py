@@ -125,10 +125,10 @@ TRIALS: tuple[Trial, ...] = (
         layer=11,
         tests=("tests/isolation/test_sessions.py",),
         n_parts=32,
-        part_s=120,
+        part_s=55,
         promises=(
             Promise("sessions of tenants side by side", 100_000, "sessions"),
-            Promise("sessions of tenants over real families", 4_000, "sessions"),
+            Promise("sessions of tenants over real families", 2_000, "sessions"),
         ),
     ),
     Trial(
