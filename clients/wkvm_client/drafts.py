@@ -329,8 +329,11 @@ def refusal(message: Sent, error: LocalProtocolError, *, max_frame_bytes: int) -
                 return InvalidParameterError(f"{name}: {value} is out of range", field=name)
             if isinstance(value, str) and not _is_text(value):
                 return InvalidParameterError(f"{name}: it holds a surrogate", field=name)
-    match = _FIELD.match(str(error))
-    return InvalidParameterError(str(error), field=match[1] if match else "")
+    text = str(error)
+    match = _FIELD.match(text)
+    if match is None:
+        return InvalidParameterError(text, field="")
+    return InvalidParameterError(text[match.start(1) :], field=match[1])
 
 
 def _is_text(value: str) -> bool:
@@ -368,10 +371,11 @@ def milliseconds(field: str, seconds: float | None) -> int:
     """Rounded up: 0 would mean what None means, that nothing was asked for.
 
     Raises:
-        InvalidParameterError: it is no positive time.
+        InvalidParameterError: it is no positive time, or more than 136 years.
     """
     if seconds is None:
         return 0
     if not 0 < seconds < 2**32:
-        raise InvalidParameterError(f"{field}: {seconds:g} is not a positive time", field=field)
+        why = f"{field}: {seconds:g} s is not above 0 and below 2^32"
+        raise InvalidParameterError(why, field=field)
     return math.ceil(seconds * 1000)

@@ -37,7 +37,7 @@ from wkvm_protocol.messages import (
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_PATH = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+_PATH = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _INDEX = re.compile(r"\[(\d+|\.\.\.)\]")
 
 
@@ -103,7 +103,7 @@ class Codec(Generic[MessageT]):
         if match is None:
             return f"{message_type.__name__}: {text}"
         name = message_type.__name__ + _field_names(message_type, match["path"])
-        return f"{name}: {match['what']}"
+        return f"{name}: {'of a key: ' if match['key'] else ''}{match['what']}"
 
 
 def payload_of(message: Message) -> bytes:

@@ -82,14 +82,20 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_given_tags(tags: Mapping[str, str] | None) -> None:
-    """Check that who gives tags gives none of wkvm's own.
+def check_given(
+    limits: StoreLimits, tags: Mapping[str, str] | None, idempotency_key: str | None = None
+) -> None:
+    """Check what a client wants kept with a version, before anything is made or received for it.
 
     Raises:
-        InvalidParameterError: one of them is.
+        InvalidParameterError: they could not be kept, or a tag is one of wkvm's own.
     """
-    if any(key.startswith(OWN_TAGS) for key in tags or ()):
-        raise InvalidParameterError("tags", f"keys that begin with {OWN_TAGS!r} are wkvm's own")
+    if tags:
+        if any(key.startswith(OWN_TAGS) for key in tags):
+            raise InvalidParameterError("tags", f"keys that begin with {OWN_TAGS!r} are wkvm's own")
+        check_tags(tags, limits)
+    if idempotency_key is not None:
+        check_key(idempotency_key)
 
 
 def check_tags(tags: Mapping[str, str], limits: StoreLimits) -> dict[str, str]:

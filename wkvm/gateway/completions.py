@@ -17,14 +17,7 @@ from wkvm.gateway.fields import MAX_N, CommonFields, Integer, StreamOptions, lim
 from wkvm.gateway.logprobs import LogprobsWriter, joined, prompt_infos
 from wkvm.gateway.monitoring.times import metrics_of
 from wkvm.gateway.policy import COMPLETIONS
-from wkvm.gateway.prompts import (
-    ALL_THAT_FIT,
-    Prompt,
-    PromptField,
-    n_kept,
-    read_prompts,
-    room_for_output,
-)
+from wkvm.gateway.prompts import ALL_THAT_FIT, Prompt, PromptField, n_kept, read_prompts
 from wkvm.gateway.replies import (
     Completion,
     CompletionChoice,
@@ -33,7 +26,7 @@ from wkvm.gateway.replies import (
     Usage,
     n_reused,
 )
-from wkvm.gateway.states.fields import n_cached, report
+from wkvm.gateway.states.fields import STATE_NAMES, n_cached, report
 from wkvm.gateway.states.keeping import Keeper, choice_text, origin_of, room_after
 from wkvm.gateway.streams.choices import MAX_CHOICES, Lanes, collect
 from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece, Whole
@@ -176,13 +169,13 @@ async def completion_job(call: Call, body: CompletionRequest) -> CompletionJob:
     n_made = _n_made(body, n)
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available in a stream; use echo with logprobs")
+    call.names = {**call.names, **STATE_NAMES}
     texts, room = gateway.texts, gateway.max_model_len
     cuts_to_fit = body.truncate_prompt_tokens == ALL_THAT_FIT
     if room is not None and body.continues and (body.max_tokens is None or cuts_to_fit):
         room = await room_after(call.client, await origin_of(call.client, body, pins=False), room)
     default = texts.default_max_tokens
-    n_output = room_for_output(body.max_tokens, default, room)
-    max_ids = n_kept(body.truncate_prompt_tokens, room, n_output=n_output)
+    max_ids = n_kept(body.truncate_prompt_tokens, room, max_tokens=body.max_tokens, default=default)
     prompts = await gateway.offload.run(
         lambda: read_prompts(
             body.prompt,

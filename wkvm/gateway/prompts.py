@@ -36,35 +36,29 @@ ALL_THAT_FIT = -1
 """A ``truncate_prompt_tokens`` that says: as many as there is room for."""
 
 
-def n_kept(n: int | None, max_model_len: int | None, *, n_output: int = 0) -> int | None:
+def n_kept(
+    n: int | None, max_model_len: int | None, *, max_tokens: int | None = 0, default: int = 0
+) -> int | None:
     """How many ids of each prompt count, by ``truncate_prompt_tokens``; None for all.
 
     Args:
         n: of the body; see ``ALL_THAT_FIT``.
         max_model_len: of a prompt and its output; None for no limit.
-        n_output: what the output is to have room for.
+        max_tokens: of the output; None if the body names no limit. Then it is to have room for the
+            default, but for half of all at most.
 
     Raises:
         HttpError: 400; it is neither positive nor -1.
     """
     if n == ALL_THAT_FIT:
+        if max_model_len is None:
+            return None
+        n_output = min(default, max_model_len // 2) if max_tokens is None else max_tokens
         # One id stays where the output alone is too long: the engine then says so.
-        return None if max_model_len is None else max(max_model_len - n_output, 1)
+        return max(max_model_len - n_output, 1)
     if n is not None and n < 1:
         raise invalid("truncate_prompt_tokens", f"{n} is neither positive nor -1")
     return n
-
-
-def room_for_output(max_tokens: int | None, default: int, max_model_len: int | None) -> int:
-    """What a prompt that is cut to fit leaves to its output.
-
-    Args:
-        max_tokens: of the request; None if it names no limit. Then it is the default, but at most
-            half of all.
-    """
-    if max_tokens is not None:
-        return max_tokens
-    return default if max_model_len is None else min(default, max_model_len // 2)
 
 
 def read_prompts(

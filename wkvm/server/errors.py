@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
@@ -132,8 +134,17 @@ def failed(request_id: int, error: BaseException) -> Failed:
     return failure(request_id, code, message, field=field, retry_after_ms=retry_after_ms)
 
 
-def refusal(request_id: int, error: BaseException) -> Failed | StateMoved:
-    """As ``failed``, for a client that knows of states: it learns where a state is now."""
+def refusal(
+    request_id: int, error: BaseException, names: Mapping[str, str] = MappingProxyType({})
+) -> Failed | StateMoved:
+    """As ``failed``, for a client that knows of states: it learns where a state is now.
+
+    Args:
+        names: what its message calls the fields that may be at fault, where they are not called
+            so by who carries it out.
+    """
     if isinstance(error, StateMovedError):
         return StateMoved(request_id, str(error), error.target, error.moved_to)
+    if isinstance(error, InvalidParameterError) and error.field in names:
+        error = InvalidParameterError(names[error.field], error.why)
     return failed(request_id, error)

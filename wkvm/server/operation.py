@@ -1,13 +1,16 @@
 """One operation on states, and the connection that asked for it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from wkvm_protocol import messages as wire
 
 from wkvm.server.lanes import Lane
 from wkvm.server.state_bytes import Download, Upload
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class StateClient(Protocol):
@@ -44,16 +47,25 @@ class Operation:
         "is_cancelled",
         "is_large",
         "is_transfer",
+        "names",
         "request_id",
         "task",
         "tenant",
         "upload",
     )
 
-    def __init__(self, client: StateClient, request_id: int, *, is_transfer: bool) -> None:
+    def __init__(
+        self,
+        client: StateClient,
+        request_id: int,
+        *,
+        is_transfer: bool,
+        names: Mapping[str, str] = NO_NAMES,
+    ) -> None:
         self.client = client
         self.tenant = client.tenant
         self.request_id = request_id
+        self.names = names
         self.is_transfer = is_transfer
         self.is_large = False
         self.has_begun = False

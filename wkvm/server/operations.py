@@ -19,7 +19,7 @@ from wkvm.core.errors import (
 from wkvm.core.registry import parse_ref
 from wkvm.server.errors import refusal
 from wkvm.server.interface import States
-from wkvm.server.operation import Operation, StateClient
+from wkvm.server.operation import NO_NAMES, Operation, StateClient
 from wkvm.server.state_bytes import (
     TRANSFER_TIMEOUT_S,
     WHOLE_TRANSFER_S,
@@ -27,7 +27,13 @@ from wkvm.server.state_bytes import (
     Upload,
 )
 from wkvm.server.state_calls import carry_out
-from wkvm.server.state_fields import durability_of, expiry_of, form_of, info_message
+from wkvm.server.state_fields import (
+    FIELD_NAMES,
+    durability_of,
+    expiry_of,
+    form_of,
+    info_message,
+)
 
 logger = logging.getLogger("wkvm.server")
 
@@ -197,7 +203,8 @@ class Operations:
         work: Callable[[Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
     ) -> None:
         is_transfer = isinstance(message, TRANSFERS)
-        operation = Operation(client, message.request_id, is_transfer=is_transfer)
+        names = FIELD_NAMES.get(type(message), NO_NAMES)
+        operation = Operation(client, message.request_id, is_transfer=is_transfer, names=names)
         try:
             if len(self._of_clients.get(client, {})) >= OPERATIONS_PER_CONNECTION:
                 raise QueueFullError(OPERATIONS_PER_CONNECTION, "operations on a connection")
@@ -249,7 +256,7 @@ class Operations:
         except asyncio.CancelledError:
             answer = failure(operation.request_id, ErrorCode.CANCELLED, "it was cancelled")
         except Exception as error:  # noqa: BLE001  (refusal() logs what was not raised on purpose)
-            answer = refusal(operation.request_id, error)
+            answer = refusal(operation.request_id, error, operation.names)
         finally:
             work.close()  # of one that was cancelled before its first step
             self._forget(operation)

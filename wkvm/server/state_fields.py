@@ -11,6 +11,13 @@ from wkvm.core.errors import InvalidParameterError
 from wkvm.core.registry import Durability, VersionRecord, parse_ref
 from wkvm.core.states import OnDisconnect, Replayed, StateInfo, StateUse, Tier
 
+FIELD_NAMES: Mapping[type[wire.Message], Mapping[str, str]] = {
+    wire.MigrateBegin: {"timeout_s": "timeout_ms"},
+    wire.StateCreate: {"save_as": "name"},
+    wire.StateEdit: {"new_name": "rename"},
+    wire.StateMutate: {"parents": "states"},
+}
+"""What messages call the parameters of the operations that they ask for, if otherwise."""
 MAX_SECONDS = 2**40
 """Of a time to expire: about 35,000 years."""
 

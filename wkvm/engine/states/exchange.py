@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from wkvm.core.errors import BadStateFileError, InvalidParameterError, QuotaError
-from wkvm.core.limits import check_given_tags
+from wkvm.core.limits import check_given
 from wkvm.core.registry import Durability, Parent, Provenance, Ref, check_name
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
@@ -185,7 +185,7 @@ class Exchange(Rollback):
         """
         backing = self._backing
         check_name(name)
-        check_given_tags(tags)
+        check_given(backing.store.limits, tags, idempotency_key)
         self._requests.check_stays(tenant, name)
         orientation = _orientation(form)
         target = Target(

@@ -12,8 +12,16 @@ from wkvm.core.errors import (
     StateExistsError,
     StateNotFoundError,
 )
-from wkvm.core.limits import check_given_tags
-from wkvm.core.registry import Durability, Parent, Provenance, RandomKey, Ref, VersionRecord
+from wkvm.core.limits import check_given
+from wkvm.core.registry import (
+    Durability,
+    Parent,
+    Provenance,
+    RandomKey,
+    Ref,
+    VersionRecord,
+    check_name,
+)
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateInfo, StateUse
@@ -165,7 +173,7 @@ class Making(Operations):
             StateExistsError: one of the names is taken.
             RateLimitedError: the tenant forks more often than it may.
         """
-        check_given_tags(tags)
+        check_given(self._backing.store.limits, tags, idempotency_key)
         for name in (ref.name, *names):
             self._backing.check_here(tenant, name)
         backing = self._backing
@@ -206,6 +214,8 @@ class Making(Operations):
             expected_version: of its head; 0 for a handle that must be new.
         """
         backing, name = self._backing, save_as or ref.name
+        check_name(name, "save_as")
+        check_given(backing.store.limits, None, idempotency_key)
         backing.check_here(tenant, ref.name)
         running = self._requests.running(tenant, ref.name) if ref.version is None else None
         if running is not None:
@@ -268,7 +278,8 @@ class Making(Operations):
             MutationFailedError: a plug-in is broken.
         """
         backing = self._backing
-        check_given_tags(tags)
+        check_name(save_as, "save_as")
+        check_given(backing.store.limits, tags, idempotency_key)
         self._requests.check_stays(tenant, save_as)
         for ref in states:
             backing.check_here(tenant, ref.name)

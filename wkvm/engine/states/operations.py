@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
-from wkvm.core.limits import check_given_tags
+from wkvm.core.limits import check_given
 from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.states import StateInfo, StatePage, Tier
 from wkvm.engine.states.backing import Backing
@@ -163,7 +163,7 @@ class Operations:
         expected_version: int | None = None,
     ) -> StateInfo:
         """Replace the tags of a handle."""
-        check_given_tags(tags)
+        check_given(self._backing.store.limits, tags)
         self._requests.check_stays(tenant, name)
         store = self._backing.store
         return await self._make_one(

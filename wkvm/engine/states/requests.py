@@ -19,7 +19,7 @@ from wkvm.core.errors import (
     StoreFailedError,
     WkvmError,
 )
-from wkvm.core.limits import check_given_tags, check_key
+from wkvm.core.limits import check_given, check_key
 from wkvm.core.request import EndEvent, RequestSpec, Status
 from wkvm.core.sampling import check_ids
 from wkvm.core.states import OnDisconnect, StateUse
@@ -81,7 +81,7 @@ class Requests(Flow):
         if not spec.prompt and use.state is None and use.inline is None:
             raise EmptyPromptError
         check_ids("prompt", spec.prompt, self._backing.vocab_size)
-        check_given_tags(use.tags)
+        check_given(self._backing.store.limits, use.tags)
         known = self._known(spec, use)
         if known is not None:
             return known

@@ -10,7 +10,7 @@ from wkvm.gateway.chat.tools import Tool, ToolChoice, ToolUse, tool_use
 from wkvm.gateway.failures import OPENAI_NAMES, invalid
 from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.parsing.reader import AnswerReader
-from wkvm.gateway.prompts import n_kept, room_for_output
+from wkvm.gateway.prompts import n_kept
 from wkvm.gateway.states.fields import STATE_NAMES
 from wkvm.gateway.streams.pieces import TextOptions
 from wkvm.gateway.structured import NamedSchema as NamedSchema
@@ -178,9 +178,8 @@ def _question(
     if prompt.continues and since is not None:
         max_model_len = since.max_model_len
     limit, default = _limit(body), texts.default_max_tokens
-    n_output = room_for_output(limit, default, max_model_len)
-    ids = prompt.ids
-    max_ids = n_kept(body.truncate_prompt_tokens, max_model_len, n_output=n_output)
+    ids, n = prompt.ids, body.truncate_prompt_tokens
+    max_ids = n_kept(n, max_model_len, max_tokens=limit, default=default)
     if max_ids is not None:
         ids = ids[-max_ids:]
     goes_on = body.continues and not body.messages

@@ -171,7 +171,7 @@ async def act(call: Call) -> web.StreamResponse:
     body = await call.body(SlotBody, is_optional=True)
     if not body.filename:
         raise invalid("filename", "is required: the name of a state")
-    call.names = {"state": "filename", "name": "filename", "names": "filename"}
+    call.names = dict.fromkeys(("state", "name", "names", "save_as"), "filename")
     if action == "save":
         kept = await copy(call.client.states, slot.name, body.filename)
         n = kept.n_computed + kept.n_pending

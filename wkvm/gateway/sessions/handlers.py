@@ -49,6 +49,7 @@ async def create(call: Call) -> web.StreamResponse:
     elif body.state is not None:
         del keywords["expected_version"]
         keep = bool(body.keep_randomness)
+        call.names = {"names": "name"}
         (info,) = await states.fork(body.state, [name], keep_randomness=keep, **keywords)
     else:
         raise invalid("ids", "a session begins with ids, text, messages or a state")
@@ -103,6 +104,7 @@ async def fork(call: Call) -> web.StreamResponse:
 async def save(call: Call) -> web.StreamResponse:
     """``POST /v1/sessions/{id}/save``: a state that stays as the session is now."""
     body = await call.body(bodies.SaveBody)
+    call.names = {"names": "name"}
     (info,) = await call.client.states.fork(
         _name(call), [body.name], keep_randomness=True, **given(body, "name")
     )

@@ -10,7 +10,7 @@ from wkvm_client.states import Durability, StateInfo, Tier
 
 from wkvm.gateway.chat.messages import Message, template_messages
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.states.fields import EMPTY
+from wkvm.gateway.states.fields import EMPTY, check_every
 from wkvm.gateway.texts import Texts
 
 MAX_LIMIT = 256
@@ -178,13 +178,14 @@ def given(body: msgspec.Struct, *without: str) -> dict[str, Any]:
     """The fields that were given, as keywords of the client; without some.
 
     Raises:
-        HttpError: 400; a text is empty, which to the engine is none: what is meant to name
-            something must not pass for nothing.
+        HttpError: 400; a text is empty, or a number 0, which to the engine is none: what is meant
+            to say something must not pass for nothing.
     """
     fields = msgspec.structs.asdict(body)
     for name, value in fields.items():
         if value == "":
             raise invalid(name, EMPTY)
+    check_every(fields.get("checkpoint_every"))
     return {
         name: value
         for name, value in fields.items()

@@ -66,6 +66,7 @@ class StateFields(msgspec.Struct, kw_only=True):
         for name in ("state", "state_bytes", "save_as", "idempotency_key"):
             if getattr(self, name) == "":
                 raise invalid(name, EMPTY)
+        check_every(self.checkpoint_every)
         if self.saves and n != 1:
             field = "save_as" if self.save_as is not None else "return_state"
             raise invalid(field, f"needs one choice: {n} would each end in another state")
@@ -99,6 +100,16 @@ class StateFields(msgspec.Struct, kw_only=True):
             return base64.b64decode(self.state_bytes, validate=True)
         except (binascii.Error, ValueError) as error:
             raise invalid("state_bytes", f"not base64: {error}") from error
+
+
+def check_every(checkpoint_every: int | None) -> None:
+    """Refuse a distance of 0: to the engine it says that there are to be no checkpoints.
+
+    Raises:
+        HttpError: 400.
+    """
+    if checkpoint_every == 0:
+        raise invalid("checkpoint_every", "0 is no number of tokens")
 
 
 EMPTY = "it is empty: leave it out where nothing is meant"
