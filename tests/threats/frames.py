@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, get_args
 
 import msgspec
@@ -14,7 +13,7 @@ from wkvm_protocol.messages import FROM_CLIENT, MAX_FRAME_BYTES, Message, pack_i
 
 from tests.server.harness import TIMEOUT_S, frame
 from tests.threats.walk import Place, Samples, places
-from tests.threats.world import FEATURES, World
+from tests.threats.world import FEATURES, NUMBERS, World
 
 LANE = 7
 IMPATIENCE_S = 5.0
@@ -22,7 +21,6 @@ IMPATIENCE_S = 5.0
 NOT_IDS = frozenset({"bias_values", "borders", "data"})
 """Fields of bytes that hold something else. What is not here is taken for ids."""
 
-_NUMBERS = count()
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(wire.ServerMessage)
 _OPENING = get_args(wire.Opening)
 
@@ -77,7 +75,7 @@ def places_of(kind: type[Message]) -> Iterator[Place]:
     return places(kind, SAMPLES)
 
 
-def payload_of(kind: type[Message], **but: Any) -> bytes:
+def payload_of(kind: type[Message], /, **but: Any) -> bytes:
     """A message that a server takes, but for what is put into it."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
@@ -85,9 +83,9 @@ def payload_of(kind: type[Message], **but: Any) -> bytes:
     names = {one.name for one in info.fields}
     for name in ("name", "save_as"):
         if name in names and kind is not wire.GenerateOn and kind is not wire.StateSnapshot:
-            values[name] = f"made{next(_NUMBERS)}"
+            values[name] = f"made{next(NUMBERS)}"
     if "names" in names:
-        values["names"] = [f"made{next(_NUMBERS)}"]
+        values["names"] = [f"made{next(NUMBERS)}"]
     for name in but:
         values |= EXCLUDED.get((kind, name), {})
     return msgspec.msgpack.encode(SAMPLES.of_struct(info, **(values | but)))

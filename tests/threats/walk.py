@@ -63,7 +63,7 @@ class Samples:
     by_name: Mapping[str, Any]
     inside: Mapping[str, type]
 
-    def of_struct(self, kind: inspect.StructType, **but: Any) -> Any:
+    def of_struct(self, kind: inspect.StructType, /, **but: Any) -> Any:
         """A struct with the fields that it needs, and those of ``but``."""
         if kind.array_like:
             return self.of_array(kind, **but)
@@ -76,7 +76,7 @@ class Samples:
             needed[kind.tag_field] = kind.tag
         return needed | but
 
-    def of_array(self, kind: inspect.StructType, **but: Any) -> list[Any]:
+    def of_array(self, kind: inspect.StructType, /, **but: Any) -> list[Any]:
         """Likewise where a struct is an array: with all fields that it has."""
         whole = [] if kind.tag is None else [kind.tag]
         for one in kind.fields:

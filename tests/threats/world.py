@@ -99,7 +99,11 @@ EXCLUDED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
 }
 """What is left out of that where a field is tried which excludes it."""
 
-_NUMBERS = count()
+QUERIES = {"/slots/{id}": {"action": "save"}}
+"""What a path needs besides."""
+
+NUMBERS = count()
+"""Of names that are not taken yet."""
 _NAMED = re.compile(r"(\w+)(?=$|[:.\[])")
 _VARIABLE = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 
@@ -173,6 +177,8 @@ class World:
         if body is not None:
             how["data"] = json.dumps(body)
             how.setdefault("headers", {"Content-Type": "application/json"})
+        if route.path in QUERIES:
+            how.setdefault("params", QUERIES[route.path])
         return await self.ask(route.method, self.url(route), **how)
 
     async def fill(self) -> None:
@@ -248,16 +254,16 @@ def with_bodies() -> Iterator[tuple[Route, type]]:
             yield route, body
 
 
-def body_of(route: Route, kind: Any, **but: Any) -> dict[str, Any]:
+def body_of(route: Route, kind: Any, /, **but: Any) -> dict[str, Any]:
     """A body that a route takes, but for what is put into it."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     key = (route.method, route.path)
     body: dict[str, Any] = SAMPLES.of_struct(info) | NEEDED.get(key, {})
     if "name" in body:
-        body["name"] = f"made{next(_NUMBERS)}"
+        body["name"] = f"made{next(NUMBERS)}"
     if "names" in body:
-        body["names"] = [f"made{next(_NUMBERS)}"]
+        body["names"] = [f"made{next(NUMBERS)}"]
     for name in but:
         for excluded in EXCLUDED.get(key, {}).get(name, ()):
             body.pop(excluded, None)
