@@ -15,6 +15,10 @@ _LAST_BYTES = 2**19
 
 _BLOCK = 4096
 
+SPARE = "spare"
+"""An empty file beside it: what the database opens takes two files more, on a disk that has no room
+for a file. Both go together."""
+
 PROBE = "probe"
 """A file that is made and removed, to see whether the disk has room."""
 _PROBE_BYTES = 2**16
@@ -53,20 +57,22 @@ class Ballast:
         if is_whole:
             return
         self.give_up()
+        self._take(SPARE, 0)
         if self._take(BALLAST, BALLAST_BYTES) is None:
             return
-        self.give_up()
+        self._remove(BALLAST)
         n_bytes = self._free()
         n_bytes = max(n_bytes // 2, min(n_bytes, _LAST_BYTES))
         while n_bytes >= _BLOCK and self._take(BALLAST, n_bytes) is not None:
-            self.give_up()
+            self._remove(BALLAST)
             n_bytes //= 2
         if n_bytes < _LAST_BYTES:
             logger.warning("there is room for %d KiB of ballast", n_bytes // 1024)
 
     def give_up(self) -> bool:
         """Give its room back. False if there was none."""
-        return self._remove(BALLAST)
+        # Both, always.
+        return any([self._remove(BALLAST), self._remove(SPARE)])
 
     def has_room(self) -> bool:
         """Whether the disk, and who may write how much to it, leave some room.

@@ -71,6 +71,9 @@ CREATE INDEX applied_age ON applied (created_at);
 CREATE TABLE objects (object TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
+_META = {"store_id": str, "floor": int, "reserved": int}
+"""Rows that ``meta`` has at least."""
+
 _FULL = 13
 _BROKEN = frozenset({10, 11, 26})
 """SQLITE_IOERR, SQLITE_CORRUPT and SQLITE_NOTADB."""
@@ -126,7 +129,10 @@ class Catalogue:
         self.index.watch(self._writer)
         self._reader = _connect(path)
         self._reader.execute("PRAGMA query_only=1")
-        ((self.store_id,),) = self._reader.execute("SELECT value FROM meta WHERE name = 'store_id'")
+        meta = dict(self._reader.execute("SELECT name, value FROM meta"))
+        if any(type(meta.get(name)) is not kind for name, kind in _META.items()):
+            raise BadStoreError(path, "the database is damaged: what it says of itself is missing")
+        self.store_id: str = meta["store_id"]
 
     @property
     def is_failed(self) -> bool:
@@ -170,6 +176,13 @@ class Catalogue:
             except sqlite3.Error as error:
                 raise StoreFailedError("read the catalogue", str(error)) from error
 
+    def is_sound(self) -> bool:
+        """Whether SQLite finds nothing wrong with the database. It reads all of it: 2 ms a MiB."""
+        try:
+            return self.read("PRAGMA integrity_check(1)") == [("ok",)]
+        except StoreFailedError:
+            return False
+
     def write(
         self,
         change: Callable[[sqlite3.Connection], T],
@@ -194,8 +207,11 @@ class Catalogue:
             while True:
                 try:
                     return self._run(change, durable)
-                except StoreFullError:
-                    if not any(make_room() for make_room in ways):
+                except (StoreFullError, StoreFailedError) as error:
+                    wants_room = _code(error.__cause__) & 0xFF == _FULL or (
+                        _code(error.__cause__) in _UNWRITTEN
+                    )
+                    if not wants_room or not any(make_room() for make_room in ways):
                         raise
 
     def close(self) -> None:
@@ -271,7 +287,7 @@ class Catalogue:
             self._synchronous = level
 
 
-def _code(error: BaseException) -> int:
+def _code(error: BaseException | None) -> int:
     """SQLite's extended code of an error; 1 for one that has none."""
     return getattr(error, "sqlite_errorcode", 1)
 

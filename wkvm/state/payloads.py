@@ -171,6 +171,8 @@ class Payloads:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[int]:
+        if not _is_ours(name):
+            raise BadStateFileError("its file's name is none that wkvm gives")
         try:
             fd = self._folder.open(name)
         except FileNotFoundError as error:
@@ -188,6 +190,8 @@ class Payloads:
 
     def remove(self, name: str) -> None:
         """Remove a file. One that cannot be removed is left to ``sweep``."""
+        if not _is_ours(name):
+            return
         self.settle(name)
         try:
             self._folder.unlink(name)
@@ -202,6 +206,10 @@ class Payloads:
         Raises:
             StoreFailedError: the disk refused.
         """
+        if _is_ours(name):
+            self._isolate(name)
+
+    def _isolate(self, name: str) -> None:
         try:
             self._folder.rename(name, self._quarantine, f"{name}.{self._io.fresh_id()[:8]}")
             self._quarantine.sync()
@@ -211,11 +219,15 @@ class Payloads:
         except OSError as error:
             raise StoreFailedError("isolate a file", reason(error)) from error
 
-    def sweep(self, known: Callable[[], frozenset[str]]) -> tuple[int, int]:
+    def sweep(
+        self, known: Callable[[], frozenset[str]], is_sound: Callable[[], bool]
+    ) -> tuple[int, int]:
         """Remove what nobody knows, and isolate what wkvm did not make. 5 us for a known file.
 
         Args:
             known: looks up the names of files that belong to somebody.
+            is_sound: whether what that says can be relied on. If not, or if files are missing that
+                somebody has, a state's file that nobody knows is isolated: its row may have rotted.
 
         Returns:
             How many files were removed, and how many isolated.
@@ -234,21 +246,25 @@ class Payloads:
                 for name, is_file in names.items()
                 if name[:ID_CHARS] not in unsettled and not (is_file and name in is_known)
             }
-            return self._sweep(self._folder.entries(strays)) if strays else (0, 0)
+            if not strays:
+                return 0, 0
+            is_exact = is_known <= names.keys() and is_sound()
+            return self._sweep(self._folder.entries(strays), is_exact=is_exact)
         except OSError as error:
             raise StoreFailedError("sweep the store", reason(error)) from error
 
-    def _sweep(self, strays: Iterable[Entry]) -> tuple[int, int]:
+    def _sweep(self, strays: Iterable[Entry], *, is_exact: bool) -> tuple[int, int]:
         n_removed = n_isolated = 0
         for entry in strays:
-            if entry.kind is Kind.FILE and entry.is_ours and _OURS.fullmatch(entry.name):
+            is_ours = entry.kind is Kind.FILE and entry.is_ours and _is_ours(entry.name)
+            if is_ours and (is_exact or entry.name.endswith(TEMPORARY)):
                 try:
                     self._folder.unlink(entry.name)
                 except FileNotFoundError:
                     continue  # a temporary that has got its name since
                 n_removed += 1
             else:
-                self.isolate(entry.name)
+                self._isolate(entry.name)
                 n_isolated += 1
         return n_removed, n_isolated
 
@@ -393,3 +409,8 @@ class Payloads:
         except OSError:
             return 0
         return max(space.free - int(space.total * self._reserve), 0)
+
+
+def _is_ours(name: object) -> bool:
+    """Whether it is a name that a file is given here. What a row says may have rotted."""
+    return isinstance(name, str) and _OURS.fullmatch(name) is not None

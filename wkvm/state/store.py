@@ -386,7 +386,9 @@ class Store(Handles):
     def _recover(self) -> None:
         if reading.has_memory(self._catalogue):
             self._writer.edit(lambda edit: forget_memory(edit, after_crash=True), frees=True)
-        self._shelf.payloads.sweep(lambda: reading.known_files(self._catalogue))
+        self._shelf.payloads.sweep(
+            lambda: reading.known_files(self._catalogue), self._catalogue.is_sound
+        )
         self._writer.ballast.make()
         try:
             # SQLite's log has a name by now. SQLite syncs the folder too, but ignores what fails.

@@ -176,7 +176,12 @@ class VersionRow:
 
 def seal_of(facts: Iterable[Any]) -> bytes:
     """The seal over some facts."""
-    return xxhash.xxh3_128_digest(canonical_json(list(facts)).encode())
+    listed = list(facts)
+    try:
+        text = canonical_json(listed)
+    except (TypeError, ValueError):
+        text = repr(listed)  # bytes, for one: no row that was written has such
+    return xxhash.xxh3_128_digest(text.encode())
 
 
 def key_text(key: RandomKey | None) -> str | None:

@@ -144,7 +144,9 @@ def collect(
     n_expired = edit(lambda one: one.expire())
     n_keys = edit(lambda one: one.forget_keys())
     edit(lambda one: one.forget_names())
-    n_files, n_isolated = shelf.payloads.sweep(lambda: reading.known_files(catalogue))
+    n_files, n_isolated = shelf.payloads.sweep(
+        lambda: reading.known_files(catalogue), catalogue.is_sound
+    )
     n_objects = n_left = 0
     if shelf.objects is not None:
         for (name,) in catalogue.read("SELECT object FROM objects"):
