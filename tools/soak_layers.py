@@ -77,13 +77,144 @@ class Trial:
 A_DAYS_WORK = "test_after_a_days_work_all_is_as_before_and_nothing_has_grown"
 KILLS_ON_A_GPU = "test_sessions_through_kills_end_with_the_bits_of_undisturbed_ones"
 
+STORE_FAULTS = "tests/state/test_store_faults.py"
+STORE_CRASHES = "tests/state/test_store_crashes.py"
+KILLS = "tests/states/test_kills.py"
+FILE_SYSTEMS = ("ext4", "btrfs", "xfs")
+
 TRIALS: tuple[Trial, ...] = (
     # Layer 0.
+    Trial(
+        layer=0,
+        tests=("tests/state/test_store_machine.py",),
+        n_parts=8,
+        part_s=240,
+        promises=(Promise("a store against its model", 1_000_000, "steps"),),
+    ),
+    Trial(
+        layer=0,
+        tests=("tests/core/test_scheduler_machine.py",),
+        n_parts=4,
+        part_s=180,
+        promises=(Promise("a scheduler against its model", 1_000_000, "steps"),),
+    ),
+    Trial(
+        layer=0,
+        tests=("tests/state/test_arena_machine.py",),
+        n_parts=4,
+        part_s=240,
+        promises=(Promise("an arena against its model", 1_000_000, "steps"),),
+    ),
+    Trial(
+        layer=0,
+        tests=(
+            f"{STORE_FAULTS}::test_power_may_go_at_any_operation",
+            f"{STORE_FAULTS}::test_any_operation_may_fail",
+        ),
+        n_parts=16,
+        part_s=150,
+        promises=(
+            Promise("power goes at each operation of all programs", 43_000, "cuts"),
+            Promise("each operation of all programs fails", 56_000, "failures"),
+        ),
+    ),
     # Layer 1.
+    Trial(
+        layer=1,
+        tests=("tests/state/test_store_syscalls.py",),
+        n_parts=8,
+        part_s=150,
+        promises=(
+            Promise("system calls fail, each with 6 errors, once and for ever", 4_500, "runs"),
+            Promise("reads and writes are short", 600, "runs"),
+            Promise("a kill before and after each system call", 750, "kills"),
+        ),
+        needs=("cc",),
+    ),
     # Layer 2.
+    Trial(
+        layer=2,
+        tests=(f"{STORE_CRASHES}::test_kill_9_loses_nothing_that_was_acknowledged",),
+        n_parts=8,
+        part_s=40,
+        promises=(Promise("kill -9 of a process with a store", 1_000, "kills"),),
+    ),
+    Trial(
+        layer=2,
+        tests=(f"{KILLS}::test_a_kill_loses_and_spoils_nothing_that_was_acknowledged",),
+        n_parts=4,
+        part_s=120,
+        promises=(
+            Promise("kill -9 of a server, states without pages", 160, "kills"),
+            Promise("kill -9 of a server, states with pages", 160, "kills"),
+        ),
+    ),
     # Layer 3.
+    *(
+        Trial(
+            layer=3,
+            tests=(
+                f"{STORE_CRASHES}::test_power_loss_loses_nothing_that_was_acknowledged[{kind}]",
+            ),
+            n_parts=4,
+            part_s=60,
+            promises=(Promise(f"loss of power on {kind}", 500, "cuts"),),
+            needs=(f"mkfs.{kind}",),
+        )
+        for kind in FILE_SYSTEMS
+    ),
+    *(
+        Trial(
+            layer=3,
+            tests=(
+                f"{KILLS}::test_a_loss_of_power_loses_and_spoils_nothing_that_was_acknowledged"
+                f"[{kind}]",
+            ),
+            n_parts=3,
+            part_s=100,
+            promises=(Promise(f"loss of power under a server, {kind}", 180, "cuts"),),
+            needs=(f"mkfs.{kind}",),
+        )
+        for kind in FILE_SYSTEMS
+    ),
+    Trial(
+        layer=3,
+        tests=(
+            f"{STORE_CRASHES}::test_power_loss_is_noticed_where_syncs_are_left_out",
+            f"{KILLS}::test_a_loss_of_power_is_noticed_where_syncs_are_ignored",
+        ),
+        n_parts=4,
+        part_s=60,
+        promises=(
+            Promise("where files are not synced, it is noticed", 4, "losses"),
+            Promise("where the catalogue is not synced, it is noticed", 4, "losses"),
+            Promise("where a library ignores syncs, it is noticed", 4, "losses"),
+        ),
+        needs=("mkfs.ext4", "cc"),
+    ),
     # Layer 4.
+    Trial(
+        layer=4,
+        tests=("tests/state/test_store_full.py",),
+        n_parts=4,
+        part_s=120,
+        promises=(
+            Promise("disks of another size are filled", 256, "sizes"),
+            Promise("a disk is filled and freed", 1_000, "cycles"),
+        ),
+        needs=("mount",),
+    ),
     # Layer 5.
+    Trial(
+        layer=5,
+        tests=("tests/state/test_store_rot.py",),
+        n_parts=8,
+        part_s=150,
+        promises=(
+            Promise("payloads are damaged", 100_000, "damages"),
+            Promise("the catalogue is damaged", 8_000, "damages"),
+        ),
+    ),
     # Layer 6.
     # Layer 7.
     # Layer 8.
