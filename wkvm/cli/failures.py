@@ -9,7 +9,7 @@ from wkvm.cli.status import EXIT_FAILURE, EXIT_USAGE
 from wkvm.cli.terminal import harmless
 from wkvm.core.errors import ConfigError, MissingExtraError, ModelNotFoundError, WkvmError
 from wkvm.gateway.errors import SettingError, TextError, TokenizerNotFoundError
-from wkvm.server.log import start_log
+from wkvm.server.log import COMMAND, start_log
 
 USAGE_FAILURES = (
     ConfigError,
@@ -40,7 +40,7 @@ def say_failure(command: str, message: str, style: str) -> None:
     """
     if style == "json":
         start_log("error", "json", command)  # it may have failed before it had a log
-        logging.getLogger("wkvm.cli").error("%s", message)
+        logging.getLogger(COMMAND).error("%s", message)
     else:
         print(harmless(f"wkvm {command}: {message}", sys.stderr), file=sys.stderr)
 

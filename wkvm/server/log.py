@@ -21,6 +21,8 @@ LogFormat: TypeAlias = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 MAX_ERRORS = 8
 """Of a chain of causes."""
+COMMAND = "wkvm.cli"
+"""The logger of the line with which a command ends: the path that it names was an argument."""
 _PATH = re.compile(r"(?<![\w.<])/[^\s:,;'\"()]+/?[^\s:,;'\"()]*")
 """Absolute paths. Messages have none on purpose, but what the system says may."""
 
@@ -128,7 +130,7 @@ def _message(record: logging.LogRecord) -> str:
         )
         try:
             message = str(record.msg) % arguments if arguments else str(record.msg)
-            return _PATH.sub("PATH", message)
+            return message if record.name == COMMAND else _PATH.sub("PATH", message)
         except (TypeError, ValueError):
             return str(record.msg)
     return str(record.msg)

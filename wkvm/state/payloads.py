@@ -97,7 +97,7 @@ class Payloads:
             if self._tried.is_refused:
                 self._tried.again()
         except (StoreFullError, OSError) as error:
-            is_full = getattr(error, "errno", errno.ENOSPC) in FULL
+            is_full = isinstance(error, StoreFullError) or error.errno in FULL
             return Refusal.FULL if is_full else Refusal.FAILED
         return Refusal.NONE
 

@@ -17,6 +17,8 @@ logger = logging.getLogger("wkvm.states")
 
 INTERVAL_S = 1.0
 """Between an answer and the next question."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long a question may still take at the end."""
 SILENT_S = 3.0
 """A question that is not answered for longer is taken for a refusal."""
 
@@ -36,6 +38,7 @@ class DiskWatch:
         self._clock = clock
         self._found = Refusal.NONE
         self._asked_at: float | None = None
+        self._asking: asyncio.Future[Refusal] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wkvm-disk")
         self._task = asyncio.get_running_loop().create_task(self._look(), name="disk")
 
@@ -47,10 +50,13 @@ class DiskWatch:
         return self._found
 
     async def close(self) -> None:
-        """Ask no more. Does not wait for a disk that does not answer."""
+        """Ask no more. Does not wait long for a disk that does not answer."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        if self._asking is not None:
+            # It must not come to the store's folders when these are closed.
+            await asyncio.wait([self._asking], timeout=CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _look(self) -> None:
@@ -58,7 +64,8 @@ class DiskWatch:
         while True:
             self._asked_at = self._clock()
             try:
-                found = await loop.run_in_executor(self._thread, self._ask)
+                self._asking = loop.run_in_executor(self._thread, self._ask)
+                found = await asyncio.shield(self._asking)
             except Exception:
                 logger.exception("the store could not be asked whether it takes versions")
                 found = Refusal.FAILED
