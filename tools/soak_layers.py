@@ -306,6 +306,13 @@ TRIALS: tuple[Trial, ...] = (
         promises=(Promise("hostile names in paths", 40, "names"),),
     ),
     # Layer 12.
+    Trial(
+        layer=12,
+        tests=("tests/state/test_corpus.py",),
+        n_parts=1,
+        part_s=10,
+        promises=(Promise("files of all versions are read as what they were", 12, "files"),),
+    ),
     # Layer 13.
     Trial(
         layer=13,

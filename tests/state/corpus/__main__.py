@@ -1,0 +1,3 @@
+from tests.state.corpus import make
+
+make()
