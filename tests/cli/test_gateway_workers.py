@@ -25,6 +25,7 @@ TIMEOUT_S = 60.0
 AUTH = {"Authorization": f"Bearer {KEY}"}
 N_CALLS = 24
 """Over connections of their own: that all come to one of two workers happens once in 2**23."""
+SECOND = "a second key of that tenant"
 SERVE = ("serve", "--binary-port", "none", "--port", "0", "--gateway-workers", "2")
 
 
@@ -34,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     places = ("--binary-uds", str(folder / "b"), "--uds", str(folder / "h"))
     states = ("--state-dir", str(folder / "states"))
     keys = folder / "keys"
-    keys.write_text("[requests=9]\nlimited:a key with limits\n", encoding="utf-8")
+    keys.write_text(f"local:{SECOND}\n[requests=9]\nlimited:a key with limits\n")
     log = ("--request-log", "json", "--api-keys-file", str(keys))
     with started(wkvm_command(*SERVE, *places, *states, *log), stderr=folder / "log") as process:
         yield process
@@ -113,6 +114,23 @@ async def test_a_submitted_request_is_found_by_whichever_worker_is_asked(
             for _ in range(N_CALLS // 2):
                 found = await call(http, "GET", f"/v1/status/{accepted['id']}?from=0")
                 assert found["id"] == accepted["id"]
+
+
+async def test_what_one_key_of_a_tenant_has_another_finds_at_whichever_worker(
+    server: RunningServer,
+) -> None:
+    others = {"Authorization": f"Bearer {SECOND}"}
+    foreign = {"Authorization": "Bearer a key with limits"}
+    body = {"ids": [5, 6], "max_tokens": 3, "ignore_eos": True}
+    async with client(server.url()) as http:
+        submitted = await call(http, "POST", "/v1/submit", body)
+        talk = await call(http, "POST", "/v1/conversations", {})
+        for path in (f"/v1/status/{submitted['id']}", f"/v1/conversations/{talk['id']}"):
+            for _ in range(N_CALLS // 3):
+                async with http.get(path, headers=others) as response:
+                    assert response.status == 200, path
+                async with http.get(path, headers=foreign) as response:
+                    assert response.status == 404, path
 
 
 async def test_a_request_is_cancelled_by_its_name_through_whichever_worker(
