@@ -67,10 +67,11 @@ class Relay:
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         up_reader, up_writer = await self._target()
+        ends = self._ends
         ways = {
             asyncio.create_task(self._up(reader, up_writer)),
-            asyncio.create_task(self._down(up_reader, writer)),
-            asyncio.create_task(self._ends.wait()),
+            asyncio.create_task(self._down(up_reader, writer, ends)),
+            asyncio.create_task(ends.wait()),
         }
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
@@ -91,10 +92,12 @@ class Relay:
                 writer.write(data)
                 await writer.drain()
 
-    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _down(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ends: asyncio.Event
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                if not self.drops or is_asking(data):
+                if not (self.drops or ends.is_set()) or is_asking(data):
                     writer.write(data)
                     await writer.drain()
                 else:
