@@ -230,12 +230,17 @@ async def seen_until_ready(port: str) -> list[tuple[int, str | None]]:
 
 
 async def test_a_server_starts_then_refuses_a_step_without_memory_and_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     failing = Failing(tmp_path)
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
+    supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    supervisor.bind(str(tmp_path / "supervisor"))
+    supervisor.settimeout(TIMEOUT_S)
+    monkeypatch.setenv("NOTIFY_SOCKET", supervisor.getsockname())
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     looking = asyncio.create_task(seen_until_ready(port))
     serving = failing.served("--port", port)
     server = await asyncio.to_thread(serving.__enter__)
@@ -251,6 +256,11 @@ async def test_a_server_starts_then_refuses_a_step_without_memory_and_goes_on(
             async with http.post("/v1/completions", json=body) as response:
                 assert (await response.json())["error"]["code"] == "engine_failed"
             assert await asyncio.to_thread(server.process.wait, TIMEOUT_S) == 70
+        told = [supervisor.recv(100) for _ in range(2)]
+        assert told == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1"]
+        while not (last := supervisor.recv(100)).startswith(b"STOPPING=1"):
+            assert last == b"WATCHDOG=1"
     finally:
         looking.cancel()
+        supervisor.close()
         serving.__exit__(None, None, None)

@@ -4,8 +4,11 @@ What fails once is tried again, with a file of one byte: nobody commits to a ser
 ready, so nobody else would find out that the disk is well again.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 
+from wkvm.core.errors import StoreFullError
+from wkvm.state.ballast import FULL
 from wkvm.state.io import IO, Folder
 
 
@@ -31,6 +34,22 @@ class Tried:
         self._io = io
         self._folder = folder
         self.is_refused = False
+
+    def refusal(self, check_room: Callable[[], None]) -> Refusal:
+        """Why no file would be taken now. Waits for the disk if the last one was refused.
+
+        Args:
+            check_room: raises StoreFullError if there is none.
+        """
+        try:
+            check_room()
+            if self.is_refused:
+                self.again()
+        except StoreFullError:
+            return Refusal.FULL
+        except OSError as error:
+            return Refusal.FULL if error.errno in FULL else Refusal.FAILED
+        return Refusal.NONE
 
     def again(self) -> None:
         """Write a file of one byte to the disk and remove it. Waits for the disk.

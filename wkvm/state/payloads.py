@@ -92,14 +92,7 @@ class Payloads:
         """Why no file of so many bytes would be taken now. As ``Lookup.refusal``."""
         if self._is_failed:
             return Refusal.FAILED
-        try:
-            self._check_room(n_bytes)
-            if self._tried.is_refused:
-                self._tried.again()
-        except (StoreFullError, OSError) as error:
-            is_full = isinstance(error, StoreFullError) or error.errno in FULL
-            return Refusal.FULL if is_full else Refusal.FAILED
-        return Refusal.NONE
+        return self._tried.refusal(lambda: self._check_room(n_bytes))
 
     def write(self, encoded: EncodedImage) -> str:
         """Write a file, and return its name when it is on the disk and was read back.
