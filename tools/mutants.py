@@ -1,6 +1,6 @@
 """Plant known faults, one at a time, in a copy of the code, and say which test finds each.
 
-    python -m tools.mutants [--jobs N] [--only WORD] [--again]
+    python -m tools.mutants [--jobs N] [--only WORD] [--missing] [--again]
     python -m tools.mutants --write
 
 The first runs what was not run at this code before, appends a JSON line for each fault to
@@ -41,10 +41,12 @@ NOT_CODE = (".md", ".jsonl", ".svg", ".pyc")
 NOT_TRIED = "tools"
 """A folder of which the same is true."""
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 180.0
+"""A test that has not ended by then has found the fault: some wait for what does not come."""
+WITHOUT_FAULT_S = 3600.0
+"""All tests together, without any."""
 NOT_RUN = "not run here"
 """Found by: nobody, as every test of the fault was skipped on this machine."""
-NO_END = "no end in time"
 
 
 def planted(fault: Fault, folder: Path) -> None:
@@ -80,8 +82,8 @@ def code_of(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def run_tests(folder: Path, tests: Iterable[str]) -> str | None:
-    """The first test that fails; None if all pass; ``NOT_RUN`` if none was run.
+def run_tests(folder: Path, tests: Iterable[str], timeout_s: float = TIMEOUT_S) -> str | None:
+    """The first test that fails or does not end; None if all pass; ``NOT_RUN`` if none was run.
 
     Raises:
         RuntimeError: the tests could not be begun.
@@ -89,7 +91,8 @@ def run_tests(folder: Path, tests: Iterable[str]) -> str | None:
     paths = [str(folder / name) for name in ("", "protocol", "clients", "bench")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a file changes twice in one second
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    environment["PYTHONUNBUFFERED"] = "1"
+    command = [sys.executable, "-m", "pytest", "-x", "-v", "-n", "0", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
             [*command, *tests],
@@ -97,11 +100,15 @@ def run_tests(folder: Path, tests: Iterable[str]) -> str | None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return NO_END
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode(errors="replace")
+        begun = re.findall(r"^(\S+\.py::\w+)", said, re.MULTILINE)
+        if not begun:
+            raise RuntimeError(said) from error
+        return str(begun[-1])
     if done.returncode == 0:
         return None if re.search(r"\b\d+ passed", done.stdout) else NOT_RUN
     failed = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", done.stdout, re.MULTILINE)
@@ -140,13 +147,15 @@ class Copies:
     def with_fault(self, fault: Fault | None) -> Iterator[Path]:
         """A copy with a fault in it, which is taken out again."""
         copy = self._free.get()
+        path = None if fault is None else copy / fault.file
+        before = b"" if path is None else path.read_bytes()
         try:
             if fault is not None:
                 planted(fault, copy)
             yield copy
         finally:
-            if fault is not None:
-                shutil.copy2(ROOT / fault.file, copy / fault.file)
+            if path is not None:
+                path.write_bytes(before)
             self._free.put(copy)
 
 
@@ -161,7 +170,7 @@ def run(copies: Copies, fault: Fault | None, tests: tuple[str, ...]) -> dict[str
     """Plant a fault, or none, and look for it; the line that says what came of it."""
     began = time.monotonic()
     with copies.with_fault(fault) as copy:
-        found = run_tests(copy, tests)
+        found = run_tests(copy, tests, WITHOUT_FAULT_S if fault is None else TIMEOUT_S)
     return {
         "benchmark": "mutants",
         "fault": None if fault is None else fault.what,
@@ -246,6 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="faults that name it")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at a time")
+    parser.add_argument("--missing", action="store_true", help="not what was found at any time")
     parser.add_argument("--again", action="store_true", help="also those that were run already")
     parser.add_argument("--write", action="store_true", help="write the table of the document")
     args = parser.parse_args()
@@ -254,7 +264,8 @@ def main() -> int:
         return 0
     n_alive = 0
     print("| fault | found by |\n|---|---|")
-    faults = [one for one in FAULTS if args.only in one.what]
+    there = kills(lines()) if args.missing else {}
+    faults = [one for one in FAULTS if args.only in one.what and one.what not in there]
     for one in tried(faults, jobs=args.jobs, again=args.again):
         found = one["found_by"]
         n_alive += found is None

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import limits
+from tools import limits, mutants
+from tools.faults import FAULTS
 from tools.limits.limit import Unit
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,16 @@ def test_every_limit_names_a_test_that_exists() -> None:
     assert sorted(one for one in named if not _exists(one)) == []
 
 
+def test_every_planted_fault_was_found_and_by_which_test_is_told() -> None:
+    assert mutants.written(PAGE) == PAGE, "run: python -m tools.mutants --missing, then --write"
+
+
+def test_the_tests_that_found_planted_faults_exist() -> None:
+    named = re.findall(r"`([\w/.]+::\w+)` \|$", _between(mutants.BEGIN, mutants.END), re.MULTILINE)
+    assert len(named) == len(FAULTS)
+    assert sorted(one for one in named if not _exists(one)) == []
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
@@ -76,6 +87,10 @@ def test_every_document_is_in_the_list_of_documents() -> None:
     listed = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "docs/README.md").read_text("utf-8")))
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert there <= listed
+
+
+def _between(begin: str, end: str) -> str:
+    return PAGE.split(begin)[1].split(end)[0]
 
 
 def _exists(test: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tables of traps and of planted faults name tests that exist."""
+"""The table of traps names tests that exist."""
 
 import ast
 import re
@@ -12,12 +12,9 @@ NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 def rows() -> list[str]:
     text = (TESTS / "README.md").read_text(encoding="utf-8")
-    found = list[str]()
-    for heading in ("## Planted faults\n", "## Traps\n"):
-        table = text.split(heading)[1].partition("\n## ")[0]
-        _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
-        found += rows
-    return found
+    table = text.split("## Traps\n")[1].partition("\n## ")[0]
+    _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
+    return rows
 
 
 def functions(file: Path) -> set[str]:
@@ -39,6 +36,6 @@ def test_each_row_names_tests_that_exist(row: str) -> None:
     assert missing == []
 
 
-def test_every_name_in_the_tables_is_written_as_one() -> None:
+def test_every_name_in_the_table_is_written_as_one() -> None:
     text = "".join(rows())
     assert len(NAMED.findall(text)) == text.count("::")

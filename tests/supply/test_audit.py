@@ -162,14 +162,18 @@ def test_what_is_in_the_place_of_a_state_is_not_run(target: Target) -> None:
 def test_a_program_that_did_run_would_be_heard(tmp_path: Path) -> None:
     (tmp_path / "armed").touch()
     code = """
-import pathlib, pickle, sys
-from tests.supply import audited, programs
+import os, pathlib, pickle, sys
+from tests.supply import audited
+
+class Program:
+    def __reduce__(self):
+        return os.mkdir, (str(folder / "canary"),)
 
 folder = pathlib.Path(sys.argv[1])
 audited.listen(folder)
 import colorsys
 assert not (folder / "heard").read_text(), "a module may be imported"
-pickle.loads(pickle.dumps(programs.Program(folder / "canary")))
+pickle.loads(pickle.dumps(Program()))
 eval("1 + 1")
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment(), check=True)

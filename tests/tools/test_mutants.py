@@ -32,14 +32,14 @@ def test_the_tests_that_look_for_faults_exist() -> None:
 
 
 def test_a_fault_is_planted_and_taken_out_again(tmp_path: Path) -> None:
-    fault = Fault("", "tools/README.md", "# Tools\n", "# Fools\n", ())
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n", encoding="utf-8")
     copies = mutants.Copies.__new__(mutants.Copies)
     copies.fill([tmp_path])
-    (tmp_path / "tools").mkdir()
-    (tmp_path / fault.file).write_text("# Tools\n", encoding="utf-8")
-    with copies.with_fault(fault) as copy:
-        assert (copy / fault.file).read_text(encoding="utf-8") == "# Fools\n"
-    assert (tmp_path / fault.file).read_bytes() == (ROOT / fault.file).read_bytes()
+    for _ in range(2):
+        with copies.with_fault(Fault("", "a.py", "x = 1", "x = 2", ())):
+            assert path.read_text(encoding="utf-8") == "x = 2\n"
+        assert path.read_text(encoding="utf-8") == "x = 1\n"
 
 
 def test_a_fault_without_its_place_is_an_error(tmp_path: Path) -> None:

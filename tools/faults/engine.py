@@ -103,13 +103,15 @@ ENGINE = (
         "wkvm/core/prompts.py",
         "        branch=request.branch,\n",
         "        branch=0,\n",
-        ("tests/core/test_scheduler_submit.py", "tests/engine/test_engine.py"),
+        (
+            "tests/core/test_scheduler_submit.py::test_choices_are_requests_of_their_own_with_branches_in_order",
+        ),
     ),
     Fault(
         "the slot of a request that ended is not free",
         "wkvm/core/lives.py",
         "            self._slots.free(request.slot, request.tenant)\n",
         "            pass\n",
-        ("tests/core/test_scheduler_commit.py",),
+        ("tests/core/test_scheduler_commit.py::test_a_failed_step_ends_its_rows_and_no_others",),
     ),
 )

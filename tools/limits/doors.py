@@ -13,7 +13,7 @@ from wkvm.gateway.fields import (
     MAX_STOP_LENGTH,
     MAX_STOPS,
 )
-from wkvm.gateway.nesting import MAX_NESTING
+from wkvm.gateway.nesting import MAX_CONTAINERS, MAX_NESTING
 from wkvm.gateway.schemas import MAX_DEPTH, MAX_SUBSCHEMAS
 from wkvm.gateway.streams.choices import MAX_CHOICES
 
@@ -154,6 +154,12 @@ SENT = (
         MAX_NESTING,
         "400",
         "gateway/test_nesting.py::test_one_level_more_is_refused",
+    ),
+    Limit(
+        "arrays and objects in one JSON text",
+        MAX_CONTAINERS,
+        "400",
+        "gateway/test_nesting.py::test_the_objects_and_arrays_of_a_text_are_counted",
     ),
     Limit(
         "likewise in a schema of an answer",
