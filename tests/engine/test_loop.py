@@ -13,7 +13,12 @@ import torch
 from tests.engine.driver import greedy
 from tests.fakes import FakeModel, fake_continuation
 from wkvm.core.config import EngineConfig
-from wkvm.core.errors import DrainingError, EngineFailedError, StepFailedError
+from wkvm.core.errors import (
+    DrainingError,
+    EngineFailedError,
+    StepFailedError,
+    StepMemoryError,
+)
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.core.request import (
     EndEvent,
@@ -341,6 +346,77 @@ async def test_broken_bookkeeping_ends_every_request_and_comes_out_of_run(
     await setup.loop.drain(0)
     assert not setup.faults
     assert setup.loop.tick_age_s == math.inf
+
+
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("error", [LOST, SystemExit(), KeyboardInterrupt()], ids=repr)
+async def test_what_the_engine_cannot_outlive_ends_every_request_and_comes_out_of_run(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(batch: Batch) -> None:
+        raise error
+
+    setup = Setup(FakeModel(before_forward=fail))
+    running_one, queued = setup.submit((1, 2, 3), greedy(9)), setup.submit((2,), greedy(9))
+    with caplog.at_level(logging.ERROR), pytest.raises(EngineFailedError):
+        async with asyncio.timeout(PATIENCE_S):
+            await setup.loop.run()
+    for one in (running_one, queued):
+        assert setup.ends[one].status is Status.FINISHED_ERROR
+        assert isinstance(setup.ends[one].error, EngineFailedError)
+    with pytest.raises(DrainingError):
+        setup.submit((1,), greedy(1))
+    failed = setup.loop.steps_told()["failed_last"]
+    assert isinstance(failed, dict)
+    assert (failed["n_tokens"], len(failed["rows"])) == (4, 2)
+
+
+async def test_a_step_without_memory_ends_its_requests_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup(FakeModel(before_forward=Once(MemoryError())))
+    async with running(setup):
+        failed = setup.submit((1,), greedy(2))
+        with caplog.at_level(logging.ERROR):
+            assert isinstance((await setup.end(failed)).error, StepMemoryError)
+        following = setup.submit((1,), greedy(2))
+        await setup.end(following)
+    assert setup.ids(following) == fake_continuation((1,), 2)
+    caplog.clear()
+
+
+class Once:
+    """Raises once."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+
+    def __call__(self, batch: Batch) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+async def test_a_loop_that_is_given_up_ends_though_its_step_does_not() -> None:
+    gate = Gate()
+    setup = Setup(FakeModel(before_forward=gate))
+    request_id = setup.submit((1,), greedy(3))
+    stepping = asyncio.create_task(setup.loop.run())
+    await gate.step_in_flight()
+    assert setup.loop.busy_since is not None
+    in_flight = setup.loop.steps_told()["in_flight"]
+    assert isinstance(in_flight, list)
+    assert [one["n_rows"] for one in in_flight] == [1]
+    setup.loop.give_up()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EngineFailedError) as raised:
+            await stepping
+    assert raised.value.stalled
+    assert isinstance(setup.ends[request_id].error, EngineFailedError)
+    assert setup.loop.busy_since is None
+    gate.open(3)
 
 
 async def test_drain_lets_requests_finish_and_takes_no_new_ones() -> None:
