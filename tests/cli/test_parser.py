@@ -12,11 +12,13 @@ from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
 from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, PROCESS_FLAGS, values_of
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.parser import build_parser
+from wkvm.cli.pressure_flags import PRESSURE_FLAGS
 from wkvm.cli.serve import server_settings
 from wkvm.cli.serving import http_settings
 from wkvm.cli.states import ACTIONS
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import EngineConfig, ServerConfig, parse_api_keys
+from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig, Limits
 
@@ -117,6 +119,8 @@ def test_every_setting_has_a_flag() -> None:
     assert {flag.field for flag in KEY_LIMIT_FLAGS} == {field.name for field in fields(Limits)}
     assert in_gateway == {field.name for field in fields(GatewayConfig)}
     assert in_engine == {field.name for field in fields(EngineConfig)}
+    in_pressure = {flag.field for flag in PRESSURE_FLAGS}
+    assert in_pressure == {field.name for field in fields(PressureConfig)}
     in_states = {flag.field for flag in STORE_FLAGS}
     assert in_states == {field.name for field in fields(StateConfig)}
     assert in_server == {field.name for field in fields(ServerConfig)}
@@ -128,6 +132,7 @@ def test_without_flags_the_settings_are_the_defaults(monkeypatch: pytest.MonkeyP
     assert EngineConfig(**values_of(args, ENGINE_FLAGS + MODEL_FLAGS)) == EngineConfig()
     assert server_settings(args) == ServerConfig()
     assert StateConfig(**values_of(args, STORE_FLAGS)) == StateConfig()
+    assert PressureConfig(**values_of(args, PRESSURE_FLAGS)) == PressureConfig()
     assert http_settings(args) == GatewayConfig()
     assert http_settings(build_parser().parse_args(["gateway"])) == GatewayConfig()
 

@@ -18,8 +18,10 @@ from tools.readme_figures import with_figures
 from wkvm.cli.engine_flags import ENGINE_FLAGS
 from wkvm.cli.flags import LIMIT_FLAGS, PROCESS_FLAGS
 from wkvm.cli.http_flags import HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
+from wkvm.cli.pressure_flags import PRESSURE_FLAGS
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig, Limits
 
@@ -38,6 +40,10 @@ UNLIMITED = {
     "--max-slots-per-tenant": "none",
     "--max-model-len": "none",
     "--max-queue-s": "the request's own time",
+    "--max-state-host-bytes-per-tenant": "what all may have",
+    "--max-rss-bytes": "none",
+    "--shed-rss-bytes": "nine tenths of that",
+    "--shed-disk": "none",
     "--limit-requests": "none",
     "--limit-tokens": "none",
     "--limit-concurrent": "none",
@@ -57,6 +63,7 @@ def defaults() -> dict[str, object]:
         (KEY_LIMIT_FLAGS, Limits()),
         (ENGINE_FLAGS, EngineConfig()),
         (STORE_FLAGS, StateConfig()),
+        (PRESSURE_FLAGS, PressureConfig()),
     ):
         found |= {flag.names[0]: getattr(settings, flag.field) for flag in flags}
     return found
@@ -95,7 +102,8 @@ def rows(limits: tuple[Limit, ...]) -> Iterator[str]:
             flag, value = f"`{limit.by}`", known[limit.by]
         else:
             value = limit.by
-        text = UNLIMITED[str(limit.by)] if value is None else said(value, limit.unit)
+        text = "" if value else UNLIMITED.get(str(limit.by), "")
+        text = text or said(value, limit.unit)
         yield f"| {limit.what} | {text} | {flag} | {limit.beyond} | `{limit.test}` |"
 
 

@@ -35,6 +35,20 @@ PROCESS = (
         "s",
     ),
     Limit(
+        "memory, before nothing new is taken",
+        "--max-rss-bytes",
+        "`OVERLOADED`, 429",
+        "states/test_pressure.py::test_out_of_memory_nothing_new_is_taken",
+        "B",
+    ),
+    Limit(
+        "memory, before nothing waits and there are no new states",
+        "--shed-rss-bytes",
+        "`OVERLOADED`, 429",
+        "states/test_pressure.py::test_short_of_memory_there_are_no_new_states",
+        "B",
+    ),
+    Limit(
         "the drain after SIGTERM",
         "--drain-timeout-s",
         "requests are cancelled",

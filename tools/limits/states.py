@@ -103,9 +103,16 @@ STATES = (
     ),
     Limit(
         "the disk's share that stays free",
-        STORE.disk_reserve,
+        "--state-disk-reserve",
         "`STORE_FULL`, 507",
         "state/test_store_full.py::test_the_reserve_is_left_for_the_catalogue",
+        "share",
+    ),
+    Limit(
+        "the disk's share below which there are no new states",
+        "--shed-disk",
+        "`STORE_FULL`, 507",
+        "states/test_pressure.py::test_on_a_disk_that_is_short_there_are_no_new_states",
         "share",
     ),
     Limit(

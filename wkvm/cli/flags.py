@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from wkvm.core.config import EngineConfig, ServerConfig
+from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig, Limits
@@ -327,6 +328,7 @@ Settings: TypeAlias = (
     | type[GatewayConfig]
     | type[SamplingParams]
     | type[StateConfig]
+    | type[PressureConfig]
     | type[Limits]
 )
 """Of whose fields the flags are."""

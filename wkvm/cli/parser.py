@@ -20,10 +20,12 @@ from wkvm.cli.flags import (
     add_flags,
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
+from wkvm.cli.pressure_flags import PRESSURE_FLAGS
 from wkvm.cli.states_parser import add_actions
 from wkvm.cli.status import EXIT_USAGE
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
+from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import DEFAULT_MAX_TOKENS, GatewayConfig, Limits
@@ -118,6 +120,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "the model", MODEL_FLAGS, EngineConfig)
     add_flags(parser, "the engine", ENGINE_FLAGS, EngineConfig)
     add_flags(parser, "named states", STORE_FLAGS, StateConfig)
+    add_flags(parser, "memory and disk that are short", PRESSURE_FLAGS, PressureConfig)
     add_flags(parser, "connections", LIMIT_FLAGS, ServerConfig)
     add_flags(parser, "the process", PROCESS_FLAGS, ServerConfig)
     reports = parser.add_argument_group("reports of failures")

@@ -11,6 +11,7 @@ from wkvm.assembly.models import find_model, model_name, require_engine
 from wkvm.cli.engine_flags import ENGINE_FLAGS, MODEL_FLAGS
 from wkvm.cli.failures import say_failure
 from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, PROCESS_FLAGS, values_of
+from wkvm.cli.pressure_flags import PRESSURE_FLAGS
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import (
@@ -22,11 +23,13 @@ from wkvm.core.config import (
     parse_api_keys,
 )
 from wkvm.core.errors import ConfigError, EngineFailedError
+from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.text import Tokenizer, TokenizerError, load_tokenizer
 from wkvm.server.crashes import CrashReports, told_settings
 from wkvm.server.guard import EXIT_ENGINE_FAILED, EXIT_STALLED, Supervision, leave_now
 from wkvm.server.notify import Notifier
+from wkvm.server.pressure import Pressure
 
 CRASHES_FOLDER = "crashes"
 RESPONSES_FOLDER = "responses"
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         engine_values["n_slots"] = MAX_SLOTS
     engine_config = EngineConfig(**engine_values)
     state_config = StateConfig(**values_of(args, STORE_FLAGS))
+    pressure_config = PressureConfig(**values_of(args, PRESSURE_FLAGS))
     if http is not None and http.responses_dir is None and state_config.folder is not None:
         http = replace(http, responses_dir=os.path.join(state_config.folder, RESPONSES_FOLDER))
     # A folder's name need not be UTF-8, what clients are told must be.
@@ -91,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     opened = list[assembly.HttpDoor | Workers]()
 
     def doors(server: Server) -> list[assembly.HttpDoor | Workers]:
+        if pressure_config:
+            server.sheds(Pressure(pressure_config, state_config.folder))
         if http is None or texts is None:
             return opened
         if not args.gateway_workers:

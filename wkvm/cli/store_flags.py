@@ -56,6 +56,15 @@ STORE_FLAGS = (
         "never (default: %(default)s)",
     ),
     Flag(
+        names=("--state-disk-reserve",),
+        field="disk_reserve",
+        dest="state_disk_reserve",
+        kind=float,
+        metavar="SHARE",
+        text="share of the disk that states leave free, so that deletions always work "
+        "(default: %(default)s)",
+    ),
+    Flag(
         names=("--max-states-per-tenant",),
         field="handles_per_tenant",
         dest="state_handles_per_tenant",

@@ -21,6 +21,7 @@ class StateConfig:
             never.
         handles_per_tenant, bytes_per_tenant, versions_per_handle: how much one tenant may keep.
         host_bytes_per_tenant: of these bytes, in host memory alone; 0 for no limit of its own.
+        disk_reserve: share of the disk that states leave free.
         forks_per_s: how many states one tenant may fork in a second; 0 for any number.
         drops_old_versions: of a state with so many versions the oldest go with each new one;
             otherwise a new one is refused.
@@ -34,6 +35,7 @@ class StateConfig:
     bytes_per_tenant: int = _LIMITS.bytes_per_tenant
     host_bytes_per_tenant: int = _LIMITS.host_bytes_per_tenant
     forks_per_s: int = _LIMITS.forks_per_s
+    disk_reserve: float = _LIMITS.disk_reserve
     versions_per_handle: int = _LIMITS.versions_per_handle
     drops_old_versions: bool = _LIMITS.drops_old_versions
 
@@ -54,6 +56,8 @@ class StateConfig:
                 raise ConfigError(flag, f"{getattr(self, name)} is below 0")
         if not 0 <= self.idle_s <= MAX_SECONDS:
             raise ConfigError("state-idle-s", f"{self.idle_s} is no time in seconds")
+        if not 0 <= self.disk_reserve < 1:
+            raise ConfigError("state-disk-reserve", f"{self.disk_reserve} is no share below 1")
         if self.cold is not None and self.folder is None:
             raise ConfigError("state-cold", "an object store is below a disk; add --state-dir")
 
@@ -65,6 +69,7 @@ class StateConfig:
             bytes_per_tenant=self.bytes_per_tenant,
             host_bytes_per_tenant=self.host_bytes_per_tenant,
             forks_per_s=self.forks_per_s,
+            disk_reserve=self.disk_reserve,
             versions_per_handle=self.versions_per_handle,
             drops_old_versions=self.drops_old_versions,
             host_bytes=self.host_bytes,

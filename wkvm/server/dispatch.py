@@ -23,6 +23,7 @@ from wkvm.server.interface import Loop, States
 from wkvm.server.lanes import Choice, CreditPool, Lane, Outbox
 from wkvm.server.operation import StateClient
 from wkvm.server.operations import Operations
+from wkvm.server.pressure import Pressure
 from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
 from wkvm.server.specs import NO_HINT, spec_of
@@ -54,6 +55,7 @@ class Dispatcher:
 
     Attributes:
         lag: how late the event loop was lately, in seconds, and how often it was very late.
+        pressure: says what is not taken for want of memory or disk; None takes all.
     """
 
     def __init__(self, loop: Loop, states: States | None = None) -> None:
@@ -64,6 +66,7 @@ class Dispatcher:
         self._clients: dict[Outbox, Client] = {}
         self._hints: dict[Outbox, wire.PromptHint] = {}
         self._routes: Routes | None = None
+        self.pressure: Pressure | None = None
         self.lag: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
 
     @property
@@ -113,6 +116,9 @@ class Dispatcher:
 
     def handle(self, client: Client, message: wire.ClientMessage | Ignored) -> None:
         """Carry out one message of an open connection."""
+        if self.pressure and (refused := self.pressure.refusal(message, self._loop.stats)):
+            client.send([refused])
+            return
         match message:
             case wire.Generate() | wire.GenerateConstrained():
                 self._generate(client, message)

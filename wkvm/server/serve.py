@@ -23,6 +23,7 @@ from wkvm.server.guard import Guard, Supervision
 from wkvm.server.interface import Door, Loop, States, StatesLoop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
+from wkvm.server.pressure import Pressure
 from wkvm.server.process import Signals, first, raise_file_limit
 from wkvm.server.shared import Shared
 
@@ -67,6 +68,10 @@ class Server:
     def watched(self, lag: Callable[[], tuple[float, int]]) -> None:
         """Tell clients who ask for counters how late the event loop is: see ``Dispatcher.lag``."""
         self._dispatcher.lag = lag
+
+    def sheds(self, pressure: Pressure) -> None:
+        """Take less, and then nothing new, when memory or disk are short."""
+        self._dispatcher.pressure = pressure
 
     @property
     def addresses(self) -> tuple[str, ...]:
