@@ -123,7 +123,6 @@ def run(args: argparse.Namespace) -> int:
         crashes=crashes,
         settings=told_settings(server_config, engine_config, state_config, http),
         memory=device_memory(engine),
-        last_resort=True,
     )
     try:
         run_server(

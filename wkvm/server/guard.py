@@ -59,14 +59,12 @@ class Supervision:
         crashes: where reports go; None writes none.
         settings: for reports, as ``told_settings`` gives them.
         memory: bytes by name, of the device; must not wait for it.
-        last_resort: as for ``Watchdog``.
     """
 
     notifier: Notifier = field(default_factory=Notifier)
     crashes: CrashReports | None = None
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
     memory: Callable[[], Mapping[str, int]] = dict[str, int]
-    last_resort: bool = False
 
 
 class Guard:
@@ -96,7 +94,6 @@ class Guard:
             stalled=self._stalled,
             busy_since=lambda: engine.busy_since,
             notifier=supervision.notifier,
-            last_resort=supervision.last_resort,
         )
 
     def lag(self) -> tuple[float, int]:

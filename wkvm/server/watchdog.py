@@ -8,7 +8,6 @@ for that end.
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import threading
 import time
@@ -21,8 +20,6 @@ from wkvm.server.stacks import stack_of_thread
 
 PERIOD_S = 0.25
 """How often it looks."""
-REARM_S = 10.0
-"""How often it is seen to that nobody ends the process for this thread's sake."""
 WINDOW_S = 10.0
 """For how long a lag is remembered."""
 
@@ -41,9 +38,6 @@ class Watchdog:
         stalled: called once for each, in the watchdog's thread.
         busy_since: when the engine began what it does now, by ``clock``; None if it does nothing.
         notifier: who is told that the loop turns.
-        last_resort: whether the process, of which there is nothing but this loop, is to be ended
-            with status 1 and the stacks of all threads if not even this thread runs for so long:
-            something has taken the interpreter and does not give it back.
         clock: seconds, monotonic.
 
     Attributes:
@@ -58,7 +52,6 @@ class Watchdog:
         stalled: Callable[[What], None] = lambda _: None,
         busy_since: Callable[[], float | None] = lambda: None,
         notifier: Notifier | None = None,
-        last_resort: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_lag_s = max_lag_s
@@ -66,7 +59,6 @@ class Watchdog:
         self._stalled = stalled
         self._busy = busy_since
         self._notifier = Notifier() if notifier is None else notifier
-        self._last_resort = last_resort and step_timeout_s > 0
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
@@ -75,7 +67,6 @@ class Watchdog:
         self._lags = deque[tuple[float, float]]()
         self._sent_at: float | None = None
         self._looked_at = clock()
-        self._armed_at = 0.0
         self._told_at = 0.0
         self._is_late = False
         self._loop_stood_s = 0.0
@@ -94,28 +85,17 @@ class Watchdog:
     def start(self) -> None:
         """Begin to look."""
         self._looked_at = self._clock()
-        if self._last_resort:
-            self._arm()
         self._thread.start()
 
     def stop(self) -> None:
         """Look no more. Does not wait for what is being told."""
         self._over.set()
-        if self._last_resort:
-            faulthandler.cancel_dump_traceback_later()
-
-    def _arm(self) -> None:
-        """Have a thread that needs no interpreter end the process, if this is not called again."""
-        self._armed_at = self._clock()
-        faulthandler.dump_traceback_later(self._step_timeout_s + REARM_S, exit=True)
 
     def look(self) -> None:
         """Look once; what the thread does."""
         now = self._clock()
         # Of a time in which nobody looked, nothing is known.
         seen = min(now - self._looked_at, 2 * PERIOD_S)
-        if self._last_resort and now - self._armed_at > REARM_S and not self._over.is_set():
-            self._arm()
         self._looked_at = now
         self._look_at_loop(now, seen)
         self._look_at_step(seen)
