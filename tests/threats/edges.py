@@ -61,7 +61,7 @@ TAGS = Edge(
     ({f"k{n}": "v" for n in range(33)},),
 )
 NAMES = Edge(("x", "x" * 127, "A.b_c-1"), ("", "x" * 129, "x/y", "..", ".x", "x\0", "\u0445"))
-SECONDS = Edge((1e-3, 1e9), (0, -1, -5e-324, 1e19, LARGEST))
+SECONDS = Edge((1, 2**32 - 1), (0, -1, -5e-324, 2**32, 1e19, LARGEST))
 TOOL = {"type": "function", "function": {"name": "f"}}
 N_TOOLS = [
     [{"type": "function", "function": {"name": f"f{n}"}} for n in range(most)]
@@ -98,7 +98,7 @@ EDGES: dict[str, Edge] = {
     "max_output_tokens": Edge((1, MOST), (-1, 0, MOST + 1), {"stop_token_ids": STOPS}),
     "max_new_tokens": Edge((0, 1), (-1, -2, MOST + 1)),
     "n_predict": Edge((-2, -1, 0, 1), (-3, MOST + 1), {"stop": ["\ufffd"]}),
-    "min_tokens": Edge((0, 4), (-1, 5, MOST + 1), {"max_tokens": 4}),
+    "min_tokens": Edge((0, 4), (-1, 5, MOST + 1), {"max_tokens": 4, "max_output_tokens": 4}),
     "min_new_tokens": Edge((0, 4), (-1, 5, MOST + 1), {}),
     "stop": entries("x", 64),
     "stop[]": texts(256, least=1),
@@ -136,8 +136,8 @@ EDGES: dict[str, Edge] = {
     "state_tags{}": Edge(("x", "x" * 256), ("x" * 257,), {"save_as": "tagged"}),
     "tags{:}": Edge(("", "x" * 256), ("x" * 257,)),
     "tags{}": Edge(("x", "x" * 256), ("x" * 257,)),
-    "expires_in_s": Edge((1, 2**40), (0, -1, 2**41, 1e308)),
-    "state_expires_in_s": Edge((1, 2**40), (0, -1, 2**41, 1e308), {"save_as": "expiring"}),
+    "expires_in_s": SECONDS,
+    "state_expires_in_s": Edge(SECONDS.taken, SECONDS.refused, {"save_as": "expiring"}),
     "checkpoint_every": Edge((64, 2**63 - 1), (0, 1, 63, -1, 2**63), {"save_as": "checked"}),
     "expected_version": Edge((), (-1, 2**63, 2**64), {}),
     "version": Edge((), (-1, 2**63, 2**64)),
@@ -150,13 +150,87 @@ EDGES: dict[str, Edge] = {
     "metadata{:}": Edge(("", "x" * 512), ("x" * 513,)),
     # --- embeddings
     "dimensions": Edge((1,), (0, -1, 2, 2**31)),
+    "id": Edge((), ("x" * 129,)),
+    "tokens": Edge(([1] * 2**18,), ([1] * (2**18 + 1),)),
+    "borders[]": Edge((1,), (-1, 2**32, 2**63)),
     # --- llama.cpp's and others'
     "id_slot": integers(-1, 15),
 }
 """What is not said of a field is that it has no limit of its own: see ``UNLIMITED``."""
 
-AT: dict[tuple[str, str], Edge] = {}
-"""By path of the route too."""
+NATIVE = ("/v1/generate", "/v1/stream", "/v1/submit")
+OF_MESSAGES = integers(-(2**63), 2**64 - 1)
+"""What a number of a message may be."""
+AT: dict[tuple[str, str], Edge | None] = {
+    **{(path, "top_k"): integers(0, MOST) for path in NATIVE},
+    **{(path, "seed"): integers(0, 2**64 - 1) for path in NATIVE},
+    **{(path, "n"): integers(1, 64) for path in NATIVE},
+    **{
+        (path, "max_tokens"): Edge((0, 1, MOST), (-1, -2, MOST + 1), {"stop_ids": STOPS})
+        for path in NATIVE
+    },
+    ("/completion", "top_k"): Edge((-5, -1, 0, MOST), (MOST + 1, 2**63)),
+    ("/completion", "max_tokens"): Edge((-2, -1, 0, 1), (-3, MOST + 1), {"n_predict": None}),
+    ("/v1/messages", "max_tokens"): Edge((1, 2), (-1, 0, MOST + 1)),
+    ("/v1/messages", "metadata"): None,
+    ("/v1/messages", "tools"): None,
+    ("/v1/messages/count_tokens", "tools"): None,
+    ("/tokenize", "tools"): None,
+    ("/v1/responses", "tools"): None,
+    ("/v1/responses", "n"): Edge((1,), (0, 2, -1)),
+    ("/v1/responses", "request_id"): None,
+    ("/v1/sessions/{id}/generate", "request_id"): None,
+    ("/v1/sessions/{id}/generate", "n"): Edge((1,), (0, 2, -1)),
+    ("/generate", "min_new_tokens"): Edge((0, 1), (-1, 2, MOST + 1)),
+    **{
+        (path, name): Edge((), taken)
+        for path in ("/v1/responses", "/v1/sessions/{id}/generate")
+        for name, taken in (
+            ("save_as", ("x",)),
+            ("state_tags", ({"a": "b"},)),
+            ("state_tags{}", ("x",)),
+            ("state_tags{:}", ("x",)),
+            ("state_expires_in_s", (1,)),
+        )
+    },
+    ("/v1/responses", "checkpoint_every"): Edge((), (64,)),
+    ("/v1/sessions/{id}/generate", "checkpoint_every"): Edge(
+        (64, 2**63 - 1), (0, 1, 63, -1, 2**63)
+    ),
+    **{
+        (path, "priority"): OF_MESSAGES
+        for path in (*NATIVE, "/v1/score", "/v1/states", "/v1/sessions/{id}/append")
+    },
+}
+"""By path of the route too; None where it is another thing there, or is not read."""
 
-UNLIMITED: dict[str, str] = {}
-"""Fields without limits of their own, and why."""
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+UNLIMITED: dict[str, frozenset[str]] = {
+    "what a model reads: as long as the body, and what the engine has room for": words(
+        "arguments content description input input[] instructions items messages prompt prompt[]"
+        " prompt[][] system text text[] ids input_ids input_ids[] borders"
+    ),
+    "ids: see test_ids": words(
+        "allowed_ids[] allowed_token_ids[] ids[] input[][] input_ids[] input_ids[][] logit_bias[]0"
+        " logit_bias{} stop_ids[] stop_token_ids[] tokens[]"
+    ),
+    "names of what is there, or is not": words(
+        "conversation model operation other others[] path previous_response_id state"
+    ),
+    "a schema, a grammar or what a template is given: see gateway/test_schema_limits": words(
+        "chat_template_kwargs chat_template_kwargs{} json_schema json_schema{} regex"
+    ),
+    "told and not used": words("max_tool_calls prompt_cache_key safety_identifier user"),
+    "a word to the template, or one of a few": words("include include[] reasoning_effort"),
+    "of models that think: see gateway/test_responses_thinking": words(
+        "budget_tokens thinking_token_budget"
+    ),
+    "parameters of a mutation: see test_numbers": words("parameters parameters{} sampling_params"),
+    "a state's file in base64": words("state_bytes"),
+    "from where on: -1 for nowhere": words("logprob_start_len"),
+}
+"""Fields that have no limit of their own, by why not."""

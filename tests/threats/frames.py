@@ -16,6 +16,8 @@ from tests.threats.walk import Place, Samples, places
 from tests.threats.world import FEATURES, NUMBERS, World
 
 LANE = 7
+PROBE = 2**62 + 1
+"""Of the Ping that shows that a connection is still of use."""
 IMPATIENCE_S = 5.0
 """After this what waits for its client is cancelled."""
 NOT_IDS = frozenset({"bias_values", "borders", "data"})
@@ -114,6 +116,7 @@ class Line:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        world.at_end.append(self.close)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._frames = FrameReader(limit=MAX_FRAME_BYTES)
 
@@ -166,7 +169,7 @@ class Line:
         outcome = Outcome()
         opens = issubclass(kind, _OPENING)
         if not opens and kind is not wire.Hello:
-            self.write(msgspec.msgpack.encode(wire.Ping(1)))
+            self.write(msgspec.msgpack.encode(wire.Ping(PROBE)))
         lane = msgspec.msgpack.decode(payload)[1] if opens else None
         cancel = msgspec.msgpack.encode([wire.Cancel.__struct_config__.tag, lane])
         n_ends = 0
@@ -189,7 +192,7 @@ class Line:
                 case wire.HelloOk() if kind is wire.Hello:
                     self.close()
                     return outcome
-                case wire.Pong() if not opens and kind is not wire.GoAway:
+                case wire.Pong(nonce=nonce) if nonce == PROBE and kind is not wire.GoAway:
                     return outcome
                 case wire.StateCredit() | wire.StateExportBegin() if opens:
                     # It waits for bytes, or for a grant.

@@ -152,7 +152,8 @@ def _inside(place: Place, samples: Samples) -> Iterator[Place]:
             assert isinstance(inner, inspect.StructType)
             yield from _fields(place, inner, samples)
         case inspect.DictType(key_type=key, value_type=item):
-            of_key, of_item = str(samples.of(key)), samples.of(item)
+            of_key = str(samples.of(key, place.path[-1] + "{}"))
+            of_item = samples.of(item)
             yield place.within("{}", key, lambda value: {value: of_item})
             yield from _inside(place.within("{:}", item, lambda value: {of_key: value}), samples)
         case inspect.StructType():

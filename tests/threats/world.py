@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -47,6 +47,7 @@ SAMPLES = Samples(
         "conversation": None,
         "ids": [1, 2],
         "input": "hi",
+        "logit_bias{}": "1",
         "items": [{"type": "message", "role": "user", "content": "hi"}],
         "max_tokens": 1,
         "messages": [{"role": "user", "content": "hi"}],
@@ -153,6 +154,7 @@ class World:
     control: RawClient
     names: dict[str, str] = field(default_factory=dict[str, str])
     clients: list[RawClient] = field(default_factory=list[RawClient])
+    at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     n_checked: int = 0
 
     # --- HTTP ---
@@ -292,6 +294,8 @@ async def world_running() -> AsyncIterator[World]:
             finally:
                 for client in world.clients:
                     client.abort()
+                for close in world.at_end:
+                    close()
 
 
 def is_close(message: ServerMessage) -> bool:

@@ -54,17 +54,24 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     return_tokens: bool = False
     cache_prompt: bool = True
 
+    @property
+    def limit_name(self) -> str:
+        """The field that says how long the output may be: the first of two, if both are there."""
+        has_other = self.n_predict is None and self.max_tokens is not None
+        return "max_tokens" if has_other else "n_predict"
+
     def to_completion(self, tokenizer: Tokenizer) -> CompletionRequest:
         """The same as a completion of OpenAI's interface.
 
         Raises:
             HttpError: 400; it makes none.
         """
-        n_predict = DEFAULT_N_PREDICT if self.n_predict is None else self.n_predict
-        if self.n_predict is None and self.max_tokens is not None:
-            n_predict = self.max_tokens
+        limits = {"n_predict": self.n_predict, "max_tokens": self.max_tokens}
+        n_predict = limits[self.limit_name]
+        if n_predict is None:
+            n_predict = DEFAULT_N_PREDICT
         if n_predict < -2:
-            raise invalid("n_predict", f"{n_predict} is neither a limit nor -1 nor -2")
+            raise invalid(self.limit_name, f"{n_predict} is neither a limit nor -1 nor -2")
         outputs = None if self.json_schema is None else StructuredOutputs(json=self.json_schema)
         return CompletionRequest(
             stream=self.stream,

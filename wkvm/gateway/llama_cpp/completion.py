@@ -13,6 +13,7 @@ from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.completions import CompletionJob, completion_job
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.llama_cpp.bodies import COMPLETION, CompletionBody
+from wkvm.gateway.llama_cpp.dialect import called
 from wkvm.gateway.llama_cpp.replies import Event, Times, probabilities, stop_of
 from wkvm.gateway.llama_cpp.slots import Slot
 from wkvm.gateway.states.keeping import Keeper
@@ -25,6 +26,7 @@ from wkvm.gateway.streams.sse import EventStream
 async def completion(call: Call) -> web.StreamResponse:
     """Answer a completion."""
     body = await call.body(CompletionBody, COMPLETION)
+    call.dialect = called(body.limit_name)
     tokenizer = call.gateway.texts.tokenizer
     request = body.to_completion(tokenizer)
     request.model = call.gateway.model if body.model is None else body.model

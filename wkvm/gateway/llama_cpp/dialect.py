@@ -18,7 +18,6 @@ _TYPES = {
 
 NAMES = {
     "logprobs": "n_probs",
-    "max_tokens": "n_predict",
     "repetition_penalty": "repeat_penalty",
     "save_as": "id_slot",
     "state": "id_slot",
@@ -55,6 +54,11 @@ class LlamaCppDialect(Dialect):
             kind = "exceed_context_size_error"
         told = Told(error.status, short_message(error), kind)
         return msgspec.json.encode(ErrorReply(told))
+
+
+def called(limit: str) -> LlamaCppDialect:
+    """The dialect for a body whose limit of the output has this name."""
+    return LlamaCppDialect({**NAMES, "max_tokens": limit})
 
 
 LLAMA_CPP = LlamaCppDialect(NAMES)
