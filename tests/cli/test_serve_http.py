@@ -309,6 +309,7 @@ async def test_a_gateway_apart_outlives_its_engine(tmp_path: Path) -> None:
             async with http.get(f"{url}/v1/models") as answer:
                 assert answer.status == 503
                 assert int(answer.headers["Retry-After"]) >= 1
+                assert (await answer.json())["error"]["message"] == "the engine cannot be reached"
             async with http.post(f"{url}/v1/completions", json={}) as answer:
                 assert answer.status == 503
             with engine(path, KEY) as second:

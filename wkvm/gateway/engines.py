@@ -6,6 +6,7 @@ for both doors, and the gateway has none.
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from wkvm_client.errors import (
     UnauthenticatedError,
 )
 from wkvm_protocol.messages import HelloOk
+
+logger = logging.getLogger("wkvm.gateway")
 
 Connect: TypeAlias = Callable[[str | None], Awaitable[aio.Client]]
 """Makes a connected client that presents a key, or, with None, is the gateway's own and presents
@@ -81,6 +84,7 @@ class Engines:
         self._pending: dict[bytes, asyncio.Task[aio.Client]] = {}
         self._handshakes = asyncio.Semaphore(MAX_HANDSHAKES)
         self._is_open = False
+        self._is_reached = True
         self._info: HelloOk | None = None
         self._closed = False
 
@@ -214,7 +218,12 @@ class Engines:
         async with self._handshakes:
             if self._closed:
                 raise ClientClosedError("the gateway is closing")
-            client = await self._connect(key)
+            try:
+                client = await self._connect(key)
+            except ConnectFailedError as error:
+                self._note_failure(error)
+                raise
+            self._is_reached = True
         try:
             self._check(client.server)
         except ClientError:
@@ -223,6 +232,14 @@ class Engines:
         # One that this replaces closes by itself, with the last of its requests.
         self._clients[name] = client
         return client
+
+    def _note_failure(self, error: ConnectFailedError) -> None:
+        """Say why in the log, once for as long as it lasts: clients are told nothing of it."""
+        if self._is_reached:
+            cause = error.__cause__
+            why = cause.strerror if isinstance(cause, OSError) else None
+            logger.warning("the engine cannot be reached: %s", why or type(error).__name__)
+        self._is_reached = False
 
     def _check(self, info: HelloOk) -> None:
         if self._info is not None and (

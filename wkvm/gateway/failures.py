@@ -165,6 +165,8 @@ def _of_client_error(error: ClientError, names: Mapping[str, str]) -> HttpError:
         (status, kind, code) for leaf, status, kind, code in _STATUSES if isinstance(error, leaf)
     )
     message, param = str(error), names.get(error.field, error.field)
+    if isinstance(error, client.ConnectFailedError):
+        message = "the engine cannot be reached"  # the error's text says where it is
     if message.startswith(f"{error.field}:"):
         message = param + message.removeprefix(error.field)
     retry_after_s = None
