@@ -250,6 +250,19 @@ FAULTY: dict[str, Any] = {
 }
 
 
+async def test_a_folder_of_responses_that_cannot_be_used_is_not_told_by_its_path(
+    tmp_path: Path, heard: Heard
+) -> None:
+    (tmp_path / "file").write_text("")
+    gateway = GatewayConfig(responses_dir=str(tmp_path / "file" / "folderquokka"))
+    async with world_running(tmp_path / "a", gateway=gateway, has_websockets=False) as world:
+        body = {"model": "tales", "input": TEXT, "max_output_tokens": 1}
+        status, told = await world.post("anna", "/v1/responses", body)
+        assert (status, told["error"]["code"]) == (503, "store_failed")
+        assert "folderquokka" not in told["error"]["message"]
+    assert not any("folderquokka" in line for line in heard.lines)
+
+
 async def test_random_names_leave_the_metrics_small(tmp_path: Path) -> None:
     """Names of handles, routes, methods, models and requests: none of them becomes a label."""
     rng, n, sent = random.Random(seed()), amount(300, 25_000), list[str]()

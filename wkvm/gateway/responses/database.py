@@ -275,7 +275,9 @@ def _code(error: BaseException | None) -> int:
 def _failure(error: Exception) -> HttpError:
     if _code(error) == sqlite3.SQLITE_FULL:
         return _full()
-    return HttpError(503, f"what is kept cannot be used: {error}", SERVER, code="store_failed")
+    # The text of an OSError has the path.
+    what = error.strerror or "an error" if isinstance(error, OSError) else error
+    return HttpError(503, f"what is kept cannot be used: {what}", SERVER, code="store_failed")
 
 
 def _full() -> HttpError:
