@@ -6,21 +6,23 @@ with the connection.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
 from wkvm_client import aio
 from wkvm_protocol.codec import Codec
-from wkvm_protocol.messages import StateCredit
+from wkvm_protocol.messages import GenerateOn, StateCredit, StateOperation
 
 from tests.isolation.world import TIMEOUT_S, World, key_of, world_running
 from tests.states.binary_door import BinaryDoor, typed
 from tests.states.doors import Door, Gone, Refused
 from tests.states.http_door import HttpDoor
+from wkvm.gateway.routes import ROUTES
 
 Doing = Callable[[Door, dict[str, Any]], Coroutine[Any, Any, Any]]
 """An operation on the state ``mine``, at version 2; the options say how it is made safe."""
@@ -276,3 +278,43 @@ OWN: dict[tuple[str, str], Any] = {
     for what, do in (("snapshot", _snapshot), ("mutate", _mutate), ("import", _import))
     for kind in ("binary", "http")
 }
+
+
+SAME_AGAIN = {
+    "StateGet",
+    "StateList",
+    "StateDiff",
+    "StateLog",
+    "StateReplay",
+    "StateExport",
+    "StateHibernate",
+    "StateResume",
+    "MigrateBegin",
+    "MigrateEnd",
+    "DELETE /v1/sessions/{id}",
+    "POST /v1/sessions/{id}/interrupt",
+    "POST /v1/states/{ref}/diff",
+    "POST /v1/states/{ref}/hibernate",
+    "POST /v1/states/{ref}/replay",
+    "POST /v1/states/{ref}/resume",
+}
+"""What changes no version, or may be done again: the state is then what it was after the first."""
+
+
+def fields_of_all() -> Iterator[tuple[str, set[str]]]:
+    """Each operation on states, of either door, and the names of what it takes."""
+    for message in (*get_args(StateOperation), GenerateOn):
+        yield message.__name__, set(message.__struct_fields__)
+    for route in ROUTES:
+        if route.method != "GET" and re.match("/v1/(states|sessions)", route.path):
+            assert route.doc is not None
+            bodies = [one for one in route.doc.bodies if hasattr(one, "__struct_fields__")]
+            names = {name for one in bodies for name in one.__struct_fields__}
+            names |= {one.name for one in route.doc.query}
+            yield f"{route.method} {route.path}", names
+
+
+def test_whatever_changes_a_version_takes_a_key_or_the_version_that_it_expects() -> None:
+    safe = {"idempotency_key", "expected_version"}
+    lacking = {what for what, names in fields_of_all() if not names & safe}
+    assert lacking == SAME_AGAIN
