@@ -204,4 +204,38 @@ DOORS = (
         "        if n < 0:\n",
         ("tests/gateway/test_nesting.py::test_the_objects_and_arrays_of_a_text_are_counted",),
     ),
+    Fault(
+        "a body that stops has no deadline",
+        "wkvm/gateway/calls.py",
+        "            async with asyncio.timeout(config.body_timeout_s):\n",
+        "            async with asyncio.timeout(None):\n",
+        (
+            "tests/gateway/test_door_deadlines.py::test_a_body_that_stops_is_answered_by_408_and_the_end",
+        ),
+    ),
+    Fault(
+        "another parser of HTTP will do",
+        "wkvm/gateway/door/listening.py",
+        "    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:\n",
+        "    if False:\n",
+        ("tests/gateway/test_door.py::test_without_the_c_parser_nothing_starts",),
+    ),
+    Fault(
+        "pages from elsewhere may use the server",
+        "wkvm/gateway/door/origins.py",
+        "    if origin is None or _is_named(origin, config):\n",
+        "    if True or _is_named(origin, config):\n",
+        (
+            "tests/gateway/test_origins.py::test_without_keys_a_page_from_elsewhere_makes_nothing_run",
+        ),
+    ),
+    Fault(
+        "a grammar may take any time",
+        "wkvm/engine/grammars.py",
+        "        if self._time_left_s < 0:\n",
+        "        if False:\n",
+        (
+            "tests/engine/test_grammar_compiler.py::test_a_grammar_whose_masks_take_too_long_ends_its_own_request_alone",
+        ),
+    ),
 )

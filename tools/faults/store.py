@@ -286,4 +286,22 @@ STORE = (
         "        return\n",
         ("tests/state/test_store_full.py::test_deleting_works_when_not_a_byte_is_left",),
     ),
+    Fault(
+        "a header is taken however it is written",
+        "wkvm/state/format.py",
+        "    if len(digest) != DIGEST_CHARS or again != raw:\n",
+        "    if len(digest) != DIGEST_CHARS:\n",
+        (
+            "tests/state/test_exchange.py::test_headers_with_changed_text_are_refused_with_a_typed_error",
+        ),
+    ),
+    Fault(
+        "memory for a new state is not blank",
+        "wkvm/state/memory.py",
+        "np.zeros(n_bytes, dtype=np.uint8)",
+        "np.full(n_bytes, 171, dtype=np.uint8)",
+        (
+            "tests/state/test_mutations.py::test_tokens_in_the_ring_are_folded_first_and_the_ring_is_left_empty",
+        ),
+    ),
 )
