@@ -221,6 +221,16 @@ TRIALS: tuple[Trial, ...] = (
     # Layer 9.
     Trial(
         layer=9,
+        tests=("tests/overload/test_open_loop.py",),
+        n_parts=2,
+        part_s=400,
+        promises=tuple(
+            Promise(f"open loop at twice the capacity, {door}", 300, "seconds")
+            for door in ("binary", "HTTP")
+        ),
+    ),
+    Trial(
+        layer=9,
         tests=("tests/states/test_stops.py",),
         n_parts=2,
         part_s=150,

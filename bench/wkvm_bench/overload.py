@@ -67,6 +67,7 @@ class Phase:
         timeout_s: in which a request was to be over.
         sent: the requests, by who sent them.
         most_queued: how many waited at most.
+        n_computed: ids that the server made for all of them.
     """
 
     began_at: float
@@ -74,6 +75,15 @@ class Phase:
     timeout_s: float
     sent: dict[str, list[Streamed]] = field(default_factory=dict[str, list[Streamed]])
     most_queued: int = 0
+    n_computed: int = 0
+
+    @property
+    def share_of_use(self) -> float:
+        """Of the ids that were computed, those of requests that were whole in time.
+
+        That depends less on how fast the machine just is than rates do.
+        """
+        return sum(one.n_ids for one in self.good()) / max(1, self.n_computed)
 
     def good(self, who: Sequence[str] = tuple(SHARES)) -> list[Streamed]:
         """Those that were whole in time."""
@@ -203,6 +213,7 @@ async def run_phase(
     draw, timeout_s = random.Random(seed), pace.timeout_s
     prompts = random_prompts(seed, N_CTX, doors.lanes.server.vocab_size)
     async with sources(doors, door, timeout_s) as of:
+        n_before = (await doors.lanes.stats())["output_tokens_total"]
         start = time.perf_counter()
         phase = Phase(
             began_at=start + timeout_s,
@@ -231,6 +242,7 @@ async def run_phase(
         watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+        phase.n_computed = (await doors.lanes.stats())["output_tokens_total"] - n_before
     return phase
 
 
@@ -293,6 +305,18 @@ def _results(
                 besides,
             )
         )
+    of_use = {
+        load: 100 * statistics.median(one.share_of_use for one in phases[load]) for load in LOADS
+    }
+    results.append(
+        Finding(
+            f"{door}, at twice the capacity: ids computed that are of use",
+            of_use[2.0],
+            "%",
+            Bar(90),
+            {f"at {load:g} times, %": of_use[load] for load in LOADS},
+        )
+    )
     refused = [one for load in (2.0, 4.0) for phase in phases[load] for one in phase.refused]
     times = Spread.of([one.ended_at - one.due_at for one in refused])
     after = [one.retry_after_s for one in refused if one.retry_after_s is not None]

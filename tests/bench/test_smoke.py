@@ -80,6 +80,7 @@ CASES = {
         for what in (
             "at 2 times the capacity",
             "at 4 times the capacity",
+            "at twice the capacity: ids computed that are of use",
             "at two and four times: a refusal comes, p50",
             "at twice the capacity: requests of a tenant that asks for less than its share that"
             " are whole in time",

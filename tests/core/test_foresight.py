@@ -23,6 +23,7 @@ class Clocked:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.now = 0.0
+        self.step_s = STEP_S
         self.n = 0
         self.ended = dict[int, tuple[Status, WkvmError | None, int]]()
         self.refused = list[tuple[str, float | None]]()
@@ -57,7 +58,7 @@ class Clocked:
     def step(self, n: int = 1) -> None:
         for _ in range(n):
             plan = self.scheduler.plan(self.now)
-            self.now += STEP_S
+            self.now += self.step_s
             if plan is not None:
                 self.scheduler.commit(plan, answer(plan), self.now)
             for end in ends(self.scheduler.take_events()):
@@ -201,6 +202,24 @@ def test_outputs_that_stop_early_are_expected_to_stop_early() -> None:
         while clocked.scheduler.stats()["n_queued"] < 10:
             clocked.submit(stops, timeout_s=1e6)
     assert clocked.submit(stops, timeout_s=11) is not None
+
+
+def test_a_server_that_became_too_slow_for_everybody_finds_out_when_it_is_faster_again() -> None:
+    clocked = busy(0)
+    clocked.step(100)
+    clocked.step_s = 1.0  # ten times as long: nobody is over in time
+    for _ in range(60):
+        clocked.submit(timeout_s=5.0)
+        clocked.step()
+    assert clocked.scheduler.stats()["timed_out_total"] < 16, "all slots worked for nobody"
+    clocked.step_s = STEP_S
+    for _ in range(100):
+        clocked.submit(timeout_s=5.0)
+        clocked.step()
+    one = clocked.submit(timeout_s=10.0)
+    assert one is not None
+    clocked.step(100)
+    assert clocked.ended[one][0] is Status.LENGTH
 
 
 @pytest.mark.parametrize("load", [1, 2, 4])

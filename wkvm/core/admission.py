@@ -61,7 +61,7 @@ class Admission(Hibernation):
             if request is None:
                 break
             n_admitted += 1
-            if self._foresight.is_too_late(request, now):
+            if self._foresight.is_too_late(request, now, is_alone=not self._running):
                 error = self._foresight.too_late(request)
                 self._counters.n_too_late += 1
                 self._end(request, Status.FINISHED_ERROR, now, error=error)

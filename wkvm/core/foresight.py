@@ -20,6 +20,9 @@ TAKEN, ADMITTED = (0.4, 0.75), (0.2, 0.5)
 """What is kept of a request's time for what nobody foresees, when it is taken and when it gets a
 slot: a share of what it needs, and at most one of what it does not need. The second are less, or
 those that were just taken would all be given up."""
+AT_ONCE, HOPELESS = 0.05, 1.25
+"""One that has waited for less than this share of its time gets a slot, unless it would need so
+many times as long as it has."""
 TOO_LATE = "so many requests wait that this one would not be over in its time"
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 600.0
@@ -32,24 +35,33 @@ MAX_TENANTS = 4096
 
 
 class Mean:
-    """A mean of late, in which one sample out of all proportion does little."""
+    """A mean of late, in which one sample out of all proportion does little.
+
+    Attributes:
+        value: the mean; None without a sample.
+        least: the least that it was, forgotten slowly: after thousands of samples.
+    """
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.least = 0.0
 
     def add(self, sample: float) -> None:
         """Take a sample in: it counts an eighth, and at most as twice the mean so far."""
         if self.value is None:
-            self.value = sample
+            self.value = self.least = sample
         else:
             self.value += (min(sample, 2 * self.value) - self.value) / 8
+            self.least = min(self.value, self.least + (self.value - self.least) / 4096)
 
 
 class Foresight:
     """What a request would have to wait for, and whether there is time for that.
 
     A request is taken for one that would be over too late only if it would have been in time at an
-    idle server: who asks for more than fits in its time wants what fits.
+    idle server: who asks for more than fits in its time wants what fits. And one for which there is
+    nobody to compute beside is judged as at an idle server: else, what was measured of a time in
+    which all came too late would have all refused for ever.
 
     Args:
         waiting: the line.
@@ -104,8 +116,10 @@ class Foresight:
 
     # --- what follows from it ---------------------------------------------------------------
 
-    def needed_s(self, tenant: str, n_prompt: int, max_tokens: int, *, may_stop: bool) -> float:
-        """How long a request takes once it has a slot, as far as is known: 0 at first.
+    def needed_s(
+        self, tenant: str, n_prompt: int, max_tokens: int, *, may_stop: bool
+    ) -> tuple[float, float]:
+        """How long a request takes once it has a slot, now and at an idle server; 0 if unknown.
 
         One that may stop takes the share of its ``max_tokens`` that the tenant's others took.
         """
@@ -113,10 +127,9 @@ class Foresight:
         if may_stop:
             used = self._share_used.get(tenant)
             share = 0.0 if used is None or used.value is None else used.value
-        n_steps = share * max_tokens
-        return n_prompt * (self._prompt_token_s.value or 0.0) + n_steps * (
-            self._step_s.value or 0.0
-        )
+        n_steps, prompt, step = share * max_tokens, self._prompt_token_s, self._step_s
+        now_s = n_prompt * (prompt.value or 0.0) + n_steps * (step.value or 0.0)
+        return now_s, n_prompt * prompt.least + n_steps * step.least
 
     def wait_s(self, tenant: str, priority: int, *, n_free: int = 0) -> float | None:
         """How long a request would wait in the line; None if nothing is known of its pace.
@@ -153,24 +166,32 @@ class Foresight:
         if most_s is not None and wait_s > most_s:
             why = f"requests wait more than {most_s:g} s for a slot"
             raise OverloadedError(why, self.retry_after_s(spec.tenant, spec.priority))
-        needed_s = self.needed_s(
+        needed_s, least_s = self.needed_s(
             spec.tenant, len(spec.prompt), params.max_tokens, may_stop=may_stop
         )
-        if wait_s > _may_wait_s(needed_s, timeout_s, TAKEN):
+        if wait_s > _may_wait_s(needed_s, least_s, timeout_s, TAKEN):
             raise OverloadedError(TOO_LATE, self.retry_after_s(spec.tenant, spec.priority))
 
-    def is_too_late(self, request: Request, now: float) -> bool:
-        """Whether one whose turn it is would not be over in time."""
+    def is_too_late(self, request: Request, now: float, *, is_alone: bool) -> bool:
+        """Whether one whose turn it is would not be over in time.
+
+        Args:
+            is_alone: whether nobody else runs.
+        """
         if request.admitted_at is not None:
             return False
-        needed_s = self.needed_s(
+        needed_s, least_s = self.needed_s(
             request.tenant,
             len(request.prompt),
             request.params.max_tokens,
             may_stop=bool(request.stops),
         )
-        timeout_s = request.deadline - request.submitted_at
-        return now - request.submitted_at > _may_wait_s(needed_s, timeout_s, ADMITTED)
+        timeout_s, waited_s = request.deadline - request.submitted_at, now - request.submitted_at
+        if is_alone:
+            needed_s = least_s
+        if waited_s < AT_ONCE * timeout_s and needed_s < HOPELESS * timeout_s:
+            return False
+        return waited_s >= _may_wait_s(needed_s, least_s, timeout_s, ADMITTED)
 
     def too_late(self, request: Request) -> OverloadedError:
         """What such a one is told."""
@@ -186,9 +207,11 @@ class Foresight:
         return None if wait_s is None else min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
 
 
-def _may_wait_s(needed_s: float, timeout_s: float, kept: tuple[float, float]) -> float:
+def _may_wait_s(
+    needed_s: float, least_s: float, timeout_s: float, kept: tuple[float, float]
+) -> float:
     """How long a request may wait; for ever, if its time would not suffice in any case."""
-    slack_s = timeout_s - needed_s
-    if slack_s < 0:
+    if least_s > timeout_s:
         return math.inf
+    slack_s = max(0.0, timeout_s - needed_s)
     return slack_s - min(kept[0] * needed_s, kept[1] * slack_s)
