@@ -28,6 +28,7 @@ from tests.states.doors import Refused
 from tests.states.test_refusals import MAKING, OPERATIONS
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.routes import ROUTES
+from wkvm.server.crashes import report_of
 from wkvm.state.image import pack_ids
 
 TEXT = "zanzibarquokka"
@@ -248,6 +249,26 @@ FAULTY: dict[str, Any] = {
         "max_tokens": 1,
     },
 }
+
+
+async def test_no_canary_is_in_the_report_of_a_crash(tmp_path: Path) -> None:
+    folder = tmp_path / "folderquokka"
+    async with world_running(folder, has_websockets=False) as world:
+        client = world.clients["anna"]
+        stream = await client.generate(
+            IDS, max_tokens=10_000, ignore_eos=True, save_as=NAME, grammar=Grammar("regex", ".*")
+        )
+        await stream.read()
+        error = KeyError(TEXT, IDS, str(folder))
+        error.__cause__ = OSError(2, TEXT, str(folder))
+        steps, counters = world.loop.steps_told(), world.loop.stats()
+        report = report_of("engine_failed", 70, error=error, steps=steps, counters=counters)
+        stream.cancel()
+        await stream.completion()
+    text = json.dumps(report)
+    assert report["steps"]
+    for needle in (*NEEDLES.values(), "folderquokka"):
+        assert needle not in text
 
 
 async def test_a_folder_of_responses_that_cannot_be_used_is_not_told_by_its_path(
