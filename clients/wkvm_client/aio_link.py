@@ -246,7 +246,7 @@ async def open_link(
     link = Link(on_going_away=on_going_away, grace_s=grace_s)
     try:
         async with asyncio.timeout(timeout_s):
-            await _connect(link, where)
+            await _connect(link, where, api_key)
             try:
                 await link.handshake(api_key)
             except BaseException:
@@ -259,7 +259,7 @@ async def open_link(
     return link
 
 
-async def _connect(link: Link, where: Where) -> None:
+async def _connect(link: Link, where: Where, api_key: str) -> None:
     loop = asyncio.get_running_loop()
     try:
         match where:
@@ -272,7 +272,7 @@ async def _connect(link: Link, where: Where) -> None:
             case UnixAddress(path):
                 await loop.create_unix_connection(lambda: link, path)
             case WebSocketAddress():
-                await connect_websocket(link, where)
+                await connect_websocket(link, where, api_key)
             case _:
                 where(link)
     except BaseException:

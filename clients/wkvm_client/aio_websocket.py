@@ -54,9 +54,11 @@ class _Transport(asyncio.Transport):
 class _Below(asyncio.Protocol):
     """The WebSocket's own transport, below a connection."""
 
-    def __init__(self, above: asyncio.BufferedProtocol, address: WebSocketAddress) -> None:
+    def __init__(
+        self, above: asyncio.BufferedProtocol, address: WebSocketAddress, api_key: str
+    ) -> None:
         self._above = above
-        self._tunnel = WebSocketTunnel(address)
+        self._tunnel = WebSocketTunnel(address, api_key)
         self._transport: asyncio.Transport | None = None
         self._was_handed_over = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,7 +118,9 @@ class _Below(asyncio.Protocol):
         self._transport.abort()
 
 
-async def connect_websocket(above: asyncio.BufferedProtocol, address: WebSocketAddress) -> None:
+async def connect_websocket(
+    above: asyncio.BufferedProtocol, address: WebSocketAddress, api_key: str
+) -> None:
     """Connect, upgrade, and give a protocol its transport.
 
     Raises:
@@ -125,7 +129,7 @@ async def connect_websocket(above: asyncio.BufferedProtocol, address: WebSocketA
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context() if address.is_encrypted else None
     transport, below = await loop.create_connection(
-        lambda: _Below(above, address), address.host, address.port, ssl=context
+        lambda: _Below(above, address, api_key), address.host, address.port, ssl=context
     )
     try:
         await below.opened

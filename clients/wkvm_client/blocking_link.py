@@ -255,7 +255,7 @@ def open_link(where: Reachable | socket.socket, *, api_key: str, timeout_s: floa
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tunnel = None
         if isinstance(where, WebSocketAddress):
-            tunnel = _upgraded(sock, where, deadline_s)
+            tunnel = _upgraded(sock, where, api_key, deadline_s)
         link = Link(sock, tunnel)
         link.handshake(api_key, deadline_s)
     except TimeoutError as error:
@@ -270,14 +270,16 @@ def open_link(where: Reachable | socket.socket, *, api_key: str, timeout_s: floa
     return link
 
 
-def _upgraded(sock: socket.socket, address: WebSocketAddress, deadline_s: float) -> WebSocketTunnel:
+def _upgraded(
+    sock: socket.socket, address: WebSocketAddress, api_key: str, deadline_s: float
+) -> WebSocketTunnel:
     """Make a WebSocket of a connection.
 
     Raises:
         TimeoutError: it is ``deadline_s``.
         OSError, WebSocketError: the server does not.
     """
-    tunnel = WebSocketTunnel(address)
+    tunnel = WebSocketTunnel(address, api_key)
     sock.settimeout(max(deadline_s - time.monotonic(), SHORTEST_WAIT_S))
     sock.sendall(tunnel.upgrade())
     while not tunnel.is_open:

@@ -16,6 +16,7 @@ from wkvm_protocol.framing import HEADER_BYTES
 from wkvm_protocol.messages import MAX_FRAME_BYTES
 
 PROTOCOL = "wkvm.v1"
+KEY_PROTOCOL = "wkvm.key."
 DEFAULT_PATH = "/v1/ws"
 MAX_ANSWER_BYTES = 16 * 1024
 """Of the answer to the upgrade."""
@@ -70,14 +71,26 @@ def parse_websocket_address(text: str) -> WebSocketAddress:
 class WebSocketTunnel:
     """One WebSocket, from the upgrade to its end.
 
+    Args:
+        api_key: for the upgrade, which a server with keys does not make without one; it comes as
+            a subprotocol, in which it may hold any character.
+
     Attributes:
         replies: bytes to send that nobody asked for: answers to pings and to a close.
         is_open: whether the server has taken the upgrade.
         is_over: whether a close came; nothing comes after it.
     """
 
-    def __init__(self, address: WebSocketAddress) -> None:
+    def __init__(self, address: WebSocketAddress, api_key: str = "") -> None:
         self._address = address
+        self._offered = [PROTOCOL]
+        if api_key:
+            key = (
+                base64.urlsafe_b64encode(api_key.encode("utf-8", "surrogatepass"))
+                .decode()
+                .rstrip("=")
+            )
+            self._offered.append(f"{KEY_PROTOCOL}{key}")
         self._key = base64.b64encode(secrets.token_bytes(16))
         self._received = bytearray()
         self._written = bytearray()
@@ -96,7 +109,7 @@ class WebSocketTunnel:
             "Connection: Upgrade",
             f"Sec-WebSocket-Key: {self._key.decode()}",
             "Sec-WebSocket-Version: 13",
-            f"Sec-WebSocket-Protocol: {PROTOCOL}",
+            f"Sec-WebSocket-Protocol: {', '.join(self._offered)}",
         )
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 

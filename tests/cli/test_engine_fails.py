@@ -152,12 +152,21 @@ async def test_every_open_request_is_told_and_the_status_is_70(
             )
             web_socket = await http.ws_connect("/v1/responses")
             await web_socket.send_json({"type": "response.create", "model": MODEL, "input": CANARY})
-            async with await aio.connect(server.address, api_key=KEY) as binary:
-                stream = await binary.generate((5,), max_tokens=10**5, ignore_eos=True)
-                await stream.choices[0].read()
+            web = server.url().replace("http", "ws", 1) + "/v1/ws"
+            async with (
+                await aio.connect(server.address, api_key=KEY) as binary,
+                await aio.connect(web, api_key=KEY) as over_web_socket,
+            ):
+                streams = [
+                    await one.generate((5,), max_tokens=10**5, ignore_eos=True)
+                    for one in (binary, over_web_socket)
+                ]
+                for stream in streams:
+                    await stream.choices[0].read()
                 failing.fault.write_text("lost", encoding="utf-8")
-                with pytest.raises(EngineFailedError):
-                    await stream.completion()
+                for stream in streams:
+                    with pytest.raises(EngineFailedError):
+                        await stream.completion()
             for path, read in zip([*STREAMS, "/v1/chat/completions"], reads, strict=True):
                 check_ends(path, await read())
             answer = await whole

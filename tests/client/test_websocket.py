@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -251,3 +252,26 @@ async def test_a_server_that_does_not_do_as_it_should_is_no_server(
         with pytest.raises(error):
             await driver.connect(f"ws://127.0.0.1:{port}", connect_timeout_s=60)
         await driver.close()
+
+
+@both
+@pytest.mark.parametrize("api_key", [None, "a key, of any kind: \u00e4"])
+async def test_a_key_is_offered_with_the_upgrade_and_no_key_is_not(
+    make: Make, api_key: str | None
+) -> None:
+    heads = list[bytes]()
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+
+    async with answering(note) as port:
+        driver = make()
+        with pytest.raises(ConnectFailedError):
+            await driver.connect(f"ws://127.0.0.1:{port}", api_key=api_key)
+        await driver.close()
+    (offered,) = re.findall(rb"^Sec-WebSocket-Protocol: (.*)\r$", heads[0], re.MULTILINE)
+    expected = [b"wkvm.v1"]
+    if api_key is not None:
+        key = base64.urlsafe_b64encode(api_key.encode()).rstrip(b"=")
+        expected.append(b"wkvm.key." + key)
+    assert offered.split(b", ") == expected
