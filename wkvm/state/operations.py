@@ -308,7 +308,8 @@ def _clip(parameters: Clip, parents: Sequence[StateTensors]) -> StateTensors:
         if max_norm is not None:
             size = prod(x.shape[-2:] if x.dim() == 3 else x.shape)
             norms = squares(x.reshape(-1, size)).sqrt()
-            factors = (max_norm / norms.clamp(min=max_norm)).float()
+            # A bound may be so small that it counts as zero; what is shorter is left as it is.
+            factors = torch.where(norms > max_norm, max_norm / norms, 1.0).float()
             x = x * (factors.view(-1, 1, 1) if x.dim() == 3 else factors)
         return x
 
