@@ -26,7 +26,7 @@ async def main() -> None:
     engine = (
         Fountain()
         if settings["endless"]
-        else Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=8))
+        else Engine(FakeModel(vocab_size=256), EngineConfig(n_slots=128))
     )
     server = ServerConfig(binary_port=None, binary_uds=str(path), **settings["binary"])
     gateway = GatewayConfig(**settings["http"])

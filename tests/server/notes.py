@@ -28,6 +28,10 @@ class Notes(asyncio.Transport):
         self.reads = True
         self.has_eof = False
         self.end: str | None = None
+        self.n_unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.n_unsent
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.high = high
@@ -124,6 +128,16 @@ class Bench:
         if greets:
             self.connection.data_received(self.client.send_hello())
             self.received()
+
+    def stops_reading(self) -> None:
+        """The peer does not take what is sent, and too much of it waits."""
+        self.transport.n_unsent = 4096
+        self.connection.pause_writing()
+
+    def reads_on(self) -> None:
+        """It has taken everything."""
+        self.transport.n_unsent = 0
+        self.connection.resume_writing()
 
     def received(self) -> list[ServerMessage]:
         """What was written since the last call."""

@@ -113,7 +113,7 @@ async def test_without_pings_silence_has_its_own_limit() -> None:
 
 async def test_a_peer_that_does_not_read_is_cut_off_without_a_word() -> None:
     bench = Bench(write_timeout_s=10, ping_interval_s=3)
-    bench.connection.pause_writing()
+    bench.stops_reading()
     bench.clock.turn(9.5)
     assert nothing_happened(bench)
     bench.clock.turn(0.5)
@@ -124,7 +124,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_without_a_word() -> None:
 async def test_a_peer_that_stops_reading_when_nothing_else_is_due_is_cut_off() -> None:
     bench = Bench(write_timeout_s=10, ping_interval_s=0, idle_timeout_s=1000)
     bench.clock.turn(100)
-    bench.connection.pause_writing()
+    bench.stops_reading()
     bench.clock.turn(9.5)
     assert nothing_happened(bench)
     bench.clock.turn(0.5)
@@ -134,9 +134,9 @@ async def test_a_peer_that_stops_reading_when_nothing_else_is_due_is_cut_off() -
 async def test_a_peer_that_reads_on_in_time_is_kept_and_counts_as_heard() -> None:
     bench = Bench(write_timeout_s=10, ping_interval_s=15)
     bench.clock.turn(8)
-    bench.connection.pause_writing()
+    bench.stops_reading()
     bench.clock.turn(9.5)
-    bench.connection.resume_writing()
+    bench.reads_on()
     bench.clock.turn(14.5)
     assert nothing_happened(bench)
     bench.clock.turn(0.5)

@@ -23,6 +23,7 @@ from wkvm.core.config import LOCAL_TENANT
 from wkvm.server.clocks import Clocks, Overdue
 from wkvm.server.errors import INTERNAL_MESSAGE
 from wkvm.server.lanes import Lane, Outbox, n_more
+from wkvm.server.output import Output
 from wkvm.server.pacing import room_behind
 from wkvm.server.shared import Shared
 
@@ -39,12 +40,11 @@ LINGER_S = 1.0
 class Connection(asyncio.Protocol):
     """Serves one transport, TCP or unix socket, from its first byte to its last.
 
-    Output: from the transport's high-water mark on, the connection's requests are held in
-    the engine and nothing is read, so that what waits to be sent is bounded by that mark
-    and what a step had already produced. A peer that keeps it so for too long is cut off.
+    Output: once too much waits to be sent, the connection's requests are held in the engine and
+    nothing is read, so that no more waits than that and what a step had already produced. A peer
+    that keeps it so for too long is cut off.
 
-    Input: one read at most is stored beyond an unfinished frame; a few messages are
-    carried out in one turn of the loop.
+    Input: one read at most is stored beyond an unfinished frame; a turn carries few messages out.
 
     Args:
         is_trusted: the peer is this process: it needs no key and counts for no limit.
@@ -69,8 +69,7 @@ class Connection(asyncio.Protocol):
         self._is_tenant_counted = False
         self._is_open = False
         self._is_closing = False
-        self._is_output_full = False
-        self._corked: list[bytes] | None = None
+        self._output: Output | None = None
         self._clocks = Clocks(config, self._tick)
 
     @property
@@ -83,7 +82,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock of the handshake."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._config.max_output_bytes // 4)
+        self._output = Output(
+            self._transport,
+            high=self._config.max_output_bytes // 4,
+            on_full=self._hold,
+            on_free=self._release,
+        )
         self._shared.connections.add(self)
         self._shared.none_left.clear()
         self._clocks.starts()
@@ -120,11 +124,20 @@ class Connection(asyncio.Protocol):
         if self._is_counted:
             self._shared.counts.close(self.tenant if self._is_tenant_counted else None)
             logger.info("connection ended, %d open", self._shared.counts.total)
-        self._transport = None
+        self._transport = self._output = None
 
     def pause_writing(self) -> None:
+        """The transport has something left to send."""
+        if self._output is not None:
+            self._output.stops()
+
+    def resume_writing(self) -> None:
+        """It has sent it."""
+        if self._output is not None:
+            self._output.goes_on()
+
+    def _hold(self) -> None:
         """Too much waits to be sent: produce nothing more, and read nothing more."""
-        self._is_output_full = True
         if self._is_closing:
             return
         self._clocks.is_blocked()
@@ -132,9 +145,8 @@ class Connection(asyncio.Protocol):
             self._shared.dispatcher.hold(self)
         self._live_transport().pause_reading()
 
-    def resume_writing(self) -> None:
+    def _release(self) -> None:
         """The peer has caught up."""
-        self._is_output_full = False
         self._clocks.is_free()
         if self._is_closing:
             return
@@ -170,7 +182,8 @@ class Connection(asyncio.Protocol):
         """Close once what was written is sent; what was asked for is cancelled without a word."""
         self._is_closing = True
         self._wire.close()
-        self._uncork()
+        if self._output is not None:
+            self._output.flush()
         transport = self._transport
         if transport is not None and not self._clocks.is_ending:
             transport.close()
@@ -195,7 +208,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_held(self) -> bool:
         """Whether too much waits to be sent, so that nothing more is to be produced."""
-        return self._is_output_full
+        return self._output is not None and self._output.is_full
 
     def room(self, request_id: int) -> int:
         """How many bytes of a state may be sent on a lane, as the peer granted them."""
@@ -207,7 +220,7 @@ class Connection(asyncio.Protocol):
         A peer that takes nothing for as long as it may keep a connection waiting is cut off.
         """
         room = await room_behind(
-            self._n_unsent,
+            lambda: 0 if self._output is None else self._output.n_before_full,
             most=self._config.max_output_bytes // 8,
             timeout_s=self._config.write_timeout_s,
         )
@@ -216,24 +229,20 @@ class Connection(asyncio.Protocol):
             raise asyncio.CancelledError
         return room
 
-    def _n_unsent(self) -> int | None:
-        """How many bytes wait to be sent; None where nothing more is to be added to them."""
-        if self._is_output_full:
-            return None
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
     # --- messages -------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Read on after a pause."""
-        if self._is_closing or self._is_output_full:
+        if self._is_closing or self.is_held:
             return
         self._live_transport().resume_reading()
         self._turn()
 
     def _turn(self) -> None:
         """Carry out stored messages, but not too many, and send the answers with one write."""
-        self._corked = []
+        output = self._output
+        assert output is not None
+        output.cork()
         try:
             is_done = self._carry_out()
         except RemoteProtocolError as error:
@@ -243,7 +252,7 @@ class Connection(asyncio.Protocol):
             logger.exception("internal error on a connection")
             self._fail(ErrorCode.INTERNAL, INTERNAL_MESSAGE)
             return
-        self._uncork()
+        output.uncork()
         if self._is_closing or is_done:
             return
         self._live_transport().pause_reading()
@@ -313,34 +322,25 @@ class Connection(asyncio.Protocol):
         shared.dispatcher.opened(self)
         self._clocks.opens()
 
-    # --- bytes out ------------------------------------------------------------------------
-
     def _write(self, data: bytes) -> None:
-        if self._corked is not None:
-            self._corked.append(data)
-        elif self._transport is not None:
-            self._transport.write(data)
-
-    def _uncork(self) -> None:
-        corked, self._corked = self._corked, None
-        if corked and self._transport is not None:
-            self._transport.write(corked[0] if len(corked) == 1 else b"".join(corked))
+        if self._output is not None:
+            self._output.write(data)
 
     # --- ends -----------------------------------------------------------------------------
 
     def _fail(self, code: ErrorCode, why: str) -> None:
         """Say what is wrong, and close. Input that still comes is read and dropped for a while.
 
-        To close at once would reset the connection under input that was not read, and
-        the peer would lose the reason.
+        To close at once would reset the connection, and the peer would lose the reason.
         """
         if self._is_closing:
             return
         logger.info("connection closed: %s", code.name)
         self._write(self._wire.send_error(code, why))
-        self._uncork()
         self._is_closing = True
         transport = self._live_transport()
+        if self._output is not None:
+            self._output.flush()
         if not transport.is_closing():
             if transport.can_write_eof():
                 transport.write_eof()
@@ -392,7 +392,7 @@ class Connection(asyncio.Protocol):
 
     def _counts_silence(self) -> bool:
         """Whether the peer is open and could be heard."""
-        return self._is_open and not self._is_output_full
+        return self._is_open and not self.is_held
 
     def _cut_off(self) -> None:
         """End what is not read: the reason would only queue up behind the rest."""

@@ -20,6 +20,8 @@ from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece, Whole
 
 MAX_CHOICES = 256
 """Of one HTTP request, all its prompts together."""
+MAX_WAITING = 1024
+"""Ids and log probabilities of a choice that wait for a client that does not read."""
 
 
 class Lanes:
@@ -53,6 +55,7 @@ class Lanes:
             ClientError: as ``Client.generate``.
         """
         seed = keywords.get("seed")
+        keywords = {**keywords, "credit": credit_for(keywords.get("logprobs"))}
         opened = list[Stream]()
         for index in range(n):
             if seed is not None:
@@ -77,6 +80,15 @@ class Lanes:
             return
         for stream in self.streams:
             stream.cancel()
+
+
+def credit_for(n_logprobs: int | None) -> int:
+    """How many ids of a choice may wait for their reader, each with so many log probabilities.
+
+    What is no number of these the engine refuses.
+    """
+    n = n_logprobs or 0
+    return MAX_WAITING // (1 + n) if 0 <= n < MAX_WAITING else 1
 
 
 async def taken(client: Client, stream: Stream) -> None:
