@@ -80,6 +80,7 @@ KILLS_ON_A_GPU = "test_sessions_through_kills_end_with_the_bits_of_undisturbed_o
 STORE_FAULTS = "tests/state/test_store_faults.py"
 STORE_CRASHES = "tests/state/test_store_crashes.py"
 KILLS = "tests/states/test_kills.py"
+FRAMES = "tests/hostile/test_frames.py::test_each_frame_is_answered_once_or_ends_its_connection"
 FILE_SYSTEMS = ("ext4", "btrfs", "xfs")
 
 TRIALS: tuple[Trial, ...] = (
@@ -216,8 +217,48 @@ TRIALS: tuple[Trial, ...] = (
         ),
     ),
     # Layer 6.
+    Trial(
+        layer=6,
+        tests=(f"{FRAMES}[binary]",),
+        n_parts=20,
+        part_s=120,
+        promises=(Promise("frames of the binary protocol", 10_000_000, "frames"),),
+    ),
+    Trial(
+        layer=6,
+        tests=(f"{FRAMES}[websocket]",),
+        n_parts=4,
+        part_s=120,
+        promises=(Promise("messages over WebSocket", 400_000, "frames"),),
+    ),
     # Layer 7.
+    Trial(
+        layer=7,
+        tests=("tests/hostile/test_requests.py",),
+        n_parts=20,
+        part_s=110,
+        promises=(Promise("requests of any kind to all routes", 200_000, "requests"),),
+    ),
+    Trial(
+        layer=7,
+        tests=("tests/hostile/test_large_bodies.py",),
+        n_parts=1,
+        part_s=60,
+        promises=(Promise("bodies that are much work", 40, "requests"),),
+    ),
     # Layer 8.
+    Trial(
+        layer=8,
+        tests=("tests/hostile/test_connections.py",),
+        n_parts=5,
+        part_s=150,
+        promises=(
+            Promise("connections that stop in the middle", 50_000, "connections"),
+            Promise("connections that come and go", 100_000, "connections"),
+            Promise("readers that stall, binary", 500, "readers"),
+            Promise("readers that stall, http", 500, "readers"),
+        ),
+    ),
     # Layer 9.
     Trial(
         layer=9,
