@@ -238,4 +238,18 @@ DOORS = (
             "tests/engine/test_grammar_compiler.py::test_a_grammar_whose_masks_take_too_long_ends_its_own_request_alone",
         ),
     ),
+    Fault(
+        "a checkpoint of the operator's is unpickled",
+        "wkvm/models/weights.py",
+        "torch.load(path, weights_only=True, mmap=True",
+        "torch.load(path, weights_only=False, mmap=True",
+        ("tests/models/test_checkpoints.py::test_a_pickle_is_not_executed",),
+    ),
+    Fault(
+        "a module loads whatever torch can",
+        "wkvm/models/weights.py",
+        "torch.load(path, weights_only=True, mmap=True",
+        "torch.load(path, mmap=True",
+        ("tests/supply/test_nothing_is_run.py::test_no_module_runs_what_it_reads",),
+    ),
 )
