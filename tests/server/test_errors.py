@@ -98,6 +98,12 @@ def test_the_code_of_a_leaf_matches_its_branch(error: WkvmError) -> None:
     assert "4711" not in message.message
 
 
+def test_a_refusal_says_when_to_try_again_if_that_is_known() -> None:
+    assert failed(7, core.QueueFullError(3, "requests", 2.5)).retry_after_ms == 2500
+    assert failed(7, core.OverloadedError("many wait", 0.0014)).retry_after_ms == 2
+    assert failed(7, core.QueueFullError(3, "requests")).retry_after_ms == 1000
+
+
 @pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), MemoryError()])
 def test_the_cause_of_an_unexpected_error_is_in_the_log_and_nowhere_else(
     error: Exception, caplog: pytest.LogCaptureFixture

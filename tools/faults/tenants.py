@@ -160,7 +160,7 @@ TENANTS = (
     Fault(
         "who could not be over in time is taken",
         "wkvm/core/foresight.py",
-        "        if wait_s > _may_wait_s(needed_s, timeout_s, TAKEN):\n",
+        "        if wait_s > _may_wait_s(needed_s, least_s, timeout_s, TAKEN):\n",
         "        if False:\n",
         ("tests/core/test_foresight.py::test_who_would_be_over_too_late_is_refused_at_once",),
     ),
