@@ -97,7 +97,7 @@ class Soak:
     Attributes:
         counts: what was done, by name.
         baseline, samples: the look after the warm-up, and those after each round from there on.
-        growth: lines of code that allocated, where memory was traced.
+        growth: types of which there are more objects, and where memory was traced lines of code.
         errors: lines of the server's log.
     """
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ TEXT_FILES = (
 class Ask(StrEnum):
     """What can be asked of the window.
 
-    ``LOOK`` collects garbage first. ``MARK`` notes where memory is, if it is traced, and ``GROWTH``
-    says where it has grown since.
+    ``LOOK`` collects garbage first. ``MARK`` notes what objects there are, and if memory is traced
+    who allocated it; ``GROWTH`` says of what and where there is more since.
     """
 
     LOOK = "look"
@@ -57,7 +58,7 @@ class Inside(msgspec.Struct):
         n_tasks: of asyncio that are not done.
         n_blocks: pieces of memory of Python objects.
         traced_bytes: of all that Python has allocated; 0 where that is not traced.
-        growth: lines of code and what they have allocated more, the most first.
+        growth: types of which there are more objects, and lines of code that hold more memory.
     """
 
     n_tasks: int
@@ -194,6 +195,7 @@ class _Watcher(threading.Thread):
         self._listener.bind(path)
         self._listener.listen()
         self._marked: tracemalloc.Snapshot | None = None
+        self._types = Counter[str]()
 
     def run(self) -> None:
         """Answer."""
@@ -206,23 +208,28 @@ class _Watcher(threading.Thread):
 
     def _look(self, what: Ask) -> Inside:
         gc.collect()
-        is_traced = tracemalloc.is_tracing()
-        growth = list[str]()
-        if is_traced and what is not Ask.LOOK:
-            snapshot = tracemalloc.take_snapshot()
-            if what is Ask.MARK:
-                self._marked = snapshot
-            elif self._marked is not None:
-                growth = [str(one) for one in snapshot.compare_to(self._marked, "lineno")[:N_LINES]]
+        growth = self._growth(what) if what is not Ask.LOOK else []
         return Inside(
             n_tasks=sum(1 for one in gc.get_objects() if _is_open_task(one)),
             n_files=len(os.listdir("/proc/self/fd")),
             n_threads=len(os.listdir("/proc/self/task")),
             rss_bytes=rss_bytes("self"),
             n_blocks=sys.getallocatedblocks(),
-            traced_bytes=tracemalloc.get_traced_memory()[0] if is_traced else 0,
+            traced_bytes=tracemalloc.get_traced_memory()[0],
             growth=growth,
         )
+
+    def _growth(self, what: Ask) -> list[str]:
+        types = Counter(f"{type(one).__module__}.{type(one).__name__}" for one in gc.get_objects())
+        snapshot = tracemalloc.take_snapshot() if tracemalloc.is_tracing() else None
+        if what is Ask.MARK:
+            self._types, self._marked = types, snapshot
+            return []
+        more = (types - self._types).most_common(N_LINES)
+        growth = [f"{n} more of {name}" for name, n in more]
+        if snapshot is not None and self._marked is not None:
+            growth += map(str, snapshot.compare_to(self._marked, "lineno")[:N_LINES])
+        return growth
 
 
 def _is_open_task(one: object) -> bool:

@@ -368,10 +368,11 @@ async def test_a_new_session_has_no_turn_of_the_one_that_had_its_name(
     assert (status, answer["error"]["code"]) == (410, "events_gone")
 
 
-async def test_the_turn_of_a_deleted_session_is_forgotten(running: Running) -> None:
+@pytest.mark.parametrize("what", ["sessions", "states"])
+async def test_the_turn_of_a_deleted_session_is_forgotten(running: Running, what: str) -> None:
     await begin(running)
     await turn(running)
-    await ask(running, "DELETE", "/v1/sessions/talk")
+    await ask(running, "DELETE", f"/v1/{what}/talk")
     assert (await ask(running, "GET", "/v1/sessions/talk/events"))[0] == 404
 
 

@@ -1,6 +1,8 @@
 """What is kept of the turns of sessions, and for whom."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -93,6 +95,22 @@ async def test_what_ended_is_forgotten_in_time() -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while kept.find(b"anna", "s") is not None:  # noqa: ASYNC110  (nothing announces it)
             await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("how", ["deleted", "too many", "too long", "followed by another"])
+async def test_nothing_holds_a_turn_that_is_kept_no_more(how: str) -> None:
+    n, n_bytes = (1 if how == "too many" else 9), (1 if how == "too long" else 10**6)
+    turns = Turns(GatewayConfig(max_submitted=n, max_submitted_bytes=n_bytes))
+    held = weakref.ref(await over(turns.begin(b"t", "one", ends)))
+    match how:
+        case "deleted":
+            turns.forget(b"t", "one")
+        case "followed by another":
+            await over(turns.begin(b"t", "one", ends))
+        case _:
+            await over(turns.begin(b"t", "two", ends))
+    gc.collect()
+    assert held() is None
 
 
 async def test_a_turn_that_begins_is_not_forgotten_with_the_one_before() -> None:

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 from wkvm_client.aio import Stream
 from wkvm_client.errors import ClientError
+from wkvm_client.state_errors import StateNotFoundError
 from wkvm_client.states import StateInfo
 
 from wkvm.gateway.asked import forget_turn
@@ -179,7 +180,7 @@ async def interrupt(call: Call) -> web.StreamResponse:
 async def events(call: Call) -> web.StreamResponse:
     """``GET /v1/sessions/{id}/events``: the last turn, or what was missed of it."""
     known_query(call.request.query)
-    turn = _turn(call)
+    turn = await _kept(call)
     if turn is None:
         await call.client.states.get(_name(call))  # 404 for what is no session
         raise gone()
@@ -192,6 +193,20 @@ async def events(call: Call) -> web.StreamResponse:
     if call.request.method == "HEAD":
         return web.Response(headers=STREAM_HEADERS)
     return await _send(call, turn, n_seen)
+
+
+async def _kept(call: Call) -> Turn | None:
+    """The last turn of a session that is still there: it may have been deleted as a state."""
+    turn = _turn(call)
+    if turn is not None and turn.is_over:
+        try:
+            await call.client.states.get(_name(call))
+        except StateNotFoundError:
+            call.gateway.turns.forget(call.tenant, _name(call))
+            raise
+        except ClientError:
+            pass  # what is kept here can be read without the engine
+    return turn
 
 
 async def generate(call: Call) -> web.StreamResponse:

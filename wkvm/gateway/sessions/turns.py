@@ -32,6 +32,7 @@ class Turn:
         error: what went wrong, once something has.
         is_over: whether no more events come.
         whole: the turn as one JSON text, once it is over.
+        expiry: when it will be forgotten, once it is over.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Turn:
         self.error: HttpError | None = None
         self.is_over = False
         self.whole = b""
+        self.expiry: asyncio.TimerHandle | None = None
         self.n_bytes = 0
         self._events = list[bytes]()
         self._n_dropped = 0
@@ -125,11 +127,17 @@ class _Shelf:
 
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
 
+    def drop(self, session: str) -> None:
+        """Forget the turn of a session, if there is one, and all that holds it."""
+        turn = self.turns.pop(session, None)
+        if turn is not None and turn.expiry is not None:
+            turn.expiry.cancel()
+
     def drop_oldest(self) -> bool:
         """Forget the oldest turn that is over. False if there is none."""
         for session, turn in self.turns.items():
             if turn.is_over:
-                del self.turns[session]
+                self.drop(session)
                 return True
         return False
 
@@ -164,7 +172,7 @@ class Turns:
         """Forget the last turn of what had a session's name before, if it is over."""
         turn = self.find(tenant, session)
         if turn is not None and turn.is_over:
-            del self._shelves[tenant].turns[session]
+            self._shelves[tenant].drop(session)
 
     def check_idle(self, tenant: bytes, session: str) -> None:
         """Check that no turn of a session runs.
@@ -184,7 +192,7 @@ class Turns:
         """
         self.check_idle(tenant, session)
         shelf = self._shelves.setdefault(tenant, _Shelf())
-        shelf.turns.pop(session, None)
+        shelf.drop(session)
         while len(shelf.turns) >= self._config.max_submitted:
             if not shelf.drop_oldest():
                 raise HttpError(
@@ -213,14 +221,10 @@ class Turns:
         while shelf.n_bytes > self._config.max_submitted_bytes and len(shelf.turns) > 1:
             if not shelf.drop_oldest():
                 break
-        asyncio.get_running_loop().call_later(
-            self._config.submitted_ttl_s, self._forget, tenant, session, turn
-        )
-
-    def _forget(self, tenant: bytes, session: str, turn: Turn) -> None:
-        shelf = self._shelves[tenant]
         if shelf.turns.get(session) is turn:
-            del shelf.turns[session]
+            turn.expiry = asyncio.get_running_loop().call_later(
+                self._config.submitted_ttl_s, shelf.drop, session
+            )
 
 
 def busy(session: str) -> HttpError:
