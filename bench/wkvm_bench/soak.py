@@ -33,7 +33,7 @@ WARM_UP = 0.2
 SETTLE_S = 60.0
 FLAGS = (
     *("--threads", "1", "--slots", "8", "--max-queue", "192", "--model-aliases", "*"),
-    *("--state-host-bytes", "512K", "--max-versions-per-state", "8", "--drop-old-versions"),
+    *("--state-host-bytes", "512K", "--max-versions-per-state", "2", "--drop-old-versions"),
     *("--prefix-cache-bytes", str(2**20), "--max-submitted", "16", "--max-responses", "16"),
     *("--max-completed-requests", "64", "--log-level", "warning"),
 )
@@ -54,6 +54,7 @@ class Plan:
         n_rounds: at least five.
         n_bursts: of more requests than may wait.
         seed: of what is random.
+        fills: whether all that a server remembers up to a limit is filled before all else.
         traced: whether the server's memory is traced, at half the speed; then its resident memory
             says nothing.
     """
@@ -62,6 +63,7 @@ class Plan:
     n_rounds: int = N_ROUNDS
     n_bursts: int = 2
     seed: int = 0
+    fills: bool = True
     traced: bool = False
 
     @property
@@ -70,7 +72,7 @@ class Plan:
         return max(int(self.n_rounds * WARM_UP), 1)
 
 
-SMOKE = Plan(n_requests=300, n_rounds=5, n_bursts=1)
+SMOKE = Plan(n_requests=300, n_rounds=5, n_bursts=1, fills=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ async def soak(plan: Plan, folder: Path) -> Soak:
     began = time.monotonic()
     async with soaked(folder, flags, traced=plan.traced) as server:
         work, crowds = Work(server, plan.seed), Crowds(server, plan.seed)
-        await work.prepare()
+        await work.prepare(fills=plan.fills)
+        await work.burst()
         samples = list[Sample]()
         baseline: Sample | None = None
         for at in range(plan.n_rounds):

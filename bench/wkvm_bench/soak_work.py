@@ -14,6 +14,7 @@ import msgspec
 from wkvm_client import aio
 from wkvm_client.errors import CapacityError, ClientError
 
+from wkvm.engine.states.memories import MAX_PASTS
 from wkvm_bench.harness import BenchError
 from wkvm_bench.http_once import HttpConnection, http_request
 from wkvm_bench.soak_server import Soaked
@@ -28,6 +29,8 @@ N_HIBERNATED = 32
 N_BURST = 600
 N_LONG = 8_000
 """Words of a text that is tokenized in a thread."""
+N_LONG_ANSWER = 1_000
+"""Ids of an answer; some such have nearly all ids that there are among them."""
 WORDS = ("the", "sun", "a", "dog", "ran", "into", "garden", "and", "found", "small", "tree")
 
 
@@ -112,10 +115,13 @@ async def _choices(asker: Asker) -> None:
     await asker.generate(asker.ids(), n=2, logprobs=2, top_p=0.9)
 
 
-async def _kept(asker: Asker) -> None:
-    key = asker.new_name("key") if asker.draw.random() < 0.5 else ""
+async def _kept(asker: Asker, key: str = "") -> None:
     handle = asker.handle
     await asker.generate(asker.ids(), state=handle, save_as=handle, idempotency_key=key)
+
+
+async def _keyed(asker: Asker) -> None:
+    await _kept(asker, asker.new_name("key"))
 
 
 async def _limited_credit(asker: Asker) -> None:
@@ -132,6 +138,12 @@ async def _embedded(asker: Asker) -> None:
 
 async def _completion(asker: Asker) -> None:
     body = {"model": "tiny", "prompt": asker.text(), "max_tokens": 3}
+    await asker.http("POST", "/v1/completions", body)
+
+
+async def _long_answer(asker: Asker) -> None:
+    how = {"ignore_eos": True, "temperature": 1, "stream": True}
+    body = {"model": "tiny", "prompt": asker.text(), "max_tokens": N_LONG_ANSWER, **how}
     await asker.http("POST", "/v1/completions", body)
 
 
@@ -187,7 +199,8 @@ KINDS: Final[Mapping[Kind, int]] = {
     _limited_credit: 5,
     _long_ids: 3,
     _choices: 3,
-    _kept: 3,
+    _kept: 2,
+    _keyed: 1,
     _scored: 3,
     _embedded: 3,
     _completion: 10,
@@ -218,10 +231,13 @@ class Work:
         self.counts = Counter[str]()
         self.latencies_s = array("d")
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, fills: bool) -> None:
         """Make the states that all work goes on from.
 
         So many at once that each pool of threads has all that it may have: they stay.
+
+        Args:
+            fills: have it remember as many turns with a key, and texts of ids, as it ever will.
         """
         kinds = (("kept", N_HANDLES), ("left", N_HANDLES), ("still", N_HIBERNATED))
         async with self._askers(2 * len(KEYS)) as askers:
@@ -232,6 +248,16 @@ class Work:
                 await asyncio.gather(*map(states.hibernate, names))
                 await asyncio.gather(*map(states.resume, names))
             await asyncio.gather(*map(_long_text, askers))
+        if not fills:
+            return
+        left = iter(range(MAX_PASTS))
+
+        async def some(asker: Asker) -> None:
+            await _long_answer(asker)
+            for _ in left:
+                await _keyed(asker)
+
+        await self._by(N_AT_ONCE, some)
 
     async def requests(self, n: int) -> None:
         """Requests, some at a time.
