@@ -32,7 +32,7 @@ WARM_UP = 0.2
 """The share of the rounds before the baseline."""
 SETTLE_S = 60.0
 FLAGS = (
-    *("--threads", "1", "--slots", "8", "--max-queue", "192", "--model-aliases", "*"),
+    *("--threads", "1", "--slots", "8", "--max-queue", "128", "--model-aliases", "*"),
     *("--state-host-bytes", "512K", "--max-versions-per-state", "2", "--drop-old-versions"),
     *("--prefix-cache-bytes", str(2**20), "--max-submitted", "16", "--max-responses", "16"),
     *("--max-completed-requests", "64", "--log-level", "warning"),

@@ -26,7 +26,7 @@ N_AT_ONCE = 32
 N_HANDLES = 16
 """Of each tenant, one for each of its askers: which requests go on from and write to."""
 N_HIBERNATED = 32
-N_BURST = 600
+N_BURST, N_BURST_IDS = 600, 20
 N_LONG = 8_000
 """Words of a text that is tokenized in a thread."""
 N_LONG_ANSWER = 1_000
@@ -324,9 +324,10 @@ class Work:
         async def ask(asker: Asker, *, by_http: bool) -> None:
             try:
                 if by_http:
-                    await asker.http("POST", "/v1/generate", {"ids": asker.ids(), "max_tokens": 2})
+                    body = {"ids": asker.ids(), "max_tokens": N_BURST_IDS}
+                    await asker.http("POST", "/v1/generate", body)
                 else:
-                    await asker.generate(asker.ids())
+                    await asker.generate(asker.ids(), max_tokens=N_BURST_IDS)
                 refused[False] += 1
             except CapacityError:
                 refused[True] += 1

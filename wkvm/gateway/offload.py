@@ -1,6 +1,7 @@
 """Work with text that takes long, kept off the event loop."""
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -11,7 +12,22 @@ LONG_TEXT = 16 * 1024
 N_THREADS = 2
 """They share one interpreter with the event loop: more would do no more work, but slow it down."""
 
+TRIM_TEXT = 256 * 1024
+"""Of a text of so many what was needed on the way is given back to the system. A tokenizer takes
+a hundred bytes for each of it, and what it frees the allocator would keep for this thread."""
+
 ResultT = TypeVar("ResultT")
+
+
+def _trim_function() -> Callable[[int], int]:
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return lambda _: 0  # only glibc has it, and keeps what was freed
+    return trim
+
+
+_trim = _trim_function()
 
 
 class Offload:
@@ -31,4 +47,12 @@ class Offload:
         """
         if size < LONG_TEXT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+        def work_and_trim() -> ResultT:
+            try:
+                return work()
+            finally:
+                if size >= TRIM_TEXT:
+                    _trim(0)
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work_and_trim)
