@@ -373,6 +373,27 @@ async def test_what_the_engine_cannot_outlive_ends_every_request_and_comes_out_o
     assert (failed["n_tokens"], len(failed["rows"])) == (4, 2)
 
 
+class LeavingEngine(CountingEngine):
+    """Its steps end the thread that runs them."""
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        raise SystemExit
+
+
+async def test_a_thread_that_is_to_end_ends_no_interpreter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup()
+    setup.engine = LeavingEngine(setup.model, EngineConfig(n_slots=1))
+    setup.loop = EngineLoop(setup.engine)
+    setup.loop.deliver = setup.take
+    request_id = setup.submit((1,), greedy(9))
+    with caplog.at_level(logging.ERROR), pytest.raises(EngineFailedError):
+        async with asyncio.timeout(PATIENCE_S):
+            await setup.loop.run()
+    assert isinstance(setup.ends[request_id].error, EngineFailedError)
+
+
 async def test_a_step_without_memory_ends_its_requests_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

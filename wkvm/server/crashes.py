@@ -71,7 +71,7 @@ class CrashReports:
             for suffix in ("", *(f"-{n}" for n in range(1, 10))):
                 path = self._folder / f"{name}{suffix}.json"
                 with contextlib.suppress(FileExistsError):
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
                     fd = os.open(path, flags, 0o600)
                     with open(fd, "wb") as file:
                         file.write(data)
