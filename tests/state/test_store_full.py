@@ -15,6 +15,7 @@ import pytest
 from tests.soak import SOAKING, amount, seed, tell
 from tests.state.images import LARGE, an_image, same
 from tests.state.stores import CREATE, MEMORY, Clock, crash, files, opened, put
+from tests.states.power import KINDS, LoopDisk
 from wkvm.core.errors import BadStoreError, StoreFullError
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass
@@ -41,7 +42,7 @@ def tmpfs(folder: Path, n_bytes: int, *, n_files: int = 0) -> Iterator[Path]:
 def fill(folder: Path, name: str = "filler") -> Path:
     """Take all bytes that are left, up to the last one."""
     path = folder / name
-    with path.open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         for n in (2**20, 4096, 1):
             try:
                 while True:
@@ -173,11 +174,11 @@ def test_a_disk_without_room_for_a_file_refuses_deletes_and_opens(tmp_path: Path
                 store.delete("t", f"n{at}")
                 fillers += fill_with_files(disk)
                 with pytest.raises(StoreFullError):
-                    put(store, "more", 50)
+                    put(store, "more", 5000)
         for path in fillers:
             path.unlink()
         with opened(disk / "store", limits=NO_RESERVE) as store:
-            put(store, "more", 50)
+            put(store, "more", 5000)
             assert store.check().findings == ()
 
 
@@ -196,7 +197,7 @@ def fill_with_files(folder: Path) -> list[Path]:
     made = list[Path]()
     with contextlib.suppress(OSError):
         while True:
-            path = folder / f"filler {len(list(folder.iterdir()))}"
+            path = folder / f"filler {random.getrandbits(64)}"
             path.touch(exist_ok=False)
             made.append(path)
     return made
@@ -263,18 +264,51 @@ def test_a_store_opens_on_a_disk_without_a_byte_and_deletes(
             assert store.check().findings == ()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_file_system_that_is_full_opens_deletes_and_takes_states_again(
+    tmp_path: Path, kind: str
+) -> None:
+    with LoopDisk(tmp_path, mib=64, kind=kind) as disk:
+        folder = disk.path / "store"
+        with opened(folder, limits=NO_RESERVE) as store:
+            for at in range(8):
+                store.commit("t", f"n{at}", an_image(at, layout=LARGE), provenance=CREATE)
+        for at in range(4):
+            fill(disk.path, f"filler {at}")
+            with opened(folder, limits=NO_RESERVE) as store:
+                assert same(store.load("t", "n7").image, an_image(7, layout=LARGE))
+                fill(disk.path, f"filler {at} too")
+                image = an_image(50, layout=LARGE)
+                with pytest.raises(StoreFullError):
+                    store.commit("t", "more", image, provenance=CREATE)
+                store.delete("t", f"n{at}")
+                assert len(files(folder)) == 7 - at
+        for filler in disk.path.glob("filler*"):
+            filler.unlink()
+        subprocess.run(["sync", "-f", str(disk.path)], check=True)
+        disk.cut()
+        with opened(folder, limits=NO_RESERVE) as store:
+            assert [one.name for one in store.handles("t")] == ["n4", "n5", "n6", "n7"]
+            store.commit("t", "more", an_image(50, layout=LARGE), provenance=CREATE)
+            assert store.check().findings == ()
+
+
 @needs_root
-def test_a_disk_without_a_byte_and_without_ballast_says_so(tmp_path: Path) -> None:
+def test_a_disk_without_a_byte_and_without_ballast_is_read_and_says_so(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 16 * 2**20) as disk:
         with opened(disk / "store", limits=NO_RESERVE) as store:
             put(store, "a", 1)
         (disk / "store" / "ballast").unlink()
         filler = fill(disk)
-        with pytest.raises(BadStoreError, match="the disk is full"):
-            Store.open(str(disk / "store"), clock=Clock())
-        filler.unlink()
         with opened(disk / "store", limits=NO_RESERVE) as store:
             assert same(store.load("t", "a").image, an_image(1))
+            with pytest.raises(StoreFullError):
+                store.delete("t", "a")
+            filler.unlink()
+            store.delete("t", "a")
+        filler = fill(disk)
+        with pytest.raises(BadStoreError, match=r"full|No space"):
+            Store.open(str(disk / "another"), clock=Clock())
 
 
 @needs_root

@@ -69,9 +69,10 @@ async def test_one_tenant_on_a_full_disk_deletes_and_another_has_that_room(
             await bert.create("mine", PROMPT)
             made = list[str]()
             assert (await refusal(fill(anna, made))).code == "STORE_FULL"
-            assert made
+            assert len(made) > 2
             assert (await refusal(bert.create("more", [1]))).code == "STORE_FULL"
-            await anna.delete("s0")
+            for name in made[:2]:  # the catalogue's log takes a little of it
+                await anna.delete(name)
             assert (await bert.create("more", [1])).ack == "durable"
             assert (await bert.hibernate("mine")).ack == "durable"
             assert await is_served(bert, "mine")

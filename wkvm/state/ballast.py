@@ -15,10 +15,6 @@ _LAST_BYTES = 2**19
 
 _BLOCK = 4096
 
-SPARE = "spare"
-"""An empty file beside it: what the database opens takes two files more, on a disk that has no room
-for a file. Both go together."""
-
 PROBE = "probe"
 """A file that is made and removed, to see whether the disk has room."""
 _PROBE_BYTES = 2**16
@@ -57,7 +53,6 @@ class Ballast:
         if is_whole:
             return
         self.give_up()
-        self._take(SPARE, 0)
         if self._take(BALLAST, BALLAST_BYTES) is None:
             return
         self._remove(BALLAST)
@@ -71,8 +66,7 @@ class Ballast:
 
     def give_up(self) -> bool:
         """Give its room back. False if there was none."""
-        # Both, always.
-        return any([self._remove(BALLAST), self._remove(SPARE)])
+        return self._remove(BALLAST)
 
     def has_room(self) -> bool:
         """Whether the disk, and who may write how much to it, leave some room.

@@ -6,10 +6,12 @@ What the tables mean is in ``wkvm.state.tables``.
 """
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+from urllib.parse import quote
 
 from wkvm.core.errors import BadStoreError, StoreFailedError, StoreFullError
 from wkvm.state.ballast import Ballast
@@ -293,8 +295,14 @@ def _code(error: BaseException | None) -> int:
 
 
 def _connect(path: str) -> sqlite3.Connection:
+    # By this VFS of SQLite's what connections share is in this process's memory, and in no mapped
+    # file: on a full disk one may be a SIGBUS, and the end of the process.
     connection = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, cached_statements=256
+        f"file:{quote(os.fsencode(path))}?vfs=unix-excl",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
     )
     # A damaged page is an error where it is read, not an answer. Databases are read, not mapped.
     connection.execute("PRAGMA cell_size_check=1")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wkvm.core.errors import BadStoreError, StoreLockedError
 from wkvm.core.limits import StoreLimits
-from wkvm.state.ballast import BALLAST, PROBE, SPARE
+from wkvm.state.ballast import BALLAST, PROBE
 from wkvm.state.columns import HANDLE_COLUMNS
 from wkvm.state.edits import Edit
 from wkvm.state.io import IO, Entry, Folder, Kind, reason
@@ -19,7 +19,7 @@ LOCK = "lock"
 PAYLOADS = "payloads"
 QUARANTINE = "quarantine"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
-_FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST, SPARE, PROBE})
+_FILES = frozenset({*_DATABASE_FILES, LOCK, BALLAST, PROBE})
 RESPONSES = "responses"
 """Of the HTTP gateway, which keeps here what belongs to these states; the store leaves it alone."""
 CRASHES = "crashes"

@@ -120,8 +120,7 @@ def store_archive() -> tuple[bytes, dict[str, Any]]:
         fill(store)
         content = contents_of(store)
         store.close()
-        for name in ("ballast", "spare"):
-            (path / name).unlink(missing_ok=True)
+        (path / "ballast").unlink()
         with sqlite3.connect(path / "catalogue.db") as database:
             database.execute("VACUUM")
         database.close()
