@@ -39,22 +39,6 @@ OVERLOAD = (
         ("tests/server/test_errors.py::test_a_refusal_says_when_to_try_again_if_that_is_known",),
     ),
     Fault(
-        "forks have no limit in time",
-        "wkvm/engine/states/making.py",
-        "        backing.forks.take(tenant, len(names), backing.clock())\n",
-        "",
-        (
-            "tests/states/test_overload.py::test_a_tenant_forks_as_many_states_in_a_second_as_it_may",
-        ),
-    ),
-    Fault(
-        "one tenant takes all of host memory",
-        "wkvm/state/writer.py",
-        "if most and n_bytes and host.n_only_bytes(tenant) + n_bytes > most:",
-        "if most and n_bytes > most:",
-        ("tests/state/test_store_limits.py::test_a_tenant_has_so_many_bytes_in_host_memory_alone",),
-    ),
-    Fault(
         "memory that is full is not",
         PRESSURE,
         "rss >= config.max_rss_bytes",
