@@ -291,8 +291,8 @@ TRIALS: tuple[Trial, ...] = (
     Trial(
         layer=10,
         tests=("tests/bench/test_soak.py::" + A_DAYS_WORK,),
-        n_parts=10,
-        part_s=240,
+        n_parts=24,
+        part_s=300,
         promises=(
             Promise("requests of every kind over both doors", 1_000_000, "requests"),
             Promise("requests given up in every state", 100_000, "aborts"),

@@ -31,6 +31,8 @@ N_ROUNDS = 50
 WARM_UP = 0.2
 """The share of the rounds before the baseline."""
 SETTLE_S = 60.0
+N_FIRST_BURSTS = 3
+"""Before all else: they take the most memory that the server ever needs at once."""
 FLAGS = (
     *("--threads", "1", "--slots", "8", "--max-queue", "128", "--model-aliases", "*"),
     *("--state-host-bytes", "512K", "--max-versions-per-state", "2", "--drop-old-versions"),
@@ -179,7 +181,8 @@ async def soak(plan: Plan, folder: Path) -> Soak:
     async with soaked(folder, flags, traced=plan.traced) as server:
         work, crowds = Work(server, plan.seed), Crowds(server, plan.seed)
         await work.prepare(fills=plan.fills)
-        await work.burst()
+        for _ in range(N_FIRST_BURSTS if plan.fills else 1):
+            await work.burst()
         samples = list[Sample]()
         baseline: Sample | None = None
         for at in range(plan.n_rounds):
