@@ -246,6 +246,13 @@ TRIALS: tuple[Trial, ...] = (
         part_s=60,
         promises=(Promise("bodies that are much work", 40, "requests"),),
     ),
+    Trial(
+        layer=7,
+        tests=("tests/hostile/test_http_bytes.py",),
+        n_parts=2,
+        part_s=60,
+        promises=(Promise("bytes that are not quite HTTP", 20_000, "connections"),),
+    ),
     # Layer 8.
     Trial(
         layer=8,

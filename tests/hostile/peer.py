@@ -188,11 +188,14 @@ class Peer(asyncio.Protocol):
         """A payload as it is sent."""
         return len(payload).to_bytes(4, "little") + payload
 
+    def payload(self, message: Any) -> bytes:
+        """A message, encoded."""
+        return (HELLO if isinstance(message, Hello) else _CLIENT).encode(message)
+
     def say(self, message: Any) -> None:
         """Send a message that is none of those that are counted."""
         if self.transport is not None and not self.is_over:
-            codec = HELLO if isinstance(message, Hello) else _CLIENT
-            self.transport.write(self.frame(codec.encode(message)))
+            self.transport.write(self.frame(self.payload(message)))
 
     def expects(self, payload: bytes) -> None:
         """Say what a payload deserves, before it is sent."""
