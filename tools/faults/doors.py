@@ -25,8 +25,8 @@ DOORS = (
     Fault(
         "output that nobody reads has no limit",
         CONNECTION,
-        "set_write_buffer_limits(high=self._config.max_output_bytes // 4)",
-        "set_write_buffer_limits(high=2**31 - 1)",
+        "            high=self._config.max_output_bytes // 4,\n",
+        "            high=2**31 - 1,\n",
         (
             "tests/server/test_deadlines.py::test_30_stalled_readers_cost_bounded_memory_and_are_cut_off",
         ),

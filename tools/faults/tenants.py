@@ -186,22 +186,6 @@ TENANTS = (
         ("tests/gateway/test_responses.py::test_another_tenant_sees_nothing",),
     ),
     Fault(
-        "forks are not counted",
-        "wkvm/engine/states/making.py",
-        "        backing.forks.take(tenant, len(names), backing.clock())\n",
-        "",
-        (
-            "tests/states/test_overload.py::test_a_tenant_forks_as_many_states_in_a_second_as_it_may",
-        ),
-    ),
-    Fault(
-        "host memory of a tenant has no limit",
-        "wkvm/state/writer.py",
-        "        if most and n_bytes and host.n_only_bytes(tenant) + n_bytes > most:\n",
-        "        if most < 0:\n",
-        ("tests/state/test_store_limits.py::test_a_tenant_has_so_many_bytes_in_host_memory_alone",),
-    ),
-    Fault(
         "a request may ask for any number of choices",
         "wkvm/core/checks.py",
         "    if spec.params.n > config.max_n:\n",
