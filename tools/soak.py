@@ -108,6 +108,8 @@ class Runner:
         self._part_limit_s = part_limit_s
         self._until = None if limit_s is None else time.monotonic() + limit_s - GRACE_S - 1
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._n_cores = self._n_free = 1
         self._over = threading.Event()
         self.failed = list[Part]()
         self.n_passed = 0
@@ -123,6 +125,7 @@ class Runner:
         Raises:
             KeyboardInterrupt: a signal came; all that had ended is kept, and nothing runs.
         """
+        self._n_cores = self._n_free = n_jobs
         threads = [threading.Thread(target=self._work) for _ in range(n_jobs)]
         for thread in threads:
             thread.start()
@@ -139,14 +142,25 @@ class Runner:
             self._keep(part, self._run_one(part))
 
     def _next(self) -> Part | None:
-        with self._lock:
-            for part in self._left:
-                if self._over.is_set():
+        """A part to be run, with the cores that it takes; None if there is none any more."""
+        with self._changed:
+            while not self._over.is_set():
+                in_time = [part for part in self._left if self._is_in_time(part)]
+                if not in_time:
                     return None
-                if self._until is None or time.monotonic() + self._expected_s(part) < self._until:
-                    self._left.remove(part)
-                    return part
+                for part in in_time:
+                    if self._cores_of(part) <= self._n_free:
+                        self._left.remove(part)
+                        self._n_free -= self._cores_of(part)
+                        return part
+                self._changed.wait(1.0)
         return None
+
+    def _is_in_time(self, part: Part) -> bool:
+        return self._until is None or time.monotonic() + self._expected_s(part) < self._until
+
+    def _cores_of(self, part: Part) -> int:
+        return min(part.trial.n_cores, self._n_cores)
 
     def _expected_s(self, part: Part) -> float:
         return self._took_s.get(part.trial.name, part.trial.part_s)
@@ -155,7 +169,9 @@ class Runner:
         self._took_s[name] = max(self._took_s.get(name, 0.0), seconds)
 
     def _keep(self, part: Part, ended: Ended) -> None:
-        with self._lock:
+        with self._changed:
+            self._n_free += self._cores_of(part)
+            self._changed.notify_all()
             if ended.passed is None:
                 self._left.append(part)
                 print(f"cut off: {part}", flush=True)

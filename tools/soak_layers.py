@@ -53,6 +53,7 @@ class Trial:
         n_parts: how many. Part 1 has the seed 1, and so on.
         part_s: roughly how long a part takes on one core.
         promises: what is told, and how much of it by all parts together.
+        n_cores: how many of ``--jobs`` a part counts for: those that it keeps busy.
         needs: programs without which the tests show nothing, such as ``strace``.
     """
 
@@ -61,6 +62,7 @@ class Trial:
     n_parts: int
     part_s: float
     promises: tuple[Promise, ...]
+    n_cores: int = 1
     needs: tuple[str, ...] = ()
 
     @property
@@ -300,6 +302,7 @@ TRIALS: tuple[Trial, ...] = (
         tests=("tests/bench/test_soak.py::" + A_DAYS_WORK,),
         n_parts=24,
         part_s=300,
+        n_cores=2,
         promises=(
             Promise("requests of every kind over both doors", 1_000_000, "requests"),
             Promise("requests given up in every state", 100_000, "aborts"),

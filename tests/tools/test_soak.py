@@ -176,6 +176,19 @@ tell(5, 'pairs', 10, 'tries')"""
     assert checkout.run(trial, argv=("--jobs", "2")) == 0
 
 
+def test_a_part_that_keeps_two_cores_busy_counts_for_two(checkout: Checkout) -> None:
+    body = """
+assert not (HERE / "runs").exists()
+(HERE / "runs").touch()
+time.sleep(0.3)
+(HERE / "runs").unlink()
+tell(5, 'wide', 10, 'tries')"""
+    wide = checkout.trial("wide", body, n_parts=2, n_cores=2)
+    assert checkout.run(wide, argv=("--jobs", "3")) == 0
+    # One that wants more than there are runs alone.
+    assert checkout.run(checkout.trial("wider", body.replace("wide", "wider"), n_cores=9)) == 0
+
+
 def test_a_signal_ends_the_run_and_what_had_ended_is_kept(checkout: Checkout) -> None:
     body = """
 (HERE / f"began-{seed()}").touch()
