@@ -423,4 +423,21 @@ TRIALS: tuple[Trial, ...] = (
             Promise("programs over the binary protocol", 1_000, "frames"),
         ),
     ),
+    Trial(
+        layer=7,
+        tests=(
+            "tests/threats/test_values.py",
+            "tests/threats/test_limits.py",
+            "tests/threats/test_programs.py",
+        ),
+        n_parts=4,
+        part_s=240,
+        promises=(
+            Promise("any value in any place of a body", 33_000, "requests"),
+            Promise("any value in any place of a message", 11_000, "frames"),
+            Promise("values at limits of bodies", 7_500, "requests"),
+            Promise("programs in every text of a body", 11_000, "requests"),
+            Promise("programs in every place of a message", 3_800, "frames"),
+        ),
+    ),
 )

@@ -62,7 +62,8 @@ TAGS = Edge(
 )
 NAMES = Edge(("x", "x" * 127, "A.b_c-1"), ("", "x" * 129, "x/y", "..", ".x", "x\0", "\u0445"))
 SECONDS = Edge((1, 2**32 - 1), (0, -1, -5e-324, 2**32, 1e19, LARGEST))
-TOOL = {"type": "function", "function": {"name": "f"}}
+UNTIL = Edge((3600, 2**32 - 1), SECONDS.refused)
+"""Long enough for what is tried after it."""
 N_TOOLS = [
     [{"type": "function", "function": {"name": f"f{n}"}} for n in range(most)]
     for most in (1, 127, 128, 129)
@@ -136,8 +137,8 @@ EDGES: dict[str, Edge] = {
     "state_tags{}": Edge(("x", "x" * 256), ("x" * 257,), {"save_as": "tagged"}),
     "tags{:}": Edge(("", "x" * 256), ("x" * 257,)),
     "tags{}": Edge(("x", "x" * 256), ("x" * 257,)),
-    "expires_in_s": SECONDS,
-    "state_expires_in_s": Edge(SECONDS.taken, SECONDS.refused, {"save_as": "expiring"}),
+    "expires_in_s": UNTIL,
+    "state_expires_in_s": Edge(UNTIL.taken, UNTIL.refused, {"save_as": "expiring"}),
     "checkpoint_every": Edge((64, 2**63 - 1), (0, 1, 63, -1, 2**63), {"save_as": "checked"}),
     "expected_version": Edge((), (-1, 2**63, 2**64), {}),
     "version": Edge((), (-1, 2**63, 2**64)),
@@ -190,7 +191,7 @@ AT: dict[tuple[str, str], Edge | None] = {
             ("state_tags", ({"a": "b"},)),
             ("state_tags{}", ("x",)),
             ("state_tags{:}", ("x",)),
-            ("state_expires_in_s", (1,)),
+            ("state_expires_in_s", (3600,)),
         )
     },
     ("/v1/responses", "checkpoint_every"): Edge((), (64,)),
