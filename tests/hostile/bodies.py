@@ -63,7 +63,6 @@ _BODIES: tuple[tuple[str, str, Make], ...] = (
         CHAT,
         lambda: _chat(messages=[USER | {"content": "hello " * 170_000}]),
     ),
-    ("as many items as may be", ANSWER, lambda: {"input": [USER] * MANY, "max_output_tokens": 1}),
     ("90,000 items", ANSWER, lambda: {"input": [USER] * 90_000, "max_output_tokens": 1}),
     ("items of a conversation", "/v1/conversations", lambda: {"items": [USER] * MANY}),
     ("a million lists", TEXT, lambda: {"prompt": [[]] * (SIZE // 3)}),
@@ -79,6 +78,7 @@ _BODIES: tuple[tuple[str, str, Make], ...] = (
 """Of each kind one: in the suite as well."""
 
 _SHAPES: tuple[tuple[str, str, Make], ...] = (
+    ("as many items as may be", ANSWER, lambda: {"input": [USER] * MANY, "max_output_tokens": 1}),
     ("as many messages as may be", CHAT, lambda: _chat(messages=[USER] * MANY)),
     (
         "parts of a message",

@@ -99,8 +99,8 @@ Connect = Callable[[Running, random.Random], Awaitable[Peer]]
 @pytest.mark.parametrize(
     ("connect", "what", "suite", "part"),
     [
-        (binary, "frames of the binary protocol", 15_000, 500_000),
-        (web, "messages over WebSocket", 3_000, 100_000),
+        (binary, "frames of the binary protocol", 10_000, 500_000),
+        (web, "messages over WebSocket", 2_000, 100_000),
     ],
     ids=["binary", "websocket"],
 )

@@ -73,7 +73,7 @@ def is_typed(body: Any) -> bool:
 
 
 async def test_no_request_is_answered_by_a_failure_or_an_error_without_a_type() -> None:
-    n, handler = amount(1_000, 10_000), Errors()
+    n, handler = amount(600, 10_000), Errors()
     faults, statuses = list[str](), dict[int, int]()
     n_done, longest_s, slowest = 0, 0.0, ""
     logging.getLogger().addHandler(handler)
