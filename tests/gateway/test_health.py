@@ -157,6 +157,23 @@ async def test_a_gateway_that_drains_is_not_ready_but_alive() -> None:
             assert response.status == 200
 
 
+async def test_a_connection_that_cannot_be_told_of_a_drain_keeps_no_other_from_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = list[str]()
+
+    def fail() -> NoReturn:
+        raise RuntimeError("its transport is closed")
+
+    async with gateway_running() as running:
+        for one in (fail, lambda: told.append(""), fail):
+            running.gateway.on_drain.add(one)
+        running.gateway.begin_drain()
+        assert told == [""]
+        assert await readiness(running) == (503, "draining")
+    caplog.clear()
+
+
 async def test_an_engine_that_drains_is_not_ready() -> None:
     async with gateway_running() as running:
         await running.server.drain()

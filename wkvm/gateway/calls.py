@@ -137,7 +137,11 @@ class Gateway:
         """Refuse new requests, and tell whoever is connected for longer."""
         self.is_draining = True
         for callback in tuple(self.on_drain):
-            callback()
+            try:
+                callback()
+            except Exception:
+                # One connection that cannot be told must not keep the others from it.
+                logger.exception("a connection could not be told of the drain")
 
     def check_model(self, name: str) -> None:
         """Check the ``model`` of a request: its own name, or one of the settings' aliases.

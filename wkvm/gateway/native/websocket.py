@@ -230,7 +230,9 @@ class _Proxy:
             self._farewell = asyncio.create_task(self._say_farewell())
         if not self._is_leaving:
             self._is_leaving = self._has_left = True
-            self._write(_go_away.encode(GoAway()))
+            # An engine that has failed is gone already, and its end is about to be read.
+            if not self._writer.is_closing():
+                self._write(_go_away.encode(GoAway()))
 
     async def _say_farewell(self) -> None:
         # If the client is gone, others see it too.
