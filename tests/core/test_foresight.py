@@ -244,3 +244,17 @@ def test_what_is_of_use_does_not_collapse_under_load(load: int) -> None:
             if status is Status.LENGTH
         )
         assert served["b"] >= 0.45 * served.total(), "one has sent twice what the other has"
+
+
+def test_where_a_full_server_is_too_slow_fewer_run_at_a_time() -> None:
+    """Steps of all 16 slots would take 0.18 s, and ten of them longer than anybody's time."""
+    draw, clocked = random.Random(1), Clocked(make_scheduler(n_slots=16, max_queue=1000))
+    due = draw.expovariate(32)
+    while clocked.now < 60:
+        while due <= clocked.now:
+            clocked.submit(timeout_s=1.5)
+            due += draw.expovariate(32)
+        clocked.step_s = 0.02 + 0.01 * clocked.scheduler.stats()["n_running"]
+        clocked.step()
+    n_good = sum(status is Status.LENGTH for status, _, _ in clocked.ended.values())
+    assert n_good >= 5 * 60, "about seven a second could be over in time"

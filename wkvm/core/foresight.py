@@ -20,9 +20,9 @@ TAKEN, ADMITTED = (0.4, 0.75), (0.2, 0.5)
 """What is kept of a request's time for what nobody foresees, when it is taken and when it gets a
 slot: a share of what it needs, and at most one of what it does not need. The second are less, or
 those that were just taken would all be given up."""
-AT_ONCE, HOPELESS = 0.05, 1.25
-"""One that has waited for less than this share of its time gets a slot, unless it would need so
-many times as long as it has."""
+AT_ONCE = 0.05
+"""Of one that has waited for less than this share of its time nothing is kept for what nobody
+foresees."""
 TOO_LATE = "so many requests wait that this one would not be over in its time"
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 600.0
@@ -189,7 +189,7 @@ class Foresight:
         timeout_s, waited_s = request.deadline - request.submitted_at, now - request.submitted_at
         if is_alone:
             needed_s = least_s
-        if waited_s < AT_ONCE * timeout_s and needed_s < HOPELESS * timeout_s:
+        if waited_s < AT_ONCE * timeout_s and needed_s < timeout_s:
             return False
         return waited_s >= _may_wait_s(needed_s, least_s, timeout_s, ADMITTED)
 
