@@ -53,7 +53,8 @@ def text_places() -> Iterator[tuple[Route, Any, Place]]:
 
 async def test_no_text_in_any_place_of_a_body_is_run(world: World, canary: Path) -> None:
     chance, n_asked = random.Random(seed()), 0
-    for route, kind, place in text_places():
+    found = list(text_places())
+    for route, kind, place in chance.sample(found, amount(280, len(found))):
         for text in chance.sample(texts(canary), amount(1, 5)):
             body = body_of(route, kind, **{place.field: place.wrap(text)})
             answer = await world.send(route, body)

@@ -129,7 +129,7 @@ async def test_any_value_anywhere_in_a_body_has_a_typed_answer(world: World) -> 
     chance = random.Random(seed())
     asked = list(bodies(chance, amount(1, 6)))
     assert len(asked) > 1000
-    asked = chance.sample(asked, amount(600, len(asked)))
+    asked = chance.sample(asked, amount(350, len(asked)))
     for n, (route, said, body) in enumerate(asked):
         if n % 64 == 0:
             await world.fill()
@@ -143,7 +143,7 @@ async def test_no_value_in_a_body_changes_what_others_get(world: World) -> None:
     asked = list(bodies(chance, 1))
     await world.fill()
     async with world.beside_others():
-        for route, said, body in chance.sample(asked, amount(150, len(asked))):
+        for route, said, body in chance.sample(asked, amount(60, len(asked))):
             is_typed(await world.send(route, body), route, said)
 
 
@@ -208,6 +208,6 @@ async def test_no_value_in_a_message_changes_what_others_get(world: World) -> No
     sent = list(messages(chance, 1))
     await world.fill()
     async with world.beside_others():
-        for kind, said, payload, n_choices in chance.sample(sent, amount(80, len(sent))):
+        for kind, said, payload, n_choices in chance.sample(sent, amount(40, len(sent))):
             is_one(await line.outcome(kind, payload, n_choices), kind, said)
     line.close()
