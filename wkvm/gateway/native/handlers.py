@@ -16,7 +16,7 @@ from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.failures import http_error, invalid
 from wkvm.gateway.native import bodies
 from wkvm.gateway.native.submitted import Outcome, no_such_request
-from wkvm.gateway.streams.choices import Lanes, Ready, taken
+from wkvm.gateway.streams.choices import Lanes, Ready, credit_for, taken
 from wkvm.gateway.streams.sse import DONE, EventStream
 
 
@@ -224,7 +224,8 @@ async def _ask(call: Call, body: bodies.GenerateBody, lanes: Lanes | None = None
     call.names = bodies.NAMES
     if body.model is not None:
         call.gateway.check_model(body.model)
-    stream = await call.client.generate(body.ids, **body.keywords())
+    keywords = body.keywords()
+    stream = await call.client.generate(body.ids, **keywords, credit=credit_for(keywords))
     if lanes is not None:
         lanes.streams.append(stream)
         if body.saves:

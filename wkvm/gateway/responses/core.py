@@ -43,7 +43,7 @@ from wkvm.gateway.responses.records import Begun, Origin
 from wkvm.gateway.responses.resource import Resource, begun, ended
 from wkvm.gateway.responses.writer import Event, EventWriter
 from wkvm.gateway.states.keeping import choice_text, settled
-from wkvm.gateway.streams.choices import taken
+from wkvm.gateway.streams.choices import credit_for, taken
 from wkvm.gateway.streams.pieces import ChoiceText, Finish, Piece
 
 __all__ = ["Asked", "Caller", "Local", "Run", "ask", "forget", "new_id"]
@@ -173,6 +173,7 @@ class Run:
             }
             if is_local:
                 keywords["durability"] = "memory"
+        keywords["credit"] = credit_for(keywords)
         return keywords
 
     @property

@@ -7,7 +7,7 @@ whatever the others do.
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -55,7 +55,7 @@ class Lanes:
             ClientError: as ``Client.generate``.
         """
         seed = keywords.get("seed")
-        keywords = {**keywords, "credit": credit_for(keywords.get("logprobs"))}
+        keywords = {**keywords, "credit": credit_for(keywords)}
         opened = list[Stream]()
         for index in range(n):
             if seed is not None:
@@ -82,13 +82,17 @@ class Lanes:
             stream.cancel()
 
 
-def credit_for(n_logprobs: int | None) -> int:
-    """How many ids of a choice may wait for their reader, each with so many log probabilities.
+def credit_for(keywords: Mapping[str, Any]) -> int:
+    """How many ids of a request may wait for their reader: fewer with log probabilities.
 
-    What is no number of these the engine refuses.
+    Two of each choice at least, since choices share them. What is no number the engine refuses.
+
+    Args:
+        keywords: of ``Client.generate``.
     """
-    n = n_logprobs or 0
-    return MAX_WAITING // (1 + n) if 0 <= n < MAX_WAITING else 1
+    n_logprobs, n = keywords.get("logprobs") or 0, keywords.get("n") or 1
+    n_waiting = MAX_WAITING // (1 + n_logprobs) if 0 <= n_logprobs < MAX_WAITING else 1
+    return max(n_waiting, 2 * n) if 0 < n < MAX_WAITING else n_waiting
 
 
 async def taken(client: Client, stream: Stream) -> None:
