@@ -128,9 +128,9 @@ TRIALS: tuple[Trial, ...] = (
         n_parts=8,
         part_s=150,
         promises=(
-            Promise("system calls fail, each with 6 errors, once and for ever", 4_500, "runs"),
+            Promise("system calls fail, each with 6 errors, once and for ever", 4_400, "runs"),
             Promise("reads and writes are short", 600, "runs"),
-            Promise("a kill before and after each system call", 750, "kills"),
+            Promise("a kill before and after each system call", 740, "kills"),
         ),
         needs=("cc",),
     ),

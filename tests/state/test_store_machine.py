@@ -60,6 +60,8 @@ class StoreMachine(RuleBasedStateMachine):
         if hasattr(self, "store"):
             crash(self.store)
             self.folder.cleanup()
+            # Hypothesis holds on to its machines, and each disk has some MiB of ballast.
+            del self.store, self.io, self.disk
 
     # --- the model ---------------------------------------------------------------------
 
