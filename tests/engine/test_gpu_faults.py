@@ -24,7 +24,7 @@ from wkvm.core.errors import (
     ConfigError,
     InvalidParameterError,
     NonFiniteError,
-    StepFailedError,
+    StepMemoryError,
     TokenOutOfRangeError,
 )
 from wkvm.core.layout import PAGE_TOKENS
@@ -298,7 +298,7 @@ def test_a_prompt_for_which_there_is_no_memory_ends_alone() -> None:
     end = driver.outcomes[refused].end
     assert end is not None
     assert end.status is Status.FINISHED_ERROR
-    assert isinstance(end.error, StepFailedError)
+    assert isinstance(end.error, StepMemoryError)
     assert driver.outcomes[request_id].ids == before[0]
     assert (driver.run_spec(running).ids, driver.run_spec(long).ids) == before
     driver.land()

@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from wkvm.core.errors import StepFailedError, WkvmError
+from wkvm.core.errors import EngineFailedError, StepFailedError, StepMemoryError, WkvmError
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.start import Save, SavedRecord
 from wkvm.engine.constraints import Choices, constrained
+from wkvm.engine.faults import fault_of
 from wkvm.engine.finite import not_finite, suspects
 from wkvm.engine.flights import Flight, Sampled, Saving, Scored, by_row, follow, pooled_by_row
 from wkvm.engine.graphs import PAD, DecodeGraphs, Replay, SlotSampler, ids_and_flags, replays_of
@@ -79,7 +80,7 @@ class GpuRunner:
         self._slots_there: tuple[int, ...] = ()
         self._has_masks = False
         self._told = set[int]()
-        self._lost = set[int]()
+        self._lost = dict[int, WkvmError]()
         self._stained = set[int]()
         self._flights = deque[Flight]()
 
@@ -125,8 +126,11 @@ class GpuRunner:
         failed = dict[int, WkvmError]()
         if self._lost:
             # Planned before the host knew. What their slots' records point to may be released.
-            lost = [at for at, row in enumerate(plan.rows) if row.slot in self._lost]
-            failed |= dict.fromkeys(lost, StepFailedError())
+            failed |= {
+                at: self._lost[row.slot]
+                for at, row in enumerate(plan.rows)
+                if row.slot in self._lost
+            }
             kinds = kinds.without(failed)
         decodes, prompts = kinds.decodes, kinds.prompts
         choices = constrained([plan.rows[at] for at in kinds.held]) if kinds.held else Choices()
@@ -144,10 +148,13 @@ class GpuRunner:
         if prompts:
             try:
                 self._absorb(flight, prompts)
-            except Exception:
+            except Exception as error:
                 logger.exception("the prompts of %d rows failed", len(prompts))
-                flight.failed |= dict.fromkeys(prompts, StepFailedError())
-                self._lost.update(plan.rows[at].slot for at in prompts)
+                fault = fault_of(error, self._model.info.device)
+                if isinstance(fault, EngineFailedError):
+                    raise
+                flight.failed |= dict.fromkeys(prompts, fault)
+                self._lost |= {plan.rows[at].slot: fault for at in prompts}
                 self._beside.join()
         flight.end = self._transfers.mark()
         self._flights.append(flight)
@@ -162,7 +169,7 @@ class GpuRunner:
                 counts = None if counts is None else self._transfers.down(counts)
             except (RuntimeError, MemoryError):  # what pinned memory raises depends on the system
                 logger.exception("no memory on the host for a state")
-                unsaved[save.ticket] = StepFailedError()
+                unsaved[save.ticket] = StepMemoryError()
             else:
                 on_their_way.append(replace(saving, counts=counts))
         return on_their_way, unsaved
@@ -171,7 +178,8 @@ class GpuRunner:
         """Begin requests. The slots of those for which there is no memory are lost."""
         starting = [rows[at] for at in fresh]
         slots = [row.slot for row in starting]
-        self._lost.difference_update(slots)
+        for slot in slots:
+            self._lost.pop(slot, None)
         blank, entries, copies = fresh_slots(starting)
         try:
             if blank:
@@ -188,7 +196,7 @@ class GpuRunner:
                     self._start(rows, [at])
             else:
                 logger.warning("no memory on the device to begin a request")
-                self._lost.update(slots)
+                self._lost |= dict.fromkeys(slots, StepMemoryError())
             return
         for row in starting:
             (self._told.discard if row.params.logprobs is None else self._told.add)(row.slot)
