@@ -15,6 +15,7 @@ import time
 from types import TracebackType
 from typing import Literal, TypeAlias
 
+from wkvm.server.log_file import LogFile
 from wkvm.server.stacks import stack_of_traceback
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -77,14 +78,33 @@ def start_log(level: str, style: LogFormat, process: str) -> None:
         level: as ``logging`` has it, in any case.
         process: what it is: ``serve``, ``gateway``, or ``gateway-0`` for one of several.
     """
+    formatter = JsonFormatter(process) if style == "json" else _text_formatter(process)
+    _protect_standard_error(formatter)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if style == "json" else _text_formatter(process))
+    handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # A signal that ends the process, such as SIGSEGV, or a supervisor's SIGABRT, shows where.
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable()
     if style == "json":
         _log_what_nobody_caught()
+
+
+def _protect_standard_error(formatter: logging.Formatter) -> None:
+    """Let nobody who writes to standard error be held up by it, or be told that it failed."""
+
+    def lost(n: int) -> str:
+        message = "%d lines of the log were lost: standard error did not take them"
+        record = logging.LogRecord("wkvm.log", logging.WARNING, "", 0, message, (n,), None)
+        return formatter.format(record) + "\n"
+
+    try:
+        is_own = sys.stderr.fileno() == sys.__stderr__.fileno()  # type: ignore[union-attr]
+    except (AttributeError, OSError, ValueError):
+        return
+    if is_own:
+        sys.stderr.flush()
+        sys.stderr = LogFile(sys.stderr.fileno(), lost=lost)
 
 
 def _text_formatter(process: str) -> logging.Formatter:
