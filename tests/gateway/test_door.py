@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -184,6 +185,23 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on() -> None
         async with raw(running.path) as one:
             one.send(GET)
             assert (await one.answer())[0] == 200
+
+
+async def test_one_connection_too_many_is_told_so_also_if_it_has_sent_a_request() -> None:
+    config = GatewayConfig(max_connections=1)
+    async with gateway_running(config=config, routes=ROUTES) as running, raw(running.path) as first:
+        first.send(GET)
+        assert (await first.answer())[0] == 200
+        with socket.socket(socket.AF_UNIX) as second:
+            # The server has had no turn between the two.
+            second.connect(str(running.path))
+            second.sendall(GET)
+            second.setblocking(False)
+            loop = asyncio.get_running_loop()
+            heard = b""
+            while data := await loop.sock_recv(second, 65536):
+                heard += data
+        assert heard.startswith(b"HTTP/1.1 503 ")
 
 
 # --- who may ask -----------------------------------------------------------------------------

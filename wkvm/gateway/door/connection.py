@@ -18,6 +18,8 @@ logger = logging.getLogger("wkvm.gateway")
 
 LINGERING_S = 1.0
 """How long the rest of a body that nobody reads is taken, so that the client sees the answer."""
+MAX_LINGERING = 256
+"""Connections that are one too many and are heard out; those beyond are closed at once."""
 MIN_READ_RATE = 1024
 """Bytes in a second; a client that reads less, with more than that waiting, has stalled."""
 
@@ -234,23 +236,45 @@ class Connection(web.RequestHandler):
 
 
 class Refusal(asyncio.Protocol):
-    """A connection that is one too many: it is told so, and closed."""
+    """A connection that is one too many: it is told so, and closed.
+
+    What it sends is read and dropped for a moment: a connection that is closed before all that was
+    sent is read is reset, and the client loses the answer.
+
+    Args:
+        lingering: of all of these connections; this one is in it while it waits.
+    """
+
+    def __init__(self, lingering: set["Refusal"]) -> None:
+        self._lingering = lingering
+        self._wire: asyncio.Transport | None = None
+        self._clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin and end."""
-        wire = cast(asyncio.Transport, transport)
-        wire.write(
-            raw_response(
-                HttpError(
-                    503,
-                    "too many connections",
-                    SERVER,
-                    code="too_many_connections",
-                    retry_after_s=1,
-                )
-            )
+        """Answer, and wait for what the client may be about to send."""
+        self._wire = cast(asyncio.Transport, transport)
+        error = HttpError(
+            503, "too many connections", SERVER, code="too_many_connections", retry_after_s=1
         )
-        wire.close()
+        self._wire.write(raw_response(error))
+        if len(self._lingering) >= MAX_LINGERING:
+            self._wire.close()
+            return
+        if self._wire.can_write_eof():
+            self._wire.write_eof()
+        self._lingering.add(self)
+        self._clock = asyncio.get_running_loop().call_later(LINGERING_S, self._wire.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Drop it. A request is in one piece, as a rule: whoever sends more may be reset."""
+        if self._wire is not None:
+            self._wire.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._lingering.discard(self)
+        if self._clock is not None:
+            self._clock.cancel()
 
 
 def raw_response(error: HttpError) -> bytes:

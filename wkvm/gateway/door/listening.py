@@ -79,10 +79,11 @@ class Door:
         server = self._runner.server
         assert server is not None
         _tell_of_requests(server)
+        lingering = set[Refusal]()
 
         def connect() -> asyncio.Protocol:
             is_full = self.n_connections >= self._gateway.config.max_connections
-            return Refusal() if is_full else Connection(self._shared, server)
+            return Refusal(lingering) if is_full else Connection(self._shared, server)
 
         # asyncio takes these with TLS alone
         handshake_s = None if self._tls is None else self._gateway.config.header_timeout_s

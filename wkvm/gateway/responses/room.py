@@ -104,9 +104,9 @@ def drop_unneeded(db: sqlite3.Connection, response_id: str) -> None:
     at: str | None = response_id
     while at is not None:
         found = db.execute(
-            "SELECT parent FROM responses WHERE id = ?1 AND NOT is_shown "
-            "AND NOT EXISTS (SELECT 1 FROM responses WHERE parent = ?1)",
-            (at,),
+            "SELECT parent FROM responses WHERE id = :id AND NOT is_shown "
+            "AND NOT EXISTS (SELECT 1 FROM responses WHERE parent = :id)",
+            {"id": at},
         ).fetchone()
         if found is None:
             return
@@ -117,8 +117,8 @@ def drop_unneeded(db: sqlite3.Connection, response_id: str) -> None:
 
 def _n_bytes(db: sqlite3.Connection, tenant: bytes) -> int:
     (n_bytes,) = db.execute(
-        "SELECT (SELECT TOTAL(n_bytes) FROM responses WHERE tenant = ?1) + "
-        "(SELECT TOTAL(n_bytes) FROM talks WHERE tenant = ?1)",
-        (tenant,),
+        "SELECT (SELECT TOTAL(n_bytes) FROM responses WHERE tenant = :tenant) + "
+        "(SELECT TOTAL(n_bytes) FROM talks WHERE tenant = :tenant)",
+        {"tenant": tenant},
     ).fetchone()
     return int(n_bytes)
