@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,16 +106,14 @@ class Runner:
             KeyboardInterrupt: a signal came; all that had ended is kept, and nothing runs.
         """
         self._n_cores = self._n_free = n_jobs
-        threads = [threading.Thread(target=self._work) for _ in range(n_jobs)]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        finally:
-            self._over.set()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(n_jobs) as pool:
+            working = [pool.submit(self._work) for _ in range(n_jobs)]
+            try:
+                # What one of them raises, such as a result that cannot be written, ends all.
+                for one in as_completed(working):
+                    one.result()
+            finally:
+                self._over.set()
 
     def _work(self) -> None:
         while (part := self._next()) is not None:
