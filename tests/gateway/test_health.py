@@ -99,13 +99,15 @@ async def test_a_step_may_take_five_seconds(
     [
         ({"loop_lag_us": 5_000_000}, (200, None)),
         ({"loop_lag_us": 5_000_001}, (503, "loop_late")),
+        ({"memory_refuses": 1}, (200, None)),
+        ({"memory_refuses": 2}, (503, "out_of_memory")),
         ({"store_refuses": 0}, (200, None)),
         ({"store_refuses": 1}, (503, "disk_full")),
         ({"store_refuses": 2}, (503, "store_failed")),
         ({"step_age_us": 6_000_000, "store_refuses": 2}, (503, "engine_stuck")),
     ],
 )
-async def test_a_late_loop_and_a_store_that_refuses_are_told(
+async def test_a_late_loop_no_memory_and_a_store_that_refuses_are_told(
     counters: dict[str, int], expected: tuple[int, str | None]
 ) -> None:
     async with gateway_running() as running:

@@ -300,7 +300,7 @@ def test_the_counters_are_documented(tmp_path: Path) -> None:
     budget = Budget(host_bytes=1, device_bytes=1, every=0, record_bytes=1)
     scheduler = Scheduler(EngineConfig(), vocab_size=4, eos_ids=(), has_guest=True, budget=budget)
     of_loop = {"step_age_us"}
-    of_server = {"n_connections", "n_lanes", "loop_lag_us", "loop_stalls_total"}
+    of_server = {"n_connections", "n_lanes", "loop_lag_us", "loop_stalls_total", "memory_refuses"}
     names = {row["name"] for row in table_after("## Counters\n")}
     for row in table_after("### Histograms\n"):
         ends = [f"le_{bound}" for bound in bounds_of(row["bounds"])]

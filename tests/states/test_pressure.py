@@ -58,7 +58,9 @@ async def test_out_of_memory_nothing_new_is_taken(make_rig: MakeRig, rss: int) -
             assert await refused_by(what(door)) == "OVERLOADED", name
         for what in MAKES_ROOM.values():
             await what(door)
+        assert (await rig.clients["anna"].stats())["memory_refuses"] == 2
         short_of(rig, rss=0)
+        assert (await rig.clients["anna"].stats())["memory_refuses"] == 0
         await door.create("mine", [1, 2])
 
 

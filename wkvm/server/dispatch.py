@@ -293,6 +293,7 @@ class Dispatcher:
     def _stats(self, request_id: int) -> wire.StatsReply:
         values = dict(self._loop.stats())
         values["n_connections"] = len(self._clients)
+        values["memory_refuses"] = 0 if self.pressure is None else self.pressure.memory()
         values["n_lanes"] = sum(len(client.lanes) for client in self._clients.values())
         lag_s, n_stalls = self.lag()
         values["loop_lag_us"], values["loop_stalls_total"] = round(lag_s * 1e6), n_stalls

@@ -61,6 +61,11 @@ class Pressure:
         self._memory = Stage.AT_EASE
         self._is_disk_short = False
 
+    def memory(self) -> Stage:
+        """How short the process is of memory."""
+        self._look()
+        return self._memory
+
     def refusal(
         self, message: object, stats: Callable[[], Mapping[str, int]]
     ) -> wire.Failed | None:

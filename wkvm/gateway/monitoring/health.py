@@ -17,11 +17,14 @@ Reason: TypeAlias = Literal[
     "engine_unavailable",
     "engine_stuck",
     "loop_late",
+    "out_of_memory",
     "disk_full",
     "store_failed",
 ]
 _REFUSALS: dict[int, Reason] = {1: "disk_full", 2: "store_failed"}
 """By the counter ``store_refuses``."""
+_MEMORY_IS_OUT = 2
+"""In the counter ``memory_refuses``: 1 is a server that takes less, and still something."""
 
 
 class Status(msgspec.Struct, omit_defaults=True):
@@ -73,6 +76,8 @@ async def _why_not_ready(gateway: Gateway) -> Reason | None:
     late_us = max(reading.counters.get("loop_lag_us", 0), gateway.lag_s() * 1e6)
     if late_us > MAX_STEP_AGE_S * 1e6:
         return "loop_late"
+    if reading.counters.get("memory_refuses", 0) >= _MEMORY_IS_OUT:
+        return "out_of_memory"
     return _REFUSALS.get(reading.counters.get("store_refuses", 0))
 
 

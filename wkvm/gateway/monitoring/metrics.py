@@ -44,6 +44,10 @@ _GAUGES = {
         "wkvm_store_refuses",
         "1 if the disk has no room for a durable state, 2 if it or the store failed, else 0.",
     ),
+    "memory_refuses": (
+        "wkvm_memory_refuses",
+        "1 if the engine is short of memory and takes less, 2 if it takes nothing new, else 0.",
+    ),
     "n_prefix_waiting": ("wkvm_prefix_waiting", "Requests that wait for another one's prompt."),
 }
 _COUNTERS = {
