@@ -53,6 +53,22 @@ async def head(running: Running, name: str = "tale") -> Any:
     return (await ask(running, "GET", f"/v1/states/{name}"))[1]
 
 
+async def test_who_asks_again_by_the_same_key_goes_on_and_the_first_is_told_so(
+    tmp_path: Path,
+) -> None:
+    model = TallModel()
+    async with states_running(tmp_path, Engine(model, EngineConfig(n_slots=8))) as running:
+        await make(running)
+        body = {**GREEDY, "state": "tale", "save_as": "next", "max_tokens": 2000}
+        body["idempotency_key"] = "k"
+        first = asyncio.create_task(ask(running, "POST", "/v1/generate", body))
+        await until_stats(running, n_states_running=1)
+        status, answer = await ask(running, "POST", "/v1/generate", body)
+        assert (status, answer["state"]["version"]) == (200, 1)
+        status, answer = await first
+        assert (status, answer["error"]["code"]) == (499, "cancelled")
+
+
 EXPECTED = fake_continuation([1, 2, 3], 12, 256)
 
 

@@ -109,6 +109,7 @@ _STATUSES: tuple[tuple[type[ClientError], int, str, str | None], ...] = (
     (client.StateMismatchError, 422, INVALID, "state_mismatch"),
     (client.BadStateFileError, 422, INVALID, "bad_state_file"),
     (client.StateNotFiniteError, 422, INVALID, "state_not_finite"),
+    (client.OperationCancelledError, 499, SERVER, CANCELLED),
     (client.RequestError, 400, INVALID, None),
     (client.DrainingError, 503, SERVER, "draining"),
     (client.GoingAwayError, 503, SERVER, "draining"),
