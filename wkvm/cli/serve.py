@@ -31,6 +31,8 @@ from wkvm.server.guard import EXIT_ENGINE_FAILED, EXIT_STALLED, Supervision, lea
 from wkvm.server.notify import Notifier
 from wkvm.server.pressure import Pressure
 
+MAX_KEYS_BYTES = 16 * 1024 * 1024
+"""Of a file of keys, some hundred thousand of them: a device or a wrong file may have no end."""
 CRASHES_FOLDER = "crashes"
 RESPONSES_FOLDER = "responses"
 """In the folder of the states, both; the store knows that they are not its own."""
@@ -188,7 +190,11 @@ def api_keys(given: list[str] | None, file: str | None) -> tuple[ApiKey, ...]:
     keys = [ApiKey.of(key) for key in given or ()]
     if file is not None:
         try:
-            keys += parse_api_keys(Path(file).read_text(encoding="utf-8"))
+            with open(file, "rb") as opened:
+                text = opened.read(MAX_KEYS_BYTES + 1)
+            if len(text) > MAX_KEYS_BYTES:
+                raise ConfigError("api-keys-file", f"{file}: longer than {MAX_KEYS_BYTES} bytes")
+            keys += parse_api_keys(text.decode())
         except OSError as error:
             raise ConfigError("api-keys-file", f"{file}: {error.strerror}") from error
         except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from wkvm.cli.flags import values_of
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.core.config import ApiKey
 from wkvm.core.errors import ConfigError
+from wkvm.core.sampling import MAX_TOKENS
 from wkvm.gateway.config import GatewayConfig, Limits
 from wkvm.gateway.text import Tokenizer
 from wkvm.gateway.texts import Texts
@@ -43,8 +44,8 @@ def http_texts(args: argparse.Namespace, model: Path, tokenizer: Tokenizer) -> T
         CheckpointError, TextError: a file of the model is damaged.
     """
     limit: int | None = args.default_max_tokens
-    if limit is not None and limit < 1:
-        raise ConfigError("default-max-tokens", f"{limit} is below 1")
+    if limit is not None and not 1 <= limit <= MAX_TOKENS:
+        raise ConfigError("default-max-tokens", f"{limit} is not in [1, {MAX_TOKENS}]")
     texts = load_texts(model, tokenizer, default_max_tokens=limit)
     return replace(texts, tool_parser=args.tool_call_parser, reasoning_parser=args.reasoning_parser)
 
