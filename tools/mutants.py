@@ -262,6 +262,8 @@ def main() -> int:
     if args.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
+    if not any(args.only in one.what for one in FAULTS):
+        parser.error(f"--only: no fault is called so: {args.only}")
     n_alive = 0
     print("| fault | found by |\n|---|---|")
     there = kills(lines()) if args.missing else {}

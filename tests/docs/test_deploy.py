@@ -50,6 +50,13 @@ def test_the_unit_starts_anew_what_failed_and_not_what_cannot_be_had() -> None:
     assert (setting("Type"), setting("NotifyAccess")) == ("notify", "main")
 
 
+def test_the_flags_that_the_unit_suggests_show_no_binary_protocol_to_others() -> None:
+    (flags,) = re.findall(r"^# +FLAGS=(.*)$", UNIT, re.MULTILINE)
+    args = parse(["serve", *flags.split()])
+    assert (args.host, args.binary_port) == ("0.0.0.0", None)
+    assert args.binary_uds.startswith(f"/run/{setting('RuntimeDirectory')}/")
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
@@ -68,6 +75,11 @@ def test_the_image_serves_with_flags_that_exist_and_takes_more() -> None:
     assert (args.host, args.model, args.log_format) == ("0.0.0.0", "/model", "text")
     assert args.port == int(instruction("EXPOSE"))
     assert args.state_folder.startswith(f"{instruction('VOLUME')}/")
+
+
+def test_the_container_has_more_time_to_end_than_it_takes() -> None:
+    (seconds,) = re.findall(r"--stop-timeout (\d+) ", CONTAINER)
+    assert int(seconds) >= parse(["serve"]).drain_timeout_s + 30
 
 
 def test_the_image_runs_as_a_user_without_rights_who_owns_its_volume() -> None:

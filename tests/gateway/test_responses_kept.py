@@ -345,7 +345,7 @@ async def test_a_database_of_another_version_is_not_opened(tmp_path: Path) -> No
     await database.run(lambda there: there.db.execute("PRAGMA user_version = 99"))
     await database.aclose()
     again = Database(str(tmp_path))
-    with pytest.raises(SettingError, match="version 99"):
+    with pytest.raises(SettingError, match="it has format 99, this wkvm knows 1"):
         await again.open()
     await again.aclose()
 

@@ -160,6 +160,14 @@ def test_a_keys_file_holds_keys_and_digests() -> None:
     assert ring.tenant_of(digest) is None
 
 
+@pytest.mark.parametrize("rest", ["  -", " # of the laptop", "\t-"])
+def test_what_follows_a_digest_does_not_make_a_key_of_it(rest: str) -> None:
+    digest = hashlib.sha256(b"two").hexdigest()
+    with pytest.raises(ConfigError, match="line 2: something follows") as caught:
+        parse_api_keys(f"blue:one\nred:{digest}{rest}\n")
+    assert digest not in str(caught.value)
+
+
 def test_a_line_in_brackets_limits_the_keys_below_it() -> None:
     text = "a:one\n[requests=60 tokens=9 concurrent=4]\nb:two\nc:three\n[tokens=5]\nd:x\n[]\ne:y"
     assert [dict(key.limits) for key in parse_api_keys(text)] == [

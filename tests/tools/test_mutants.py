@@ -22,6 +22,16 @@ def test_a_planted_fault_has_one_place_in_the_code(fault: Fault) -> None:
     ast.parse(code.replace(fault.old, fault.new))
 
 
+def test_a_word_that_names_no_fault_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mutants", "--only", "zebra"])
+    with pytest.raises(SystemExit) as ended:
+        mutants.main()
+    assert ended.value.code == 2
+    assert "zebra" in capsys.readouterr().err
+
+
 def test_no_fault_is_planted_twice() -> None:
     assert [what for what, n in Counter(one.what for one in FAULTS).items() if n > 1] == []
 

@@ -222,7 +222,8 @@ class ApiKey:
 def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
     """Read a keys file: one ``tenant:key`` or ``tenant:digest`` a line; ``#`` starts a comment.
 
-    64 hexadecimal digits after the colon are always the SHA-256 of a key, never a key.
+    64 hexadecimal digits after the colon are always the SHA-256 of a key, never a key, and nothing
+    may follow them.
 
     A line such as ``[requests=60 tokens=20000 concurrent=4]`` is about the keys below it, up to the
     next such line: these are their limits. ``[]`` is for keys without limits of their own.
@@ -242,6 +243,8 @@ def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
         if not colon:
             raise ConfigError("api-keys-file", f"line {number} is not tenant:key")
         try:
+            if re.match(r"[0-9a-fA-F]{64}\s", secret):  # such as the " -" of sha256sum
+                raise ConfigError("api-keys-file", "something follows the 64 digits of a digest")
             if _SHA256_HEX.fullmatch(secret):
                 keys.append(ApiKey(tenant, bytes.fromhex(secret), limits))
             else:

@@ -146,7 +146,7 @@ class Connection:
         if not tables.issuperset(("responses", "items", "talks")):
             raise sqlite3.DatabaseError("it is a database of something else")
         if version != VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}; this is {VERSION}")
+            raise sqlite3.DatabaseError(f"it has format {version}, this wkvm knows {VERSION}")
         return False
 
     def is_made(self, response_id: str, owner: str) -> bool:
