@@ -284,6 +284,15 @@ async def test_all_workers_log_to_the_servers_standard_error(
         assert told[f"logged-{n}"]["route"] == "GET /v1/states/{ref}"
 
 
+async def test_what_workers_ask_each_other_is_not_in_the_log_of_requests(
+    server: RunningServer, log: Path
+) -> None:
+    async with client(server.url()) as http:
+        assert await figure(http, "wkvm_http_workers") == 2  # so each asked the other
+    assert '"route":"GET /metrics"' in written(log)
+    assert "/-/ask" not in written(log)
+
+
 async def test_a_call_that_another_worker_answers_is_logged_once(
     server: RunningServer, log: Path
 ) -> None:

@@ -22,6 +22,7 @@ from wkvm.gateway.door.origins import check_origin, let_pages_read
 from wkvm.gateway.failures import SERVER, HttpError
 from wkvm.gateway.monitoring.counts import HttpCounts
 from wkvm.gateway.monitoring.watch import ANSWER_TIMEOUT_S
+from wkvm.gateway.peers import ASK
 
 _IS_STREAM = web.RequestKey("is_stream", bool)
 _LIMITS = web.RequestKey("limits", dict[str, str])
@@ -93,7 +94,7 @@ def _endpoint(
             counts.end(status)
             if _IS_STREAM in request:
                 of_all.n_streams -= 1
-            if not call.is_handed_on:
+            if not call.is_handed_on and route.path != ASK:  # which no client sends
                 gateway.log.add(
                     request_id=call.request_id,
                     whose=call.whose,
