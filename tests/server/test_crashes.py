@@ -1,6 +1,7 @@
 """Reports of crashes: few, small, for their user alone, and without what clients sent."""
 
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -45,6 +46,26 @@ def test_the_newest_reports_are_kept_and_nothing_else_is_touched(tmp_path: Path,
     assert {name, "crash-notes.txt"} <= set(found)
     assert len(found) - 1 == min(n + 1, MAX_REPORTS)
     assert "crash-20200101T000000Z-1.json" in found or n + 1 > MAX_REPORTS
+
+
+def test_a_report_is_kept_though_the_clock_went_back(tmp_path: Path) -> None:
+    for at in range(MAX_REPORTS):
+        (tmp_path / f"crash-29990101T0000{at:02d}Z-1.json").write_text("{}")
+    name = CrashReports(tmp_path).write({})
+    found = os.listdir(tmp_path)
+    assert name in found
+    assert len(found) == MAX_REPORTS
+
+
+def test_a_report_for_which_the_disk_has_no_room_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert CrashReports(tmp_path).write({"format": 1}) is None
+    assert os.listdir(tmp_path) == []
 
 
 def test_reports_of_the_same_second_are_apart(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.server.harness import until
 from wkvm.core.config import ServerConfig
+from wkvm.server import guard
 from wkvm.server.crashes import CrashReports
 from wkvm.server.guard import EXIT_ENGINE_FAILED, EXIT_STALLED, Guard, Supervision
 
@@ -84,6 +86,32 @@ async def test_an_end_that_takes_too_long_is_made_short(tmp_path: Path) -> None:
     rig.guard.end_within(0.01, EXIT_ENGINE_FAILED)
     assert rig.has_left.wait(60)
     assert rig.left == [EXIT_ENGINE_FAILED]
+
+
+@pytest.mark.parametrize("what", ["failed", "step", "loop"])
+async def test_a_disk_for_reports_that_does_not_answer_holds_no_end_up(
+    what: Literal["failed", "step", "loop"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(guard, "END_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(CrashReports, "write", lambda *_: answers.wait(60) and None)
+    rig = Rig(tmp_path)
+
+    def end() -> None:
+        if what == "failed":
+            rig.guard.failed(ZeroDivisionError())
+        else:
+            rig.guard._stalled(what)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    try:
+        assert rig.has_left.wait(30)
+        assert ending.is_alive()
+    finally:
+        answers.set()
+        ending.join()
+    assert rig.left[0] == (EXIT_ENGINE_FAILED if what == "failed" else EXIT_STALLED)
 
 
 async def test_a_report_that_cannot_be_made_changes_nothing(

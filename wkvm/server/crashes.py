@@ -73,20 +73,30 @@ class CrashReports:
                 with contextlib.suppress(FileExistsError):
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
                     fd = os.open(path, flags, 0o600)
-                    with open(fd, "wb") as file:
-                        file.write(data)
-                        file.flush()
-                        os.fsync(fd)
-                    self._trim()
+                    try:
+                        with open(fd, "wb") as file:
+                            file.write(data)
+                            file.flush()
+                            os.fsync(fd)
+                    except OSError:
+                        # A part of one would take the place of a whole one.
+                        path.unlink(missing_ok=True)
+                        raise
+                    self._trim(path.name)
                     return path.name
         except OSError as error:
             logger.error("no crash report could be written: %s", error.strerror)
         return None
 
-    def _trim(self) -> None:
-        """Remove all but the newest reports, and no other file."""
-        found = sorted(one.name for one in self._folder.iterdir() if _NAME.fullmatch(one.name))
-        for name in found[:-MAX_REPORTS]:
+    def _trim(self, written: str) -> None:
+        """Remove all but the newest reports, and no other file.
+
+        Args:
+            written: the newest, whatever the clock said when the others were written.
+        """
+        names = {one.name for one in self._folder.iterdir() if _NAME.fullmatch(one.name)}
+        found = sorted(names - {written})
+        for name in found[: max(0, len(found) - (MAX_REPORTS - 1))]:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
 

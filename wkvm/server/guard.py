@@ -106,8 +106,9 @@ class Guard:
         On the loop's thread.
         """
         self._supervision.notifier.failing()
-        self._report("engine_failed", EXIT_ENGINE_FAILED, error)
+        # Before the report: its disk may be what does not answer.
         self.end_within(END_TIMEOUT_S, EXIT_ENGINE_FAILED)
+        self._report("engine_failed", EXIT_ENGINE_FAILED, error)
 
     def end_within(self, timeout_s: float, status: int) -> None:
         """End the process after a time, if it has not ended by then."""
@@ -117,11 +118,11 @@ class Guard:
 
     def _stalled(self, what: What) -> None:
         """Nothing goes on. In the watchdog's thread."""
+        self.end_within(END_TIMEOUT_S, EXIT_STALLED)
         if what == "step":
             logger.error("a step does not end: the engine is given up")
             self._supervision.notifier.failing()
             self._report("step_stalled", EXIT_STALLED)
-            self.end_within(END_TIMEOUT_S, EXIT_STALLED)
             self._loop.call_soon_threadsafe(self._engine.give_up)
         else:
             logger.error("the event loop does not turn: the process ends")
