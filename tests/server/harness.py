@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ MessageT = TypeVar("MessageT")
 def frame(payload: bytes, length: int | None = None) -> bytes:
     """A frame, with a length that may lie."""
     return struct.pack("<I", len(payload) if length is None else length) + payload
+
+
+def timers() -> set[threading.Timer]:
+    """Those of this process that wait."""
+    return {one for one in threading.enumerate() if isinstance(one, threading.Timer)}
 
 
 async def until(fact: Callable[[], bool]) -> None:

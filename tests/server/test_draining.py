@@ -24,6 +24,7 @@ from tests.server.harness import (
     local_config,
     serving,
     tcp_config,
+    timers,
     until,
 )
 from wkvm.core.config import EngineConfig
@@ -103,24 +104,38 @@ async def test_serve_raises_what_ready_raised_and_cleans_up(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
-async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
+async def serve_what_breaks(folder: Path) -> None:
+    """Serve an engine whose bookkeeping raises once there is a client."""
     broken = engine()
 
     def fail(now: float) -> None:
         raise ArithmeticError(f"bookkeeping at {now}")
 
     async def ready(server: Server) -> None:
-        client = RawClient(*await asyncio.open_unix_connection(str(tmp_path / "s")))
+        client = RawClient(*await asyncio.open_unix_connection(str(folder / "s")))
         await client.hello()
         broken.plan = fail  # type: ignore[method-assign]
         failed = await client.failure()
         assert failed.code == ErrorCode.ENGINE_FAILED
         client.abort()
 
+    await serve(broken, local_config(str(folder)), ready=ready)
+
+
+async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineFailedError) as raised:
-        await serve(broken, local_config(str(tmp_path)), ready=ready)
+        await serve_what_breaks(tmp_path)
     assert isinstance(raised.value.__cause__, ArithmeticError)
     assert os.listdir(tmp_path) == []
+
+
+async def test_who_goes_on_after_an_engine_that_failed_is_not_ended(tmp_path: Path) -> None:
+    others = timers()
+    with pytest.raises(EngineFailedError):
+        await serve_what_breaks(tmp_path)
+    for one in timers() - others:
+        one.join(TIMEOUT_S)
+    assert timers() <= others
 
 
 async def test_an_address_in_use_is_a_config_error(tmp_path: Path) -> None:

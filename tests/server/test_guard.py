@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from tests.server.harness import until
+from tests.server.harness import timers, until
 from wkvm.core.config import ServerConfig
 from wkvm.server import guard
 from wkvm.server.crashes import CrashReports
@@ -112,6 +112,20 @@ async def test_a_disk_for_reports_that_does_not_answer_holds_no_end_up(
         answers.set()
         ending.join()
     assert rig.left[0] == (EXIT_ENGINE_FAILED if what == "failed" else EXIT_STALLED)
+
+
+@pytest.mark.parametrize("comes_first", [False, True])
+async def test_what_has_ended_in_time_ends_no_process(tmp_path: Path, comes_first: bool) -> None:
+    rig, others = Rig(tmp_path), timers()
+    if comes_first:
+        rig.guard.ended()
+    rig.guard.end_within(3600, EXIT_ENGINE_FAILED)
+    if not comes_first:
+        rig.guard.ended()
+    for one in timers() - others:
+        one.join(60)
+    assert timers() <= others
+    assert rig.left == []
 
 
 async def test_a_report_that_cannot_be_made_changes_nothing(

@@ -88,6 +88,8 @@ class Guard:
         self._loop = asyncio.get_running_loop()
         self._began_at = time.monotonic()
         self._has_reported = False
+        self._timers = list[threading.Timer]()
+        self._has_ended = False
         self.watchdog = Watchdog(
             max_lag_s=config.max_loop_lag_s,
             step_timeout_s=config.step_timeout_s,
@@ -111,10 +113,19 @@ class Guard:
         self._report("engine_failed", EXIT_ENGINE_FAILED, error)
 
     def end_within(self, timeout_s: float, status: int) -> None:
-        """End the process after a time, if it has not ended by then."""
+        """End the process after a time, unless ``ended`` is called by then. In any thread."""
         timer = threading.Timer(timeout_s, self._leave, [status])
         timer.daemon = True
+        self._timers.append(timer)
         timer.start()
+        if self._has_ended:
+            timer.cancel()
+
+    def ended(self) -> None:
+        """All that was to end has: what the process does from now on is whoever's who made it."""
+        self._has_ended = True
+        for timer in self._timers:
+            timer.cancel()
 
     def _stalled(self, what: What) -> None:
         """Nothing goes on. In the watchdog's thread."""

@@ -6,6 +6,7 @@ import inspect
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from typing import NoReturn, TypeAlias
 
 import uvloop
@@ -239,7 +240,20 @@ async def serve(
             is what broke it.
         Exception: what ``ready`` or a door's start raised.
     """
-    supervision = Supervision() if supervision is None else supervision
+    with ExitStack() as at_end:
+        await _serve(engine, config, ready, doors, states, supervision or Supervision(), at_end)
+
+
+async def _serve(
+    engine: EngineLike,
+    config: ServerConfig,
+    ready: Callable[[Server], Awaitable[None] | None],
+    doors: Callable[[Server], Sequence[Door]],
+    states: MakeStates | None,
+    supervision: Supervision,
+    at_end: ExitStack,
+) -> None:
+    """As ``serve``; what bounds the end of the process does so until that of ``at_end``."""
     engine_loop = EngineLoop(engine)
     service = None if states is None else states(engine_loop)
     server = Server(engine_loop if service is None else service, config, service)
@@ -247,6 +261,7 @@ async def serve(
     raise_file_limit(config.max_connections + sum(door.max_connections for door in others))
     signals = Signals()
     guard = Guard(engine_loop, config, supervision)
+    at_end.callback(guard.ended)
     server.watched(guard.lag)
     stepping = asyncio.create_task(engine_loop.run(), name="steps")
     try:
@@ -308,11 +323,9 @@ def run(
     supervision: Supervision | None = None,
 ) -> None:
     """Serve on an event loop of its own; see ``serve``."""
-    serving = serve(
-        engine, config, ready=ready, doors=doors, states=states, supervision=supervision
-    )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
+    with ExitStack() as at_end, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        supervision = supervision or Supervision()
+        runner.run(_serve(engine, config, ready, doors, states, supervision, at_end))
 
 
 async def _greet(ready: Callable[[Server], Awaitable[None] | None], server: Server) -> NoReturn:
