@@ -55,7 +55,7 @@ def main() -> None:
             (choose.begin_kernel, 4),
             (choose.mark_kernel, 4),
             (scan.scan_kernel, 8),
-            (bracket.bracket_kernel, launch.BRACKET_WARPS * scratch.times_samples),
+            (bracket.bracket_kernel, launch.BRACKET_WARPS * scratch.times),
             (scan.weigh_kernel, 4),
             (search.resolve_kernel, launch.RESOLVE_WARPS * scratch.times),
             (choose.select_kernel, 8),
