@@ -251,15 +251,6 @@ class DrainingError(CapacityError):
     default_code = ErrorCode.DRAINING
 
 
-class StepMemoryError(CapacityError):
-    """The server's device had no memory for a step that the request was in."""
-
-    default_code = ErrorCode.STEP_MEMORY
-
-
-# --- execution ----------------------------------------------------------------------------
-
-
 class OverloadedError(CapacityError):
     """More is asked of the server than it can do in time, or keep. It did nothing of this."""
 
@@ -270,6 +261,15 @@ class RateLimitedError(CapacityError):
     """The tenant does something more often than it may."""
 
     default_code = ErrorCode.RATE_LIMITED
+
+
+class StepMemoryError(CapacityError):
+    """The server's device had no memory for a step that the request was in."""
+
+    default_code = ErrorCode.STEP_MEMORY
+
+
+# --- execution ----------------------------------------------------------------------------
 
 
 class InternalError(ExecutionError):

@@ -109,9 +109,9 @@ STORE = (
     ),
     Fault(
         "a short write is taken for all of it",
-        PAYLOADS,
-        "n = self._io.write(fd, left)",
-        "n = self._io.write(fd, left) and sum(map(len, left))",
+        "wkvm/state/io.py",
+        "n = io.write(fd, left)",
+        "n = io.write(fd, left) and sum(map(len, left))",
         ("tests/state/test_store_faults.py::test_short_reads_and_writes_make_no_difference",),
     ),
     Fault(

@@ -7,17 +7,18 @@ once, where the field is.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig, Limits
+from wkvm.server.log import LogFormat
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:8001"
 LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
+LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

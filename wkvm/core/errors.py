@@ -183,7 +183,9 @@ class CapacityError(WkvmError):
         retry_after_s: when, as far as the server can tell; None if it cannot.
     """
 
-    retry_after_s: float | None = None
+    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
 
 
 class OutOfSlotsError(CapacityError):
@@ -199,28 +201,26 @@ class QueueFullError(CapacityError):
     """As many requests, or ids of requests, of a tenant wait as may."""
 
     def __init__(self, limit: int, of: str, retry_after_s: float | None = None) -> None:
-        super().__init__(f"the queue holds at most {limit} {of} of a tenant; retry later")
+        why = f"the queue holds at most {limit} {of} of a tenant; retry later"
+        super().__init__(why, retry_after_s)
         self.limit = limit
         self.of = of
-        self.retry_after_s = retry_after_s
 
 
 class OverloadedError(CapacityError):
     """There is more to do than can be done, or kept. Nothing was done of the request."""
 
     def __init__(self, why: str, retry_after_s: float | None = None) -> None:
-        super().__init__(f"{why}; retry later")
-        self.retry_after_s = retry_after_s
+        super().__init__(f"{why}; retry later", retry_after_s)
 
 
 class RateLimitedError(CapacityError):
     """The tenant does something more often than it may. Nothing was done."""
 
     def __init__(self, limit: int, of: str, retry_after_s: float) -> None:
-        super().__init__(f"the limit is {limit:,} {of} a second; retry later")
+        super().__init__(f"the limit is {limit:,} {of} a second; retry later", retry_after_s)
         self.limit = limit
         self.of = of
-        self.retry_after_s = retry_after_s
 
 
 class DrainingError(CapacityError):
@@ -344,29 +344,21 @@ class StoreFailedError(ExecutionError):
 class CheckpointError(WkvmError):
     """A model cannot be loaded."""
 
-
-class ModelNotFoundError(CheckpointError):
-    """There is no model at that path."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path = path
+
+
+class ModelNotFoundError(CheckpointError):
+    """There is no model at that path."""
 
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint's files contradict themselves, each other, or end early."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
-
 
 class UnsupportedModelError(CheckpointError):
     """The checkpoint is whole, but wkvm does not run such a model."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
 
 
 class StoreError(WkvmError):

@@ -20,13 +20,12 @@ from typing import Any
 
 import wkvm
 from wkvm.core.errors import ConfigError
-from wkvm.server.stacks import stack_of_traceback, stacks_of_threads
+from wkvm.server.stacks import causes_of, stacks_of_threads, told_of
 
 MAX_REPORTS = 16
 """The oldest go when another one comes."""
 MAX_BYTES = 256 * 1024
 """Of one report; what it has of rows of steps is left out first."""
-MAX_CAUSES = 8
 _NAME = re.compile(r"crash-\d{8}T\d{6}Z-\d+(-\d+)?\.json", re.ASCII)
 _PACKAGES = ("torch", "triton", "aiohttp", "msgspec", "uvloop", "safetensors", "llguidance")
 _WORDS = frozenset({"device", "dtype", "state", "quantization", "request_log"})
@@ -172,16 +171,11 @@ def versions() -> dict[str, str]:
 def _chain(error: BaseException) -> list[dict[str, object]]:
     """An exception and its causes, newest first: types and places, and what a device said."""
     chain = list[dict[str, object]]()
-    at: BaseException | None = error
-    while at is not None and len(chain) < MAX_CAUSES:
-        told: dict[str, object] = {
-            "type": f"{type(at).__module__}.{type(at).__qualname__}",
-            "stack": stack_of_traceback(at.__traceback__),
-        }
-        if isinstance(at, RuntimeError) and _DEVICE.match(str(at)):
-            told["message"] = str(at)[:2000]
+    for one in causes_of(error):
+        told = told_of(one)
+        if isinstance(one, RuntimeError) and _DEVICE.match(str(one)):
+            told["message"] = str(one)[:2000]
         chain.append(told)
-        at = at.__cause__ or at.__context__
     return chain
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from wkvm_protocol.connection import failure
 from wkvm_protocol.errors import ErrorCode
@@ -135,7 +134,7 @@ def failed(request_id: int, error: BaseException) -> Failed:
 
 
 def refusal(
-    request_id: int, error: BaseException, names: Mapping[str, str] = MappingProxyType({})
+    request_id: int, error: BaseException, names: Mapping[str, str] | None = None
 ) -> Failed | StateMoved:
     """As ``failed``, for a client that knows of states: it learns where a state is now.
 
@@ -145,6 +144,6 @@ def refusal(
     """
     if isinstance(error, StateMovedError):
         return StateMoved(request_id, str(error), error.target, error.moved_to)
-    if isinstance(error, InvalidParameterError) and error.field in names:
+    if names and isinstance(error, InvalidParameterError) and error.field in names:
         error = InvalidParameterError(names[error.field], error.why)
     return failed(request_id, error)

@@ -16,12 +16,9 @@ from types import TracebackType
 from typing import Literal, TypeAlias
 
 from wkvm.server.log_file import LogFile
-from wkvm.server.stacks import stack_of_traceback
+from wkvm.server.stacks import causes_of, told_of
 
 LogFormat: TypeAlias = Literal["text", "json"]
-LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
-MAX_ERRORS = 8
-"""Of a chain of causes."""
 COMMAND = "wkvm.cli"
 """The logger of the line with which a command ends: the path that it names was an argument."""
 _PATH = re.compile(r"(?<![\w.<])/[^\s:,;'\"()]+/?[^\s:,;'\"()]*")
@@ -54,21 +51,8 @@ class JsonFormatter(logging.Formatter):
             "message": _message(record),
         }
         if record.exc_info is not None and record.exc_info[1] is not None:
-            told["errors"] = errors_of(record.exc_info[1])
+            told["errors"] = [told_of(one) for one in causes_of(record.exc_info[1])]
         return json.dumps(told)
-
-
-def errors_of(error: BaseException) -> list[dict[str, object]]:
-    """Types and places of an exception and its causes, newest first. No messages."""
-    told, at = list[dict[str, object]](), error
-    while len(told) < MAX_ERRORS:
-        name = f"{type(at).__module__}.{type(at).__qualname__}"
-        told.append({"type": name, "stack": stack_of_traceback(at.__traceback__)})
-        following = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-        if following is None:
-            break
-        at = following
-    return told
 
 
 def start_log(level: str, style: LogFormat, process: str) -> None:

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Protocol
 
 from wkvm_protocol import messages as wire
 
 from wkvm.server.lanes import Lane
 from wkvm.server.state_bytes import Download, Upload
-
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class StateClient(Protocol):
@@ -60,7 +57,7 @@ class Operation:
         request_id: int,
         *,
         is_transfer: bool,
-        names: Mapping[str, str] = NO_NAMES,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.client = client
         self.tenant = client.tenant

@@ -19,7 +19,7 @@ from wkvm.core.errors import (
 from wkvm.core.registry import parse_ref
 from wkvm.server.errors import refusal
 from wkvm.server.interface import States
-from wkvm.server.operation import NO_NAMES, Operation, StateClient
+from wkvm.server.operation import Operation, StateClient
 from wkvm.server.state_bytes import (
     TRANSFER_TIMEOUT_S,
     WHOLE_TRANSFER_S,
@@ -203,7 +203,7 @@ class Operations:
         work: Callable[[Operation], Coroutine[Any, Any, wire.ServerMessage | None]],
     ) -> None:
         is_transfer = isinstance(message, TRANSFERS)
-        names = FIELD_NAMES.get(type(message), NO_NAMES)
+        names = FIELD_NAMES.get(type(message))
         operation = Operation(client, message.request_id, is_transfer=is_transfer, names=names)
         try:
             if len(self._of_clients.get(client, {})) >= OPERATIONS_PER_CONNECTION:

@@ -321,6 +321,23 @@ def _kind(mode: int) -> Kind:
     return Kind.FOLDER if stat.S_ISDIR(mode) else Kind.OTHER
 
 
+def write_all(io: IO, fd: int, buffers: Sequence[memoryview]) -> None:
+    """Write all of some buffers to the end of a file.
+
+    Raises:
+        OSError: it could not be; some of them may have been written.
+    """
+    left = [buffer for buffer in buffers if len(buffer)]
+    while left:
+        n = io.write(fd, left)
+        if n <= 0:
+            raise OSError(errno.EIO, "the file system wrote nothing")
+        while left and n >= len(left[0]):
+            n -= len(left.pop(0))
+        if n:
+            left[0] = left[0][n:]
+
+
 def reason(error: OSError) -> str:
     """What the system says of an error, without the path."""
     return error.strerror or type(error).__name__

@@ -8,7 +8,7 @@ import errno
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
@@ -30,7 +30,7 @@ from wkvm.state.format import (
     root_digest,
 )
 from wkvm.state.image import EncodedImage, StateImage, clear_padding, image_of, record_slices
-from wkvm.state.io import IO, Entry, Folder, Kind, reason
+from wkvm.state.io import IO, Entry, Folder, Kind, reason, write_all
 from wkvm.state.memory import host_memory
 
 logger = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class Payloads:
             fd = self._folder.create(temporary)
             try:
                 self._io.reserve(fd, encoded.n_bytes)
-                self._write_all(fd, (memoryview(encoded.header), *encoded.buffers))
+                write_all(self._io, fd, (memoryview(encoded.header), *encoded.buffers))
                 self._io.sync(fd)
                 self._verify_open(fd, encoded.digest)
             finally:
@@ -291,17 +291,6 @@ class Payloads:
             self.remove(at)
             raise
         return name
-
-    def _write_all(self, fd: int, buffers: Sequence[memoryview]) -> None:
-        left = [buffer for buffer in buffers if len(buffer)]
-        while left:
-            n = self._io.write(fd, left)
-            if n <= 0:
-                raise OSError(errno.EIO, "the file system wrote nothing")
-            while left and n >= len(left[0]):
-                n -= len(left.pop(0))
-            if n:
-                left[0] = left[0][n:]
 
     def _sync_folder(self) -> None:
         try:
