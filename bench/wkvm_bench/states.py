@@ -20,7 +20,7 @@ from typing import TypeAlias
 from wkvm_client import aio
 
 from wkvm.assembly.models import BUNDLED
-from wkvm.core.config import LOCAL_TENANT
+from wkvm.core.api_keys import LOCAL_TENANT
 from wkvm.state.store import Store
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, alternate
 from wkvm_bench.moves import moved

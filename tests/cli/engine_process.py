@@ -14,7 +14,8 @@ from tests.server.fountain import Fountain
 from wkvm.assembly.http import HttpDoor, beside
 from wkvm.assembly.models import BUNDLED
 from wkvm.assembly.texts import load_texts
-from wkvm.core.config import ApiKey, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import ServerConfig
 from wkvm.core.plan import StepPlan, StepResult
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.text import load_tokenizer, tokenizer_digest

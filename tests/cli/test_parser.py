@@ -17,7 +17,8 @@ from wkvm.cli.serve import server_settings
 from wkvm.cli.serving import http_settings
 from wkvm.cli.states import ACTIONS
 from wkvm.cli.store_flags import STORE_FLAGS
-from wkvm.core.config import EngineConfig, ServerConfig, parse_api_keys
+from wkvm.core.api_keys import parse_api_keys
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.state_config import StateConfig
 from wkvm.gateway.config import GatewayConfig, Limits

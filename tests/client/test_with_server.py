@@ -22,7 +22,8 @@ from wkvm_client.errors import (
 from tests.client.drivers import AioDriver, BlockingDriver, Driver
 from tests.fakes import FakeModel, fake_continuation
 from tests.server.harness import Rig, local_config, serving, tcp_config
-from wkvm.core.config import ApiKey, EngineConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig
 from wkvm.models.base import Batch
 
 # the loop that the server runs on; the other scripts run the clients on both

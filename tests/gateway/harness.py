@@ -14,7 +14,8 @@ from wkvm_client.errors import ConnectFailedError
 
 from tests.fakes import FakeModel
 from wkvm.assembly.http import engines_of
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.interface import EngineLike
 from wkvm.engine.loop import EngineLoop

@@ -11,7 +11,8 @@ from typing import Any
 from tests.fakes import FakeModel
 from tests.gateway.harness import Running, gateway_over
 from wkvm.assembly.states import OpenStates
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from tests.gateway.harness import gateway_running
 from tests.gateway.raw import ROUTES, ok, raw, until
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.gateway.calls import BODIES_HELD, Call, Route
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.routes import ROUTES as ALL_ROUTES

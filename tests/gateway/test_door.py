@@ -14,7 +14,7 @@ from aiohttp import http_parser, web
 
 from tests.gateway.harness import TIMEOUT_S, gateway_running
 from tests.gateway.raw import GET, ROUTES, Raw, Spout, raw, size, until
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.gateway import routes
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.config import GatewayConfig

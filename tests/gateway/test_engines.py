@@ -12,7 +12,8 @@ from wkvm_client.errors import BadPeerError, ConnectFailedError, Unauthenticated
 
 from tests.fakes import FakeModel
 from tests.server.harness import Rig, serving
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.engines import Engines, Streams
 

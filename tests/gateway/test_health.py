@@ -12,7 +12,8 @@ from wkvm_client import aio
 from tests.fakes import FakeModel
 from tests.gateway.harness import Running, gateway_running, lose_engine
 from tests.server.harness import until
-from wkvm.core.config import ApiKey, EngineConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.engines import Engines
 from wkvm.gateway.monitoring import health, watch

@@ -20,7 +20,8 @@ from tests.fakes import GuestModel
 from tests.gateway.harness import Running, gateway_running, lose_engine
 from tests.gateway.stateful import ask, states_running
 from tests.server.harness import until
-from wkvm.core.config import ApiKey, EngineConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig
 from wkvm.engine.engine import Engine
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.monitoring import metrics

@@ -11,7 +11,7 @@ from tests.gateway.native_http import LONG, post
 from tests.gateway.responding import ask_for, cached, tales_running
 from tests.gateway.stateful import ask, make, states_running
 from tests.gateway.test_submitted import SHORT, status, submit
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.gateway.config import GatewayConfig, Limits
 from wkvm.gateway.engines import Whose
 

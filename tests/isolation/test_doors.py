@@ -26,7 +26,7 @@ from tests.cli.conftest import KEY, RunningServer, started, wkvm_command
 from tests.server.harness import serving, tcp_config
 from tests.server.test_auth import REQUESTS
 from tests.soak import amount, seed, tell
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.gateway.peers import ASK
 from wkvm.gateway.routes import ROUTES
 from wkvm.server.auth import Keyring

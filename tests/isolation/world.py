@@ -19,7 +19,8 @@ from tests.states.binary_door import BinaryDoor
 from tests.states.doors import Door
 from tests.states.http_door import HttpDoor
 from wkvm.assembly.states import OpenStates
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.layout import StateLayout, TensorSpec
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine

@@ -29,7 +29,8 @@ from wkvm_protocol.messages import (
 
 from tests.protocol.vectors import examples
 from tests.server.harness import serving, tcp_config
-from wkvm.core.config import ApiKey, ServerConfig, parse_api_keys
+from wkvm.core.api_keys import ApiKey, parse_api_keys
+from wkvm.core.config import ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server import auth
 from wkvm.server.auth import ConnectionCounts, Keyring

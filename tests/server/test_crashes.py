@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from wkvm.core.config import ApiKey, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server.crashes import MAX_BYTES, MAX_REPORTS, CrashReports, report_of, told_settings
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import local_config, serving, tcp_config, until
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError
 from wkvm.server import listen as listen_module
 from wkvm.server.listen import UnixSocket, bind_tcp, check_addresses, listen

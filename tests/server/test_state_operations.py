@@ -16,7 +16,7 @@ from tests.server.scripted_states import FILE_BYTES, ScriptedStates, info_of
 from tests.server.state_rig import ask, numbered, refusal, reply, serving_states
 from tests.server.test_errors import EXAMPLES
 from wkvm.core import errors as core
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.core.registry import Durability, Ref
 from wkvm.core.states import Moved, Tier
 from wkvm.server.errors import CODES

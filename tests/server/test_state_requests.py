@@ -32,7 +32,7 @@ from tests.server.state_rig import (
     turn,
 )
 from wkvm.core import errors as core
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.core.grammar import Grammar
 from wkvm.core.registry import AckClass, Durability, Ref
 from wkvm.core.states import Moved, OnDisconnect, StateEnd

@@ -41,7 +41,7 @@ from tests.server.state_rig import (
     upload,
 )
 from tests.server.test_state_operations import CALLS
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 
 KEYS = (ApiKey.of("blue-key", "blue"), ApiKey.of("red-key", "red"))
 FOR_EVER = 10**6

@@ -33,7 +33,8 @@ from tests.states.faulty import FaultyIO
 from tests.states.http_door import HttpDoor, body_of
 from tests.states.tokens import grammars_of
 from wkvm.assembly.states import OpenStates
-from wkvm.core.config import ApiKey, EngineConfig, ServerConfig
+from wkvm.core.api_keys import ApiKey
+from wkvm.core.config import EngineConfig, ServerConfig
 from wkvm.core.state_config import StateConfig
 from wkvm.engine.engine import Engine
 from wkvm.engine.loop import EngineLoop

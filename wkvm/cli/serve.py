@@ -14,14 +14,8 @@ from wkvm.cli.flags import ADDRESS_FLAGS, LIMIT_FLAGS, PROCESS_FLAGS, values_of
 from wkvm.cli.pressure_flags import PRESSURE_FLAGS
 from wkvm.cli.serving import announce, http_settings, http_texts, start_log
 from wkvm.cli.store_flags import STORE_FLAGS
-from wkvm.core.config import (
-    API_KEY_VARIABLE,
-    MAX_SLOTS,
-    ApiKey,
-    EngineConfig,
-    ServerConfig,
-    parse_api_keys,
-)
+from wkvm.core.api_keys import ApiKey, parse_api_keys
+from wkvm.core.config import API_KEY_VARIABLE, MAX_SLOTS, EngineConfig, ServerConfig
 from wkvm.core.errors import ConfigError, EngineFailedError
 from wkvm.core.pressure_config import PressureConfig
 from wkvm.core.state_config import StateConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from wkvm.assembly.texts import load_texts
 from wkvm.cli.flags import values_of
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
-from wkvm.core.config import ApiKey
+from wkvm.core.api_keys import ApiKey
 from wkvm.core.errors import ConfigError
 from wkvm.core.sampling import MAX_TOKENS
 from wkvm.gateway.config import GatewayConfig, Limits

@@ -5,7 +5,7 @@ import hmac
 from collections import Counter
 from collections.abc import Sequence
 
-from wkvm.core.config import LOCAL_TENANT, ApiKey
+from wkvm.core.api_keys import LOCAL_TENANT, ApiKey
 
 
 class Keyring:

@@ -19,7 +19,7 @@ from wkvm_protocol.messages import (
     ServerMessage,
 )
 
-from wkvm.core.config import LOCAL_TENANT
+from wkvm.core.api_keys import LOCAL_TENANT
 from wkvm.server.clocks import Clocks, Overdue
 from wkvm.server.errors import INTERNAL_MESSAGE
 from wkvm.server.lanes import Lane, Outbox, n_more
