@@ -187,6 +187,20 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on() -> None
             assert (await one.answer())[0] == 200
 
 
+async def test_connections_do_not_take_the_last_files() -> None:
+    async with gateway_running(routes=ROUTES) as running, raw(running.path) as first:
+        running.door._is_full = lambda: True
+        async with raw(running.path) as second:
+            status, body = await second.answer()
+            assert (status, b"too_many_connections" in body) == (503, True)
+        first.send(GET)
+        assert (await first.answer())[0] == 200
+        running.door._is_full = lambda: False
+        async with raw(running.path) as third:
+            third.send(GET)
+            assert (await third.answer())[0] == 200
+
+
 async def test_one_connection_too_many_is_told_so_also_if_it_has_sent_a_request() -> None:
     config = GatewayConfig(max_connections=1)
     async with gateway_running(config=config, routes=ROUTES) as running, raw(running.path) as first:

@@ -275,6 +275,16 @@ async def test_a_tenant_has_a_limit_of_its_own() -> None:
         await rig.client("red-key")
 
 
+def test_without_files_for_others_there_is_no_room_for_a_connection() -> None:
+    is_full = False
+    counts = ConnectionCounts(2, 1, is_full=lambda: is_full)
+    assert counts.open()
+    is_full = True
+    assert not counts.open()
+    counts.close(None)
+    assert counts.total == 0
+
+
 def test_counts_return_to_nothing() -> None:
     counts = ConnectionCounts(2, 1)
     assert counts.open()

@@ -36,7 +36,7 @@ from wkvm.server.guard import watch_loop
 from wkvm.server.interface import Door
 from wkvm.server.listen import Listening, bind
 from wkvm.server.notify import Notifier
-from wkvm.server.process import Signals, first, raise_file_limit
+from wkvm.server.process import Signals, first, is_short_of_files, raise_file_limit
 from wkvm.server.serve import Server
 
 Ready: TypeAlias = Callable[[], None]
@@ -132,7 +132,12 @@ class HttpDoor:
             self._for_peers = Listener(gateway, app, [share.for_peers], is_plain=True)
             await self._for_peers.start()
         self._gateway = gateway
-        self._door = Listener(gateway, build_app(gateway, ROUTES), self._bound.sockets)
+        self._door = Listener(
+            gateway,
+            build_app(gateway, ROUTES),
+            self._bound.sockets,
+            is_full=is_short_of_files,
+        )
         await self._door.start()
 
     @property

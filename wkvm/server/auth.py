@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wkvm.core.api_keys import LOCAL_TENANT, ApiKey
 
@@ -31,9 +31,16 @@ class Keyring:
 
 
 class ConnectionCounts:
-    """How many connections there are, of each tenant and altogether, against the limits."""
+    """How many connections there are, of each tenant and altogether, against the limits.
 
-    def __init__(self, limit: int, limit_per_tenant: int) -> None:
+    Args:
+        is_full: whether there is no room for another one whatever the limits say.
+    """
+
+    def __init__(
+        self, limit: int, limit_per_tenant: int, *, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._is_full = is_full
         self.limit = limit
         self.limit_per_tenant = limit_per_tenant
         self.total = 0
@@ -41,7 +48,7 @@ class ConnectionCounts:
 
     def open(self) -> bool:
         """Count a connection whose tenant is not known yet; False if there is no room for it."""
-        if self.total >= self.limit:
+        if self.total >= self.limit or self._is_full():
             return False
         self.total += 1
         return True

@@ -1,12 +1,13 @@
 """What every process that serves has to do with the system: signals, and its limit of files."""
 
 import asyncio
+import os
 import resource
 import signal
 from collections.abc import Awaitable
 
 SPARE_FILES = 256
-"""Files that are no connections: the model's, the standard streams, the loop's own."""
+"""Files that are no connections: the model's, the standard streams, the loop's own, states."""
 
 
 class Signals:
@@ -62,8 +63,26 @@ async def first(*awaitables: Awaitable[None]) -> None:
 def raise_file_limit(n_connections: int) -> None:
     """Let this process have as many files open as it may need, within what the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = n_connections + SPARE_FILES
+    wanted = n_connections + 2 * SPARE_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def is_short_of_files() -> bool:
+    """Whether so many files are open that what is left is for others than connections.
+
+    States are kept in files: whoever opens connections alone, without a key even, must not take
+    their place. Cost: two microseconds.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return False
+    try:
+        # Each new file gets the lowest number that is free.
+        lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(lowest)
+    return lowest >= limit - min(SPARE_FILES, limit // 8)

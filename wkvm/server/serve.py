@@ -25,7 +25,7 @@ from wkvm.server.interface import Door, Loop, States, StatesLoop
 from wkvm.server.listen import BACKLOG, UnixSocket, listen
 from wkvm.server.pipe import join
 from wkvm.server.pressure import Pressure
-from wkvm.server.process import Signals, first, raise_file_limit
+from wkvm.server.process import Signals, first, is_short_of_files, raise_file_limit
 from wkvm.server.shared import Shared
 
 logger = logging.getLogger("wkvm.server")
@@ -60,7 +60,11 @@ class Server:
             server=f"wkvm/{wkvm.__version__}",
             dispatcher=self._dispatcher,
             keyring=Keyring(config.api_keys),
-            counts=ConnectionCounts(config.max_connections, config.max_connections_per_tenant),
+            counts=ConnectionCounts(
+                config.max_connections,
+                config.max_connections_per_tenant,
+                is_full=is_short_of_files,
+            ),
         )
         self._listeners = list[asyncio.Server]()
         self._unix: UnixSocket | None = None

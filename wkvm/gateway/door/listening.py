@@ -34,6 +34,7 @@ class Door:
         app: made by ``build_app``.
         sockets: bound, TCP or unix; the door's from now on.
         is_plain: whether HTTP is spoken without TLS whatever the settings say.
+        is_full: whether there is no room for another connection whatever the settings say.
 
     Raises:
         SettingError: aiohttp's parser is not here, or the certificate cannot be loaded.
@@ -46,9 +47,11 @@ class Door:
         sockets: Sequence[socket.socket],
         *,
         is_plain: bool = False,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         check_parser()
         self._tls = None if is_plain else tls_context(gateway.config)
+        self._is_full = is_full
         self._gateway = gateway
         self._shared = Shared(gateway)
         self._sockets = tuple(sockets)
@@ -83,7 +86,11 @@ class Door:
 
         def connect() -> asyncio.Protocol:
             is_full = self.n_connections >= self._gateway.config.max_connections
-            return Refusal(lingering) if is_full else Connection(self._shared, server)
+            return (
+                Refusal(lingering)
+                if is_full or self._is_full()
+                else Connection(self._shared, server)
+            )
 
         # asyncio takes these with TLS alone
         handshake_s = None if self._tls is None else self._gateway.config.header_timeout_s
