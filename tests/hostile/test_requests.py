@@ -3,52 +3,22 @@
 import asyncio
 import logging
 import random
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.gateway.stateful import TallModel, states_running
 from tests.hostile.requests import Maker, Request
 from tests.hostile.watch import Errors
-from tests.server.harness import RawClient
 from tests.soak import amount, seed, tell
-from tests.threats.world import FEATURES, FULL, MODEL, VOCAB_SIZE, Answer, World
-from wkvm.core.config import EngineConfig
-from wkvm.engine.engine import Engine
-from wkvm.engine.grammars import GrammarCompiler
-from wkvm.gateway.config import GatewayConfig
+from tests.threats.world import FULL, Answer, world_running
 
 AT_ONCE = 4
 MAX_MODEL_LEN = 256
 """So that no answer is long."""
+N_KEPT = 500
 CHECK_EVERY = 50
-
-
-@asynccontextmanager
-async def world_of_short_answers() -> AsyncIterator[World]:
-    """As ``tests.threats.world``, where no answer is longer than a moment."""
-    with tempfile.TemporaryDirectory(prefix="wkvm") as folder:
-        grammars = GrammarCompiler([bytes([one]) for one in range(256)], vocab_size=VOCAB_SIZE)
-        config = EngineConfig(n_slots=16, max_model_len=MAX_MODEL_LEN)
-        engine = Engine(TallModel(), config, served_name=MODEL, grammars=grammars)
-        async with states_running(
-            Path(folder), engine, config=GatewayConfig(), max_states=500
-        ) as running:
-            sock = await running.server.connect_local(is_trusted=False)
-            control = RawClient(*await asyncio.open_unix_connection(sock=sock))
-            await control.hello(features=FEATURES)
-            world = World(running, running.http, control)
-            try:
-                await world.fill()
-                yield world
-            finally:
-                control.abort()
 
 
 def fault_of(request: Request, answer: Answer) -> str | None:
@@ -78,7 +48,7 @@ async def test_no_request_is_answered_by_a_failure_or_an_error_without_a_type() 
     n_done, longest_s, slowest = 0, 0.0, ""
     logging.getLogger().addHandler(handler)
     try:
-        async with world_of_short_answers() as world:
+        async with world_running(max_model_len=MAX_MODEL_LEN, n_kept=N_KEPT) as world:
             made = islice(Maker(world, random.Random(seed())).requests(), n)
 
             async def go_on() -> None:

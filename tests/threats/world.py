@@ -273,15 +273,21 @@ def body_of(route: Route, kind: Any, /, **but: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def world_running() -> AsyncIterator[World]:
-    """A server that has room for everybody, with a byte for each id and grammars over these."""
+async def world_running(
+    *, max_model_len: int | None = None, n_kept: int = 100_000
+) -> AsyncIterator[World]:
+    """A server with a byte for each id and grammars over these.
+
+    Args:
+        n_kept: states, and submitted requests, that there is room for: by default, for everybody.
+    """
     with tempfile.TemporaryDirectory(prefix="wkvm") as folder:
         grammars = GrammarCompiler([bytes([one]) for one in range(256)], vocab_size=VOCAB_SIZE)
-        config = EngineConfig(n_slots=16, device="cpu")
+        config = EngineConfig(n_slots=16, device="cpu", max_model_len=max_model_len)
         engine = Engine(TallModel(), config, served_name=MODEL, grammars=grammars)
-        gateway = GatewayConfig(max_submitted=100_000)
+        gateway = GatewayConfig(max_submitted=n_kept)
         async with states_running(
-            Path(folder), engine, config=gateway, max_states=100_000
+            Path(folder), engine, config=gateway, max_states=n_kept
         ) as running:
             sock = await running.server.connect_local(is_trusted=False)
             control = RawClient(*await asyncio.open_unix_connection(sock=sock))
