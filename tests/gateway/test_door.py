@@ -62,7 +62,19 @@ async def test_what_is_ambiguous_or_no_http_is_400_and_the_end(request_bytes: by
         head, _, body = (await one.rest()).partition(b"\r\n\r\n")
         assert (head.split()[1], body.startswith(b'{"error":{')) == (b"400", True)
         assert b"\r\nX-Request-Id: " in head
+        assert [line for line in head.split(b"\r\n") if b"erver:" in line] == [b"Server: wkvm"]
         assert body.endswith(b"}}")
+
+
+@pytest.mark.parametrize("line", ["OPTIONS *", "CONNECT 127.0.0.1:22"])
+async def test_a_target_that_is_no_path_is_refused_whoever_asks(line: str) -> None:
+    async with (
+        gateway_running(keys=[ApiKey.of("secret")], routes=ROUTES) as running,
+        raw(running.path) as one,
+    ):
+        one.send(f"{line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        status, body = await one.answer()
+        assert (status, b"has to be a path" in body) == (400, True)
 
 
 async def test_the_log_has_nothing_of_what_is_no_http(caplog: pytest.LogCaptureFixture) -> None:

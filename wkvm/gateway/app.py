@@ -24,6 +24,8 @@ from wkvm.gateway.monitoring.counts import HttpCounts
 from wkvm.gateway.monitoring.watch import ANSWER_TIMEOUT_S
 from wkvm.gateway.peers import ASK
 
+SERVER_NAME = "wkvm"
+"""In the header ``Server`` of every answer."""
 _IS_STREAM = web.RequestKey("is_stream", bool)
 _LIMITS = web.RequestKey("limits", dict[str, str])
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -51,7 +53,7 @@ def build_app(
 
     async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
         response.headers.setdefault(REQUEST_ID_HEADER, _request_id(request))
-        response.headers["Server"] = "wkvm"  # not the versions of Python and aiohttp
+        response.headers["Server"] = SERVER_NAME  # not the versions of Python and aiohttp
         response.headers.update(request.get(_LIMITS, {}))
         if not isinstance(response, web.Response):
             request[_IS_STREAM] = True
@@ -273,6 +275,8 @@ def _answer_http_errors(dialects: Mapping[str, Dialect]) -> Middleware:
                 methods = " or ".join(allowed.split(","))
                 message = f"{request.method} is no method of {request.path}; use {methods}"
             refusal = HttpError(error.status, message)
+            if error.status == 404:  # every path has a route: this is none, such as that of CONNECT
+                refusal = HttpError(400, "what is asked for has to be a path here")
             dialect = _dialect(dialects, request.path)
             response = error_response(refusal, dialect, _request_id(request))
             if allowed is not None:

@@ -10,7 +10,7 @@ from typing import cast
 
 from aiohttp import StreamReader, web
 
-from wkvm.gateway.app import error_response
+from wkvm.gateway.app import SERVER_NAME, error_response
 from wkvm.gateway.calls import Gateway
 from wkvm.gateway.failures import SERVER, HttpError, error_body
 
@@ -175,6 +175,7 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         response = error_response(error)
+        response.headers["Server"] = SERVER_NAME  # aiohttp's own would tell versions
         response.force_close()
         return response
 
