@@ -169,6 +169,22 @@ def test_a_value_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixtur
     assert "--slots" in one_line(capsys)
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--state-dir", "--crash-dir", "--responses-dir", "--api-keys-file"),
+        *("--uds", "--binary-uds", "--ssl-certfile", "--ssl-keyfile"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", flag, ""])
+    assert caught.value.code == 2
+    assert f"{flag}: a path is needed" in one_line(capsys)
+
+
 def test_an_unknown_flag_is_named_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["inspect", "--jsn"])

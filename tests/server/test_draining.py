@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from wkvm.core.config import EngineConfig
 from wkvm.core.errors import ConfigError, EngineFailedError
 from wkvm.engine.engine import Engine
 from wkvm.models.base import Batch
+from wkvm.server.crashes import CrashReports
+from wkvm.server.guard import Supervision
 from wkvm.server.serve import Server, serve
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +106,16 @@ async def test_serve_raises_what_ready_raised_and_cleans_up(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
-async def serve_what_breaks(folder: Path) -> None:
-    """Serve an engine whose bookkeeping raises once there is a client."""
+async def serve_what_breaks(
+    folder: Path,
+    supervision: Supervision | None = None,
+    told: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve an engine whose bookkeeping raises once there is a client.
+
+    Args:
+        told: called a little after that has heard of it.
+    """
     broken = engine()
 
     def fail(now: float) -> None:
@@ -117,9 +127,11 @@ async def serve_what_breaks(folder: Path) -> None:
         broken.plan = fail  # type: ignore[method-assign]
         failed = await client.failure()
         assert failed.code == ErrorCode.ENGINE_FAILED
+        # Of what the loop has to do for clients at the end, this is not the first.
+        asyncio.get_running_loop().call_later(0.05, told)
         client.abort()
 
-    await serve(broken, local_config(str(folder)), ready=ready)
+    await serve(broken, local_config(str(folder)), ready=ready, supervision=supervision)
 
 
 async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
@@ -127,6 +139,22 @@ async def test_serve_raises_what_broke_the_engine(tmp_path: Path) -> None:
         await serve_what_breaks(tmp_path)
     assert isinstance(raised.value.__cause__, ArithmeticError)
     assert os.listdir(tmp_path) == []
+
+
+async def test_clients_hear_of_an_engine_that_failed_though_the_report_is_not_written_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, in_time = threading.Event(), list[bool]()
+
+    def write(reports: CrashReports, report: Mapping[str, object]) -> None:
+        del reports, report
+        in_time.append(heard.wait(TIMEOUT_S / 2))
+
+    monkeypatch.setattr(CrashReports, "write", write)
+    supervision = Supervision(crashes=CrashReports(tmp_path / "crashes"))
+    with pytest.raises(EngineFailedError):
+        await serve_what_breaks(tmp_path, supervision, heard.set)
+    assert in_time == [True]
 
 
 async def test_who_goes_on_after_an_engine_that_failed_is_not_ended(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def port(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a port nor 'none'") from None
 
 
+def place(text: str) -> str:
+    """A path. An empty one, as of a variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is needed")
+    return text
+
+
 def id_list(text: str) -> tuple[int, ...]:
     """Ids with commas between them."""
     try:
@@ -83,7 +90,7 @@ ADDRESS_FLAGS = (
     Flag(
         names=("--binary-uds",),
         field="binary_uds",
-        kind=str,
+        kind=place,
         metavar="PATH",
         text="unix socket of the binary protocol (default: none)",
     ),

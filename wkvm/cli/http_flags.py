@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from wkvm.cli.flags import Flag, port
+from wkvm.cli.flags import Flag, place, port
 from wkvm.gateway.config import RequestLogFormat
 
 REQUEST_LOG_FORMATS: tuple[str, ...] = get_args(RequestLogFormat)
@@ -24,21 +24,21 @@ HTTP_ADDRESS_FLAGS = (
     Flag(
         names=("--uds",),
         field="uds",
-        kind=str,
+        kind=place,
         metavar="PATH",
         text="unix socket of HTTP (default: none)",
     ),
     Flag(
         names=("--ssl-certfile",),
         field="ssl_certfile",
-        kind=str,
+        kind=place,
         metavar="FILE",
         text="certificate chain for HTTPS, as PEM (default: none, plain HTTP)",
     ),
     Flag(
         names=("--ssl-keyfile",),
         field="ssl_keyfile",
-        kind=str,
+        kind=place,
         metavar="FILE",
         text="the certificate's key, as PEM, not encrypted",
     ),
@@ -121,7 +121,7 @@ HTTP_LIMIT_FLAGS = (
     Flag(
         names=("--responses-dir",),
         field="responses_dir",
-        kind=str,
+        kind=place,
         metavar="FOLDER",
         text="where responses and conversations are kept; several gateways may share it (default: "
         "beside the states of serve's --state-dir; without one, and of wkvm gateway, in memory, "

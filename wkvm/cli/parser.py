@@ -18,6 +18,7 @@ from wkvm.cli.flags import (
     PROCESS_FLAGS,
     SAMPLING_FLAGS,
     add_flags,
+    place,
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.pressure_flags import PRESSURE_FLAGS
@@ -114,6 +115,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     )
     keys.add_argument(
         "--api-keys-file",
+        type=place,
         metavar="FILE",
         help="keys by tenant: lines of tenant:key, or of tenant:SHA-256 of a key",
     )
@@ -126,6 +128,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     reports = parser.add_argument_group("reports of failures")
     reports.add_argument(
         "--crash-dir",
+        type=place,
         metavar="FOLDER",
         help="where reports are left when the engine fails, the newest 16; "
         "'none' leaves none (default: crashes in --state-dir; without one, none)",
@@ -151,7 +154,7 @@ def _gateway(parser: argparse.ArgumentParser) -> None:
         help="where tokenizer, template and generation settings of the model that is served are "
         "(default: the model that comes with wkvm)",
     )
-    parser.add_argument("--tokenizer", metavar="PATH", help=TOKENIZER_HELP)
+    parser.add_argument("--tokenizer", type=place, metavar="PATH", help=TOKENIZER_HELP)
     _log_level(parser)
     add_flags(parser, "addresses", (HOST_FLAG, *HTTP_ADDRESS_FLAGS), GatewayConfig)
     add_flags(parser, "HTTP", HTTP_LIMIT_FLAGS, GatewayConfig)
@@ -280,6 +283,7 @@ def _engine_or_server(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--tokenizer",
+        type=place,
         metavar="PATH",
         help=TOKENIZER_HELP,
     )
@@ -326,7 +330,9 @@ def _store(parser: argparse.ArgumentParser) -> None:
         metavar="ACTION",
         help="check: read and verify all of it; gc: remove what nobody needs; stat: count",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="of the store; no server has it open")
+    parser.add_argument(
+        "folder", type=place, metavar="FOLDER", help="of the store; no server has it open"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--objects",

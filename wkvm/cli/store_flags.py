@@ -2,7 +2,7 @@
 
 import argparse
 
-from wkvm.cli.flags import Flag
+from wkvm.cli.flags import Flag, place
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -23,7 +23,7 @@ STORE_FLAGS = (
         names=("--state-dir",),
         field="folder",
         dest="state_folder",
-        kind=str,
+        kind=place,
         metavar="FOLDER",
         text="where named states are kept; it is made where it is missing, and belongs to one "
         "process at a time (default: in memory, until the process ends)",

@@ -105,7 +105,7 @@ class Guard:
     def failed(self, error: BaseException) -> None:
         """The engine failed: write a report, and see to it that the process ends in bounded time.
 
-        On the loop's thread.
+        From any thread. Waits for the disk of the reports.
         """
         self._supervision.notifier.failing()
         # Before the report: its disk may be what does not answer.

@@ -310,11 +310,11 @@ async def _tell_of_failure(
 ) -> None:
     """The engine has ended, and with it all requests: let their clients hear of it."""
     error = stepping.exception()
-    if error is not None:
-        guard.failed(error)
+    # Beside the loop: the disk of the report may not answer, and the clients need the loop.
+    reporting = [] if error is None else [asyncio.to_thread(guard.failed, error)]
     for door in doors:
         door.begin_drain()
-    await asyncio.gather(*(door.drained(TOLD_TIMEOUT_S) for door in doors))
+    await asyncio.gather(*reporting, *(door.drained(TOLD_TIMEOUT_S) for door in doors))
 
 
 def run(
