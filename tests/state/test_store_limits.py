@@ -7,7 +7,7 @@ import pytest
 
 from tests.state.images import an_image
 from tests.state.stores import opened, put
-from wkvm.core.errors import InvalidParameterError, QuotaError
+from wkvm.core.errors import InvalidParameterError, QuotaError, StoreFullError
 from wkvm.core.limits import MAX_KEY_CHARS, StoreLimits
 from wkvm.core.registry import Durability, Ref
 from wkvm.state.store import Store
@@ -87,3 +87,8 @@ def test_a_tenant_has_so_many_bytes_in_host_memory_alone(
         put(store, "d", 9, durability=Durability.MEMORY)
         store.cool("t", Ref("d"))
         put(store, "e", 10, durability=Durability.MEMORY)
+
+
+def test_a_full_disk_is_told_without_figures_where_there_are_none() -> None:
+    assert "10 bytes, 5 are free" in str(StoreFullError(10, 5))
+    assert "0 bytes" not in str(StoreFullError())

@@ -240,10 +240,15 @@ class QuotaError(CapacityError):
 
 
 class StoreFullError(CapacityError):
-    """The disk has no room for a payload beside the reserve. Deleting still works."""
+    """The disk has no room beside the reserve. Deleting still works.
 
-    def __init__(self, wanted: int, free: int) -> None:
-        super().__init__(f"the store needs {wanted:,} bytes, {free:,} are free beside the reserve")
+    Args:
+        wanted: how many bytes; 0 where that is not known.
+    """
+
+    def __init__(self, wanted: int = 0, free: int = 0) -> None:
+        needs = f"the store needs {wanted:,} bytes, {free:,} are free beside the reserve"
+        super().__init__(needs if wanted else "the disk of the store is full; deleting makes room")
         self.wanted = wanted
         self.free = free
 

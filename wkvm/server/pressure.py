@@ -92,7 +92,7 @@ class Pressure:
             if isinstance(message, REQUESTS) and not stats().get("n_free_slots", 1):
                 return OverloadedError("the server is short of memory, and requests would wait")
         if is_new and self._is_disk_short:
-            return StoreFullError(0, 0)
+            return StoreFullError()
         return None
 
     def _look(self) -> None:

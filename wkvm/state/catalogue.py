@@ -242,7 +242,7 @@ class Catalogue:
             code = _code(error)
             is_unwritten = code in _UNWRITTEN
             if code == _FULL or (is_unwritten and not self._ballast.has_room()):
-                raise StoreFullError(0, 0) from error
+                raise StoreFullError() from error
             if code & 0xFF in _BROKEN and not is_unwritten:
                 # Whether a page that could not be synced is on the disk, only recovery knows.
                 self._is_failed = True
