@@ -255,6 +255,9 @@ async def test_a_server_starts_then_refuses_a_step_without_memory_and_goes_on(
     server = await asyncio.to_thread(serving.__enter__)
     try:
         assert dict.fromkeys(await looking) == dict.fromkeys([(503, "starting"), (200, None)])
+        # Before the engine fails: a quick server would be over before its first sign of life.
+        told = [await asyncio.to_thread(supervisor.recv, 100) for _ in range(2)]
+        assert told == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1"]
         async with client(server.url()) as http:
             failing.fault.write_text("memory", encoding="utf-8")
             async with http.post("/v1/completions", json=body) as response:
@@ -265,8 +268,6 @@ async def test_a_server_starts_then_refuses_a_step_without_memory_and_goes_on(
             async with http.post("/v1/completions", json=body) as response:
                 assert (await response.json())["error"]["code"] == "engine_failed"
             assert await asyncio.to_thread(server.process.wait, TIMEOUT_S) == 70
-        told = [supervisor.recv(100) for _ in range(2)]
-        assert told == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1"]
         while not (last := supervisor.recv(100)).startswith(b"STOPPING=1"):
             assert last == b"WATCHDOG=1"
     finally:
