@@ -242,6 +242,25 @@ async def test_doors_open_after_the_server_drain_with_it_and_close_before_it(
     assert os.listdir(tmp_path) == []
 
 
+async def test_signals_cut_off_nothing_of_the_end(tmp_path: Path) -> None:
+    class Ending(Door):
+        async def close(self) -> None:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+            await super().close()
+
+    door = Ending(tmp_path / "s")
+
+    async def ready(server: Server) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    await serve(engine(), local_config(str(tmp_path)), ready=ready, doors=lambda _: [door])
+    assert door.calls[-1][0] == "close"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 async def test_a_door_that_cannot_be_opened_ends_the_server(tmp_path: Path) -> None:
     door = Door(tmp_path / "s", LookupError("no port"))
     ready = list[Server]()

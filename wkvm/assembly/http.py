@@ -335,9 +335,9 @@ async def _serve_apart(door: Door, config: ServerConfig, ready: Ready, notifier:
         door.begin_drain()
         await first(signals.wait(2), door.drained(config.drain_timeout_s))
     finally:
-        signals.release()
-        await door.close()
-        watchdog.stop()
+        with signals.held():
+            await door.close()
+            watchdog.stop()
 
 
 def _bind(config: GatewayConfig, *, loopback_only: bool) -> Listening:

@@ -176,11 +176,11 @@ async def _serve(order: Order, reader: asyncio.StreamReader, say: Callable[[Repo
         door.begin_drain()
         await first(signals.wait(2), left, door.drained(order.drain_timeout_s))
     finally:
-        signals.release()
-        left.cancel()
-        await door.close()
-        watchdog.stop()
-        say(Report(numbers=door.numbers))
+        with signals.held():
+            left.cancel()
+            await door.close()
+            watchdog.stop()
+            say(Report(numbers=door.numbers))
 
 
 async def _until_alone(reader: asyncio.StreamReader) -> None:

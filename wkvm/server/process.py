@@ -4,7 +4,8 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 
 SPARE_FILES = 256
 """Files that are no connections: the model's, the standard streams, the loop's own, states."""
@@ -24,11 +25,15 @@ class Signals:
             asyncio.get_running_loop().add_signal_handler(one, self._count)
             self._caught.append(one)
 
-    def release(self) -> None:
-        """Give the signals their usual meaning back."""
-        for one in self._caught:
-            asyncio.get_running_loop().remove_signal_handler(one)
-        self._caught.clear()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let what ends the process go on while signals come; then they mean the usual again."""
+        try:
+            yield
+        finally:
+            for one in self._caught:
+                asyncio.get_running_loop().remove_signal_handler(one)
+            self._caught.clear()
 
     async def wait(self, n: int) -> None:
         """Return when ``n`` signals have come."""

@@ -288,17 +288,18 @@ async def _serve(
         if stepping.done():
             await _tell_of_failure(stepping, guard, others)
     finally:
-        signals.release()
-        engine_loop.close()
-        if not (await asyncio.wait([stepping], timeout=LAST_STEP_S))[0]:
-            engine_loop.give_up()
-            await asyncio.wait([stepping])
-        for door in others:
-            await door.close()
-        await server.close()
-        if service is not None:
-            await service.close()
-        guard.watchdog.stop()
+        # Signals stay caught: one more must not cut off what is being saved.
+        with signals.held():
+            engine_loop.close()
+            if not (await asyncio.wait([stepping], timeout=LAST_STEP_S))[0]:
+                engine_loop.give_up()
+                await asyncio.wait([stepping])
+            for door in others:
+                await door.close()
+            await server.close()
+            if service is not None:
+                await service.close()
+            guard.watchdog.stop()
     error = stepping.exception()
     if error is not None:
         stalled = isinstance(error, EngineFailedError) and error.stalled
