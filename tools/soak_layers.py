@@ -90,8 +90,8 @@ TRIALS: tuple[Trial, ...] = (
     Trial(
         layer=0,
         tests=("tests/state/test_store_machine.py",),
-        n_parts=8,
-        part_s=240,
+        n_parts=20,
+        part_s=190,
         promises=(Promise("a store against its model", 1_000_000, "steps"),),
     ),
     Trial(

@@ -231,6 +231,9 @@ def _command(part: Part) -> list[str]:
     return [
         *(sys.executable, "-m", "pytest", "-q", "--no-header", "--color=no"),
         *("-p", "no:cacheprovider", "-p", "no:xdist"),
+        # A part is long, and has a limit of its own. Of a thread that runs, some versions of Python
+        # cannot write the stack.
+        *("-o", "faulthandler_timeout=0"),
         *("-m", "gpu" if part.trial.layer == ON_A_GPU else "not gpu"),
         *([f"--hypothesis-seed={part.number}"] if has_hypothesis else []),
         *part.trial.tests,

@@ -39,8 +39,6 @@ pytestmark = pytest.mark.gpu
 N_SLOTS = 64
 N_KINDS = 240
 """Different requests, each of which runs alone once."""
-A_FEW = 2000
-"""Of the smallest blocks, 512 bytes each."""
 CLOSE = 1e-3
 """How far apart, in nats, ids are between which a batch may decide otherwise, in float32."""
 
@@ -256,10 +254,12 @@ def test_sixty_four_forks_go_their_own_ways_and_their_parent_stays() -> None:
 
 
 @contextmanager
-def no_memory() -> Iterator[None]:
-    """A device that has no block left for torch, but for the few bytes that indices take."""
+def no_memory(*, few: bool = False) -> Iterator[None]:
+    """A device that has no block left for torch; with ``few`` but for bytes that indices take."""
     torch.cuda.synchronize()
     taken = list[Tensor]()
+    n_small = 4000 if few else 0
+    small = [torch.empty(512, dtype=torch.uint8, device="cuda") for _ in range(n_small)]
     total = torch.cuda.mem_get_info()[1]
     try:
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
@@ -267,10 +267,12 @@ def no_memory() -> Iterator[None]:
             with suppress(torch.OutOfMemoryError):
                 while True:
                     taken.append(torch.empty(1 << shift, dtype=torch.uint8, device="cuda"))
-        del taken[-A_FEW:]
+        # What is free then are single blocks, which cannot become a larger one.
+        del small[::2]
         yield
     finally:
         taken.clear()
+        small.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
 
@@ -287,7 +289,7 @@ def test_a_prompt_for_which_there_is_no_memory_ends_alone() -> None:
     (request_id,) = driver.begin(running)
     while len(driver.outcomes[request_id].ids) < 5:
         driver.step()
-    with no_memory():
+    with no_memory(few=True):
         (refused,) = driver.begin(long)
         while driver.outcomes[refused].end is None:
             driver.step()

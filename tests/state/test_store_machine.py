@@ -287,5 +287,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_a_store_holds_what_a_model_of_dictionaries_holds_whatever_happens() -> None:
-    n_steps = walk(StoreMachine, amount(2_000, 125_000), length=amount(30, 50))
+    n_steps = walk(StoreMachine, amount(2_000, 50_000), length=amount(30, 50))
     tell(0, "a store against its model", n_steps, "steps")
