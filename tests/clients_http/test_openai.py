@@ -308,7 +308,7 @@ def test_a_route_that_is_not_served_is_not_found(openai: Any, client: Any) -> No
         ("temperature", -1),
         ("top_p", 0),
         ("max_tokens", 0),
-        ("max_completion_tokens", -1),
+        ("max_completion_tokens", -2),
         ("n", 0),
         ("stop", ""),
         ("seed", 2**70),

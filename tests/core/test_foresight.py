@@ -204,6 +204,20 @@ def test_outputs_that_stop_early_are_expected_to_stop_early() -> None:
     assert clocked.submit(stops, timeout_s=11) is not None
 
 
+def test_who_names_no_time_of_its_own_gets_a_free_slot_of_a_server_that_became_slower() -> None:
+    scheduler = make_scheduler(n_slots=4, request_timeout_s=100.0)
+    clocked = Clocked(scheduler)
+    long = SamplingParams(max_tokens=600, ignore_eos=True)
+    assert clocked.submit(long) is not None
+    clocked.step(20)
+    clocked.step_s = 4 * STEP_S  # by now 600 steps take longer than the time that there is
+    clocked.step(60)
+    two = clocked.submit(long)
+    assert two is not None
+    clocked.step(3)
+    assert two not in clocked.ended
+
+
 def test_a_server_that_became_too_slow_for_everybody_finds_out_when_it_is_faster_again() -> None:
     clocked = busy(0)
     clocked.step(100)

@@ -106,6 +106,8 @@ async def watched(running: Running) -> AsyncIterator[Health]:
             tasks = [asyncio.create_task(sample()), asyncio.create_task(control(client))]
             n_connections = running.server.n_connections
             yield health
+            while not (health.n_controls or any(one.done() for one in tasks)):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
             dead = [one for one in tasks if one.done()]
             for one in tasks:
                 one.cancel()

@@ -189,7 +189,9 @@ class Foresight:
         timeout_s, waited_s = request.deadline - request.submitted_at, now - request.submitted_at
         if is_alone:
             needed_s = least_s
-        if waited_s < AT_ONCE * timeout_s and needed_s < timeout_s:
+        # Who names no time of its own wants what fits into the server's.
+        may_fit = needed_s < timeout_s or request.spec.timeout_s is None
+        if waited_s < AT_ONCE * timeout_s and may_fit:
             return False
         return waited_s >= _may_wait_s(needed_s, least_s, timeout_s, ADMITTED)
 

@@ -244,6 +244,23 @@ async def test_a_turn_that_is_being_committed_moves_with_its_handle(tmp_path: Pa
         assert (await begin).version.ref == end.state.ref
 
 
+async def test_a_turn_that_is_loaded_until_its_handle_has_moved_does_not_begin(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat")
+        rig.store.cool(TENANT, "chat")
+        gate = Gate(rig, "load")
+        turn = rig.submit((9,), state="chat", save_as="chat", max_tokens=40)
+        await gate.reached()
+        await rig.service.migrate_begin(TENANT, "chat")
+        await rig.service.migrate_end(TENANT, "chat", moved=THERE)
+        gate.open()
+        end = await rig.end(turn)
+        assert isinstance(end.error, StateMovedError)
+        assert rig.store.get(TENANT, Ref("chat")).version == 1
+
+
 async def test_a_turn_that_is_being_loaded_moves_with_its_handle(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")

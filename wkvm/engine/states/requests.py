@@ -136,6 +136,8 @@ class Requests(Flow):
                 if not is_at_hand(self._backing, turn):
                     await self._backing.threads.read(lambda: load_origin(self._backing, turn))
                 is_loaded = key not in self._moving
+            # All of a move may have passed while it was loaded.
+            self._backing.check_here(*key)
             self._run(turn, ids)
         except TimeoutError:
             for request_id in sorted(turn.ids):
