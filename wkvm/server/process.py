@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 
 SPARE_FILES = 256
@@ -26,7 +26,7 @@ class Signals:
             self._caught.append(one)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """Let what ends the process go on while signals come; then they mean the usual again."""
         try:
             yield
