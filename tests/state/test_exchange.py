@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
+from tests.state.corpus import RECORDS
 from tests.state.images import LARGE, an_image, same
 from tests.state.random_images import image
 from wkvm.core.errors import (
@@ -24,7 +25,7 @@ from wkvm.core.errors import (
     StateNotFiniteError,
     WkvmError,
 )
-from wkvm.core.registry import Carried, Parent, Provenance, SamplerMemory, canonical_json
+from wkvm.core.registry import Carried, Provenance, SamplerMemory, canonical_json
 from wkvm.state.exchange import MAX_TOKENS, Imported, Receiver, export_image
 from wkvm.state.format import data_bytes, digest_of, encode_header, header_bytes
 from wkvm.state.history import MAX_HISTORY_BYTES, History, decode_history, encode_history
@@ -34,17 +35,6 @@ from wkvm.state.mutations import Mutations
 VOCAB = 100
 STATE, PAGED = image(3), image(3, kind="gdn+guest", n_computed=70)
 EITHER = pytest.mark.parametrize("state", [STATE, PAGED], ids=["record", "pages"])
-RECORDS = (
-    Provenance(operation="create", n_after=5, engine="0.1", cuts=(64,)),
-    Provenance(
-        operation="noise",
-        parameters={"deviation": 0.5, "layers": None},
-        parents=(Parent(ref="story@1", content_id="ab"),),
-        n_before=5,
-        n_after=5,
-        seed=2**63,
-    ),
-)
 
 
 def file_of(state: StateImage = STATE, records: Sequence[Provenance] = RECORDS) -> bytes:

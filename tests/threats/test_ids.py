@@ -5,13 +5,12 @@ Which fields these are is found by walking the types; one that is added later is
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 from msgspec import inspect
 from wkvm_protocol import messages as wire
 from wkvm_protocol.errors import ErrorCode
@@ -20,7 +19,14 @@ from wkvm_protocol.messages import Message, pack_floats
 from tests import soak
 from tests.threats.frames import NOT_IDS, OF_CLIENTS, Line, payload_of, places_of
 from tests.threats.walk import Place, places
-from tests.threats.world import SAMPLES, VOCAB_SIZE, World, body_of, with_bodies, world_running
+from tests.threats.world import (
+    NEVER_SAMPLE,
+    SAMPLES,
+    VOCAB_SIZE,
+    World,
+    body_of,
+    with_bodies,
+)
 from wkvm.gateway.calls import Route
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,16 +40,8 @@ NO_PACKED: list[Any] = [[1], [V], [True], [1.0], "1", 1, True, 1.0, b"\1", b"\0"
 
 NOT_OF_IDS = {"borders"}
 """Lists of integers that are none of ids, but numbers of tokens."""
-NEVER_SAMPLE = {"/v1/responses/input_tokens"}
-"""Routes that take the bodies of others, and read of them what the prompt is made of alone."""
 TEXTS_BESIDE_IDS = {"/completion"}
 """Routes on which a prompt may be of both: there a text is no wrong id."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world() -> AsyncIterator[World]:
-    async with world_running() as world:
-        yield world
 
 
 # --- HTTP ---------------------------------------------------------------------------------

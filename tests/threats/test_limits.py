@@ -5,13 +5,12 @@
 
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 from msgspec import inspect
 from wkvm_protocol import messages as wire
 from wkvm_protocol.errors import ErrorCode
@@ -20,7 +19,14 @@ from tests.soak import amount, seed, tell
 from tests.threats.edges import AT, EDGES, STOPS, UNLIMITED, Edge
 from tests.threats.frames import OF_CLIENTS, Line, payload_of, places_of
 from tests.threats.walk import Place, places
-from tests.threats.world import NUMBERS, SAMPLES, World, body_of, with_bodies, world_running
+from tests.threats.world import (
+    NEVER_SAMPLE,
+    NUMBERS,
+    SAMPLES,
+    World,
+    body_of,
+    with_bodies,
+)
 from wkvm.gateway.calls import Route
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,16 +34,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MARKS = frozenset({"[]", "{}", "{:}", "0", "1"})
 COUNTED = inspect.IntType | inspect.FloatType
 SIZED = inspect.StrType | inspect.ListType | inspect.DictType
-NEVER_SAMPLE = {"/v1/responses/input_tokens"}
-"""It takes the bodies of others, and reads of them what the prompt is made of alone."""
 NAMING = {"filename", "name", "save_as"}
 """Of what is made: each time another one."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world() -> AsyncIterator[World]:
-    async with world_running() as world:
-        yield world
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ finite. That a row of a step which is not finite ends alone, is in ``tests/state
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from msgspec import inspect
 from safetensors.numpy import load
 from wkvm_client import aio
@@ -24,7 +23,7 @@ from wkvm_protocol.errors import ErrorCode
 
 from tests.threats.frames import Line, payload_of
 from tests.threats.walk import Place, Samples, places
-from tests.threats.world import NUMBERS, World, world_running
+from tests.threats.world import NUMBERS, World
 from wkvm.state.format import NO_DIGEST, decode_header, digest_of, encode_header, header_bytes
 from wkvm.state.operations import BUILTIN, Operation
 
@@ -48,12 +47,6 @@ SMALL = ["5e-324", "2.2250738585072014e-308", "1e-310", "1e-45"]
 """Of them all are finite in float64, and none is a normal number of float32."""
 PLACEHOLDER = "@number@"
 OF_REFUSAL = {ErrorCode.INVALID_PARAMETER, ErrorCode.STATE_NOT_FINITE}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world() -> AsyncIterator[World]:
-    async with world_running() as world:
-        yield world
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ Each would make a folder, the canary. What an interpreter begins is listened to 
 
 import base64
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from msgspec import inspect
 from wkvm_protocol import messages as wire
 from wkvm_protocol.errors import ErrorCode
@@ -21,7 +20,7 @@ from tests.soak import amount, seed, tell
 from tests.supply.programs import blobs, texts
 from tests.threats.frames import OF_CLIENTS, Line, payload_of, places_of
 from tests.threats.walk import Place, places
-from tests.threats.world import FULL, SAMPLES, World, body_of, with_bodies, world_running
+from tests.threats.world import FULL, SAMPLES, World, body_of, with_bodies
 from wkvm.gateway.calls import Route
 from wkvm.gateway.described import JSON
 from wkvm.gateway.routes import ROUTES
@@ -29,12 +28,6 @@ from wkvm.gateway.routes import ROUTES
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FORMS = ("state", "blinkdl", "fla")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world() -> AsyncIterator[World]:
-    async with world_running() as world:
-        yield world
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ is refused by which name, and where the limits are, is in ``test_limits``.
 
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from wkvm_protocol import messages as wire
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import Message
@@ -19,7 +18,7 @@ from wkvm_protocol.messages import Message
 from tests.soak import amount, seed, tell
 from tests.threats.frames import OF_CLIENTS, Line, Outcome, payload_of, places_of
 from tests.threats.walk import Place, places
-from tests.threats.world import FULL, SAMPLES, Answer, World, body_of, with_bodies, world_running
+from tests.threats.world import FULL, SAMPLES, Answer, World, body_of, with_bodies
 from wkvm.gateway.calls import Route
 from wkvm.gateway.routes import ROUTES
 
@@ -47,12 +46,6 @@ VIOLATIONS = {
 COSTLY = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict"}
 """Fields that make a request as long as they say: it would be, so they are tried in small."""
 KEEPS_SHORT = {"sampling_params": {"max_new_tokens": 1}}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world() -> AsyncIterator[World]:
-    async with world_running() as world:
-        yield world
 
 
 def drawn(chance: random.Random, values: list[Any], place: Place, n: int) -> list[Any]:

@@ -100,6 +100,8 @@ EXCLUDED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
 }
 """What is left out of that where a field is tried which excludes it."""
 
+NEVER_SAMPLE = {"/v1/responses/input_tokens"}
+"""Routes that take the bodies of others, and read of them what the prompt is made of alone."""
 QUERIES = {"/slots/{id}": {"action": "save"}}
 """What a path needs besides."""
 
