@@ -380,6 +380,51 @@ async def test_what_is_new_leaves_room_for_what_is_deleted(
             assert (await ask(running, "DELETE", path))[0] == 200
 
 
+def _mapped(folder: Path) -> list[str]:
+    """What this process has mapped of a folder's files: a full disk may end it there."""
+    return [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line
+    ]
+
+
+async def test_no_file_of_what_is_kept_is_mapped(tmp_path: Path) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+        assert (await ask(running, "GET", f"/v1/responses/{first['id']}"))[0] == 200
+        assert not _mapped(tmp_path)
+        await running.gateway.responses.database.run(_check_not_mapped)
+
+
+def _check_not_mapped(there: Connection) -> None:
+    assert there.db.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+    assert there.db.execute("PRAGMA mmap_size").fetchone() == (0,)
+
+
+async def test_what_was_kept_in_wal_mode_and_never_closed_is_kept_and_not_mapped(
+    tmp_path: Path,
+) -> None:
+    async with tales_running(tmp_path) as running:
+        first = await respond(running, SUN)
+    # As a version before this one leaves it that is killed: the last commits in the log alone.
+    folder, left = tmp_path / "responses", tmp_path / "left"
+    with contextlib.closing(sqlite3.connect(folder / database.FILE, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("UPDATE responses SET is_cancelled = 1")
+        shutil.copytree(folder, left)
+    assert (left / f"{database.FILE}-wal").stat().st_size
+    kept = [Database(str(left)) for _ in range(2)]
+    for one in kept:
+        await one.run(_check_not_mapped)
+        rows = await one.run(lambda there: there.db.execute("SELECT * FROM responses").fetchall())
+        assert rows[0][0] == first["id"]
+        assert await one.run(
+            lambda there: there.db.execute("SELECT is_cancelled FROM responses").fetchall()
+        ) == [(1,)]
+    assert not _mapped(left)
+    for one in kept:
+        await one.aclose()
+
+
 def _garbage(folder: Path) -> None:
     (folder / database.FILE).write_bytes(b"\x5a" * 20_000)
 

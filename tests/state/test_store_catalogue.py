@@ -182,3 +182,10 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         put(store, "a", 1)
     with pytest.raises(StoreFailedError, match="closed"):
         store.get("t", Ref("a"))
+
+
+def test_no_file_of_a_store_is_mapped(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, "a", 1)
+        assert same(store.load("t", "a@1").image, an_image(1))
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -113,6 +114,8 @@ class Connection:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.owners = Owners(folder)
             stack.callback(self.owners.close)
+            if folder is not None:
+                _leave_wal(folder / FILE)
             # An empty name is a file without one.
             path = "" if folder is None else os.fspath(folder / FILE)
             self.db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
@@ -122,32 +125,19 @@ class Connection:
 
     def _open(self, *, is_shared: bool) -> None:
         db = self.db
-        self._is_new()  # before anything of it is changed
-        db.execute("PRAGMA journal_mode = " + ("WAL" if is_shared else "MEMORY"))
+        _is_new(db)  # before anything of it is changed
+        # No file is mapped: on a full disk that copies what is written, a mapped page may be a
+        # SIGBUS, and the end of the process. What processes share of a WAL would be mapped.
+        db.execute("PRAGMA mmap_size = 0")
+        db.execute("PRAGMA journal_mode = " + ("TRUNCATE" if is_shared else "MEMORY"))
         db.execute("PRAGMA synchronous = " + ("FULL" if is_shared else "OFF"))
         db.execute("PRAGMA secure_delete = ON")
         with self.transaction():
-            if self._is_new():
+            if _is_new(db):
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
         self.owners.sweep()
-
-    def _is_new(self) -> bool:
-        """Whether there is nothing in it yet.
-
-        Raises:
-            sqlite3.DatabaseError: there is something else in it.
-        """
-        (version,) = self.db.execute("PRAGMA user_version").fetchone()
-        tables = {name for (name,) in self.db.execute("SELECT name FROM sqlite_master")}
-        if version == 0 and not tables:
-            return True
-        if not tables.issuperset(("responses", "items", "talks")):
-            raise sqlite3.DatabaseError("it is a database of something else")
-        if version != VERSION:
-            raise sqlite3.DatabaseError(f"it has format {version}, this wkvm knows {VERSION}")
-        return False
 
     def is_made(self, response_id: str, owner: str) -> bool:
         """Whether somebody makes a response.
@@ -191,6 +181,44 @@ class Connection:
         """Close it."""
         self.db.close()
         self.owners.close()
+
+
+def _is_new(db: sqlite3.Connection) -> bool:
+    """Whether there is nothing in it yet.
+
+    Raises:
+        sqlite3.DatabaseError: there is something else in it.
+    """
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    if version == 0 and not tables:
+        return True
+    if not tables.issuperset(("responses", "items", "talks")):
+        raise sqlite3.DatabaseError("it is a database of something else")
+    if version != VERSION:
+        raise sqlite3.DatabaseError(f"it has format {version}, this wkvm knows {VERSION}")
+    return False
+
+
+def _leave_wal(path: Path) -> None:
+    """Take a database out of WAL mode, in which versions before this one kept it.
+
+    Raises:
+        sqlite3.Error: it is no database of this kind, or one of those versions has it open.
+    """
+    try:
+        with path.open("rb") as file:
+            is_wal = file.read(20)[18:] == b"\2\2"
+    except FileNotFoundError:
+        return
+    if not is_wal:
+        return
+    # By this VFS of SQLite's what is shared of a WAL is in this process's memory.
+    name = f"file:{quote(os.fsencode(path))}?vfs=unix-excl"
+    with contextlib.closing(sqlite3.connect(name, uri=True, timeout=BUSY_TIMEOUT_S)) as db:
+        _is_new(db)
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
 
 
 class Database:
