@@ -158,6 +158,24 @@ async def test_a_session_of_a_chat_is_sent_the_new_messages_alone(tmp_path: Path
         assert bytes(state["tail"])[:-1] == log[-31:]
 
 
+async def test_a_turn_of_no_messages_goes_on_with_the_answer_to_where_the_template_ends_it(
+    tmp_path: Path,
+) -> None:
+    # The script begins after ten ids, and says what the template ends answers by.
+    async with states_running(tmp_path, script_engine(b"Hi\n\nUser:")) as running:
+        await begin(running, ids=list(b"Is it? Yes"))
+        going_on: dict[str, Any] = {"messages": [], "ignore_eos": False}
+        answer = await turn(running, max_tokens=20, **going_on)
+        assert (answer["text"], answer["finish_reason"]) == ("Hi", "stop")
+
+
+async def test_nothing_is_absorbed_where_there_are_no_messages(running: Running) -> None:
+    await begin(running)
+    url = "/v1/sessions/talk/append"
+    status, error = await ask(running, "POST", url, {"messages": []})
+    assert (status, error["error"]["param"]) == (400, "messages")
+
+
 async def test_a_streamed_turn_adds_up_to_the_whole_one(running: Running) -> None:
     await begin(running)
     await begin(running, "twin")

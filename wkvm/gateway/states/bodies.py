@@ -39,7 +39,7 @@ class Input:
         Args:
             tail: the last ids of the state that they are for; see ``ChatTemplate.encode``.
             opens: whether messages are followed by the opening of an answer; otherwise they end
-                where another message may begin.
+                where another message may begin. With no messages at all the answer goes on.
             omit_media: see ``template_messages``.
 
         Raises:
@@ -50,6 +50,8 @@ class Input:
         given = [name for name, value in fields if value is not None]
         if len(given) > 1:
             raise invalid(given[1], f"excludes {given[0]}")
+        if self.messages == [] and opens:
+            return []
         if self.messages is not None:
             messages = template_messages(self.messages, texts.template, omit_media=omit_media)
             try:
