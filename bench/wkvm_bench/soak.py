@@ -44,6 +44,12 @@ NOTHING = Bar(0.0, at_least=False)
 FLAT = Bar(16.0, at_least=False)
 GAUGES = ("n_running", "n_queued", "n_paused", "n_lanes", "n_hibernated", "n_states_running")
 MIB = 2**20
+UNITS = {
+    "blocks": ("blocks", None),
+    "given out by malloc": ("MiB", None),
+    "traced memory": ("MiB", FLAT),
+    "RSS": ("MiB", FLAT),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,10 @@ class Soak:
         """What may not grow with requests, by name, in MiB or blocks for a million of them."""
         n = [one.n_requests / 1e6 for one in self.samples]
         inside = [one.inside for one in self.samples]
-        found = {"blocks": Slope.of(n, [one.n_blocks for one in inside])}
+        found = {
+            "blocks": Slope.of(n, [one.n_blocks for one in inside]),
+            "given out by malloc": Slope.of(n, [one.malloc_bytes / MIB for one in inside]),
+        }
         if self.plan.traced:
             found["traced memory"] = Slope.of(n, [one.traced_bytes / MIB for one in inside])
         else:
@@ -277,7 +286,7 @@ def findings(done: Soak) -> list[Finding]:
         for name, (was, now) in done.left_over().items()
     ]
     for name, slope in done.growths().items():
-        unit, bar = ("MiB", FLAT) if name != "blocks" else ("blocks", None)
+        unit, bar = UNITS[name]
         case = f"{name}: upper bound of the growth in a million requests"
         found.append(Finding(case, slope.upper, unit, bar, {"fitted": slope.value}))
     last = done.samples[-1].inside

@@ -5,6 +5,7 @@ that answers at PATH: each line of ``Ask`` brings a line of JSON, ``Inside``.
 """
 
 import asyncio
+import ctypes
 import gc
 import os
 import shutil
@@ -57,6 +58,8 @@ class Inside(msgspec.Struct):
     Attributes:
         n_tasks: of asyncio that are not done.
         n_blocks: pieces of memory of Python objects.
+        malloc_bytes: what the C library has given out and not got back; 0 where it does not tell.
+            Where this stays and the resident memory grows, memory is only fragmented.
         traced_bytes: of all that Python has allocated; 0 where that is not traced.
         growth: types of which there are more objects, and lines of code that hold more memory.
     """
@@ -66,6 +69,7 @@ class Inside(msgspec.Struct):
     n_threads: int
     rss_bytes: int
     n_blocks: int
+    malloc_bytes: int
     traced_bytes: int
     growth: list[str]
 
@@ -215,6 +219,7 @@ class _Watcher(threading.Thread):
             n_threads=len(os.listdir("/proc/self/task")),
             rss_bytes=rss_bytes("self"),
             n_blocks=sys.getallocatedblocks(),
+            malloc_bytes=malloc_bytes(),
             traced_bytes=tracemalloc.get_traced_memory()[0],
             growth=growth,
         )
@@ -240,6 +245,29 @@ def rss_bytes(pid: int | str) -> int:
     """Resident memory of a process. Linux alone says it."""
     n_pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return n_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def malloc_bytes() -> int:
+    """What glibc's malloc has given out in all arenas, mapped pieces too; 0 with another one."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    told = mallinfo2()
+    return int(told.uordblks) + int(told.hblkhd)
 
 
 def _main(watch: str, *argv: str) -> int:
