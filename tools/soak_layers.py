@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 PART_LIMIT_S = 480.0
 """No part may take longer."""
+ALONE = 1_000
+"""As many cores as there are jobs: nothing runs beside such a part."""
 LAYERS = {
     0: "a model of the store and the arena",
     1: "a fault in any system call",
@@ -380,6 +382,7 @@ TRIALS: tuple[Trial, ...] = (
         tests=("tests/engine/test_gpu_faults.py",),
         n_parts=1,
         part_s=150,
+        n_cores=ALONE,  # It takes all of the device's memory.
         promises=(
             Promise("isolation, RWKV-7, to the bit", 10_000, "requests"),
             *(
