@@ -1,0 +1,108 @@
+import { spawn, type ChildProcess } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { chromium, type BrowserContext } from "playwright-core";
+
+const ROOT = fileURLToPath(new URL("../../..", import.meta.url));
+const FLAGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+
+/** How a window is seen. */
+export interface Look {
+  readonly width: number;
+  readonly height: number;
+  readonly scheme: "light" | "dark";
+}
+
+export const WIDE: Look = { width: 1280, height: 800, scheme: "light" };
+export const NARROW: Look = { width: 390, height: 844, scheme: "light" };
+
+/** A browser of its own; `WKVM_CHROMIUM` names the program. */
+export async function browser(look: Look = WIDE): Promise<BrowserContext> {
+  const folder = mkdtempSync(join(tmpdir(), "wkvm-console-"));
+  const context = await chromium.launchPersistentContext(folder, {
+    executablePath: process.env["WKVM_CHROMIUM"] ?? "/usr/bin/chromium",
+    headless: true,
+    args: FLAGS,
+    viewport: { width: look.width, height: look.height },
+    colorScheme: look.scheme,
+    acceptDownloads: true,
+  });
+  context.on("close", () => rmSync(folder, { recursive: true, force: true }));
+  return context;
+}
+
+/** A server of the bundled model, on a port of its own. It can be stopped and started again there. */
+export class Server {
+  private process: ChildProcess | null = null;
+
+  private constructor(
+    readonly port: number,
+    private readonly flags: readonly string[],
+  ) {}
+
+  /** Start one; `flags` are those of `wkvm serve`. `WKVM_PYTHON` names the Python to run it with. */
+  static async start(...flags: string[]): Promise<Server> {
+    const server = new Server(await freePort(), flags);
+    await server.start();
+    return server;
+  }
+
+  get url(): string {
+    return `http://127.0.0.1:${this.port}`;
+  }
+
+  async start(): Promise<void> {
+    const command = ["-m", "wkvm", "serve", "--port", String(this.port), "--binary-port", "none"];
+    const child = spawn(process.env["WKVM_PYTHON"] ?? "python", [...command, ...this.flags], {
+      cwd: ROOT,
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    this.process = child;
+    await new Promise<void>((resolve, reject) => {
+      child.stdout.on("data", (data: Buffer) => {
+        if (String(data).includes("ready")) resolve();
+      });
+      child.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+    });
+  }
+
+  async stop(signal: NodeJS.Signals = "SIGTERM"): Promise<void> {
+    const child = this.process;
+    this.process = null;
+    if (!child || child.exitCode !== null) return;
+    const ended = new Promise((resolve) => child.once("exit", resolve));
+    child.kill(signal);
+    await ended;
+  }
+}
+
+/** Serves the built files as the server will, until it does so itself; for what has no `/` yet. */
+export async function preview(server: Server): Promise<{ url: string; close(): Promise<void> }> {
+  process.env["WKVM_URL"] = server.url;
+  const { preview: start } = await import("vite");
+  const root = fileURLToPath(new URL("..", import.meta.url));
+  const running = await start({ root, logLevel: "error", preview: { port: await freePort(), host: "127.0.0.1" } });
+  return { url: running.resolvedUrls!.local[0]!, close: () => running.close() };
+}
+
+function freePort(): Promise<number> {
+  return new Promise((resolve, reject) => {
+    const server = createServer();
+    server.once("error", reject);
+    server.listen(0, "127.0.0.1", () => {
+      const { port } = server.address() as { port: number };
+      server.close(() => resolve(port));
+    });
+  });
+}

@@ -1,0 +1,30 @@
+import { render } from "preact";
+import { ConsoleProvider, type Console } from "./app/context.ts";
+import { KeyRing, storage } from "./app/key.ts";
+import { Link, surroundings } from "./app/link.ts";
+import { Notices } from "./app/notices.ts";
+import { PollingFeed } from "./app/polling.ts";
+import { Router } from "./app/routes.ts";
+import { Shell } from "./app/shell.tsx";
+import "./ui/tokens.css";
+import "./ui/base.css";
+
+const keys = new KeyRing(
+  storage(() => sessionStorage),
+  storage(() => localStorage),
+);
+const link = new Link(keys, surroundings());
+const parts: Console = {
+  link,
+  feed: new PollingFeed(link),
+  router: new Router(window),
+  notices: new Notices(),
+};
+link.start();
+parts.feed.start();
+render(
+  <ConsoleProvider value={parts}>
+    <Shell />
+  </ConsoleProvider>,
+  document.getElementById("console")!,
+);

@@ -1,0 +1,126 @@
+import type { ComponentChildren, ComponentProps } from "preact";
+import { useEffect, useId, useRef } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import { messageOf } from "../app/words.ts";
+
+type ButtonProps = Omit<ComponentProps<"button">, "icon" | "label"> & {
+  /** `main` is what Enter would do, `danger` cannot be taken back, `plain` has no border. */
+  kind?: "main" | "danger" | "plain";
+  small?: boolean;
+  /** A sign alone: then `label` is needed. */
+  icon?: boolean;
+  /** The accessible name, where the text is not one. Also shown when the pointer rests on it. */
+  label?: string;
+};
+
+export function Button({ kind, small, icon, label, class: more, ...rest }: ButtonProps) {
+  const names = ["button", kind, small && "small", icon && "icon", more].filter(Boolean);
+  return (
+    <button type="button" aria-label={label} title={label} {...rest} class={names.join(" ")} />
+  );
+}
+
+interface FieldProps {
+  label: string;
+  hint?: ComponentChildren;
+  wrong?: string | undefined;
+  /** Gets what ties the control to its label, its hint and its error. */
+  children: (tied: {
+    id: string;
+    "aria-describedby": string;
+    "aria-invalid": boolean;
+  }) => ComponentChildren;
+}
+
+/** A labelled control, with a hint below it, or what is wrong with it. */
+export function Field({ label, hint, wrong, children }: FieldProps) {
+  const id = useId();
+  const tied = { id, "aria-describedby": `${id}-more`, "aria-invalid": Boolean(wrong) };
+  return (
+    <div class="field">
+      <label class="label" for={id}>
+        {label}
+      </label>
+      {children(tied)}
+      <span id={`${id}-more`} class={wrong ? "wrong" : "hint"}>
+        {wrong || hint}
+      </span>
+    </div>
+  );
+}
+
+interface DialogProps {
+  title: string;
+  /** What the button says that does it: a verb. */
+  verb: string;
+  danger?: boolean;
+  disabled?: boolean;
+  /** Do it. While it is done the dialog waits; what it throws is shown, and the dialog stays. */
+  onSubmit: () => Promise<void> | void;
+  onClose: () => void;
+  children?: ComponentChildren;
+}
+
+/** A question over the page. Escape closes it, Enter answers it, and the focus goes back after it. */
+export function Dialog({ title, verb, danger, disabled, onSubmit, onClose, children }: DialogProps) {
+  const element = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  const isBusy = useSignal(false);
+  const problem = useSignal("");
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement) before.focus();
+    };
+  }, []);
+  const submit = async (event: Event): Promise<void> => {
+    event.preventDefault();
+    if (isBusy.value) return;
+    isBusy.value = true;
+    problem.value = "";
+    try {
+      await onSubmit();
+      onClose();
+    } catch (error) {
+      problem.value = messageOf(error);
+    } finally {
+      isBusy.value = false;
+    }
+  };
+  return (
+    <dialog ref={element} class="dialog" aria-labelledby={id} onClose={onClose}>
+      <form onSubmit={submit}>
+        <h2 id={id}>{title}</h2>
+        {children}
+        {problem.value && (
+          <p class="alert" role="alert">
+            {problem}
+          </p>
+        )}
+        <div class="buttons">
+          <Button kind="plain" onClick={onClose}>
+            Cancel
+          </Button>
+          <Button
+            type="submit"
+            kind={danger ? "danger" : "main"}
+            disabled={Boolean(disabled) || isBusy.value}
+          >
+            {verb}
+          </Button>
+        </div>
+      </form>
+    </dialog>
+  );
+}
+
+/** Says that there is nothing, and what to do about it. */
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}
