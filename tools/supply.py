@@ -39,6 +39,7 @@ COMPATIBLE = frozenset(
         "CNRI-Python",
         "ISC",
         "MIT",
+        "MIT-CMU",
         "MPL-2.0",
         "PSF-2.0",
         "Unlicense",

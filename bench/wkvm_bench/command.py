@@ -12,6 +12,7 @@ import uvloop
 
 from wkvm_bench import serve, soak
 from wkvm_bench.harness import BenchError, Comparison, Finding
+from wkvm_bench.report import command as report
 from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
 
 BENCHES = {
@@ -35,6 +36,9 @@ BENCHES = {
     "start": "a server of a 1.5B model from the command to ready, kernels compiled or not",
 }
 
+REPORT = ("report", "JSON lines of results as Markdown, with plots (report --help)")
+"""Measures nothing."""
+
 MODULES = {"json": "json_codecs"}
 """Where a benchmark is whose module cannot have its name."""
 
@@ -52,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
         return _serve(argv)
     if argv[:1] == ["soak"]:
         return _soak(argv)
+    if argv[:1] == ["report"]:
+        return _report(argv)
     arguments = _parser().parse_args(argv)
     compare: Callable[..., Coroutine[Any, Any, Results]]
     compare = importlib.import_module(
@@ -116,6 +122,19 @@ def _serve(argv: Sequence[str]) -> int:
     return _keep(arguments, lines)
 
 
+def _report(argv: Sequence[str]) -> int:
+    """What was measured before, for people."""
+    parser = argparse.ArgumentParser(prog="wkvm bench report", description=report.__doc__)
+    parser.add_argument("name", choices=["report"], help=argparse.SUPPRESS)
+    report.add_flags(parser)
+    try:
+        report.run(parser.parse_args(argv))
+    except BenchError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def _command(argv: Sequence[str]) -> list[str]:
     return ["python", "-m", "wkvm_bench", *argv]
 
@@ -142,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wkvm bench",
         description="Measure wkvm: beside a peer, both by turns, or by itself.",
-        epilog="\n".join(f"  {name:<8} {what}" for name, what in BENCHES.items()),
+        epilog="\n".join(f"  {name:<8} {what}" for name, what in [*BENCHES.items(), REPORT]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=sorted(BENCHES), help="the benchmark")

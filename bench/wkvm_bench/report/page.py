@@ -1,0 +1,116 @@
+"""A report as Markdown: every section that has lines, with its plots, tables and commands."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wkvm_bench.report.records import Record, latest, place
+from wkvm_bench.report.sections import Plot, Section
+
+COMMAND = "python -m wkvm_bench report bench/results --output docs/performance.md"
+INTRO = f"""# Performance
+
+What was measured of wkvm, and with which command each figure can be had again. This page and its
+plots are made from the lines in [bench/results](../bench/results) by
+
+    {COMMAND}
+
+and a test fails while they differ. Every line has the commit, the machine and the versions that
+it was measured with; of each case of a command the last line counts. What was expected before,
+what was tried, and what was not kept is in [bench/NOTES.md](../bench/NOTES.md).
+
+Two things that are compared took turns in one run, each pair in the other order than the one
+before: a ratio is the median of the pairs' ratios, with their 10th and 90th percentile. Times
+without a ratio are of one machine on one day: they tell how a curve runs, and not which of two
+programs is the faster one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot, and the lines that it is to be drawn from."""
+
+    plot: Plot
+    records: tuple[Record, ...]
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.plot.name}.svg"
+
+    @property
+    def digest(self) -> str:
+        """Of the lines: a file that has another one is of other lines."""
+        lines = json.dumps(self.records, sort_keys=True).encode()
+        return hashlib.sha256(lines).hexdigest()[:32]
+
+
+def pictures(records: Sequence[Record], sections: Sequence[Section]) -> list[Picture]:
+    """All plots that have something to draw, in order."""
+    found = list[Picture]()
+    for section in sections:
+        of_section = _lines_of(section, latest(records))
+        for plot in section.plots:
+            if drawn := tuple(record for record in of_section if plot.has(record)):
+                found.append(Picture(plot, drawn))
+    return found
+
+
+def markdown(
+    records: Sequence[Record],
+    sections: Sequence[Section],
+    *,
+    intro: str,
+    images: str | None,
+) -> str:
+    """The report.
+
+    Args:
+        records: all lines, as they were read.
+        sections: those without lines are left out.
+        intro: what it begins with.
+        images: the folder of the plots, as the report names it; None leaves them out.
+    """
+    kept = latest(records)
+    parts = [intro.rstrip()]
+    for section in sections:
+        of_section = _lines_of(section, kept)
+        if not of_section:
+            continue
+        parts += [f"## {section.title}", section.text.rstrip()]
+        if images is not None:
+            parts += [
+                f"![{one.plot.title}]({images}/{one.file})\n\n*{one.plot.title}*"
+                for one in pictures(of_section, [section])
+            ]
+        parts += [
+            part for part in (section.tables(of_section).rstrip(), _origin(of_section)) if part
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def relative(images: Path, output: Path) -> str:
+    """The folder of the plots as a file beside ``output`` names it."""
+    return Path(os.path.relpath(images, output.parent)).as_posix()
+
+
+def _lines_of(section: Section, records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if section.has(record)]
+
+
+def _origin(records: Sequence[Record]) -> str:
+    """Where, and by which commands, the lines of a section were measured."""
+    commands = sorted({str(record["command"]) for record in records if record.get("command")})
+    places = sorted({_machine(record) for record in records})
+    told = "; ".join(f"`{command}`" for command in commands)
+    return f"Measured on {'; '.join(places)}" + (f" by {told}." if told else ".")
+
+
+def _machine(record: Record) -> str:
+    versions = record.get("versions")
+    torch = versions.get("torch") if isinstance(versions, dict) else record.get("torch")
+    n_cores = f", {record['n_cores']} cores" if "n_cores" in record else ""
+    return f"{place(record)}{n_cores}" + (f", torch {torch}" if torch else "")

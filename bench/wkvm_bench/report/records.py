@@ -1,0 +1,68 @@
+"""Lines of results as they are read: every one with the name of its file."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from wkvm_bench.harness import BenchError
+
+Record: TypeAlias = dict[str, Any]
+"""A line, and under ``file`` the name of the file that it was in."""
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """All lines of files, and of the ``.jsonl`` files of folders, in the order of their names.
+
+    Raises:
+        BenchError: a path is neither, or a line is no object of JSON.
+    """
+    records = list[Record]()
+    for path in paths:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if path.is_dir() and not files:
+            raise BenchError(f"{path}: no file of it ends in .jsonl")
+        for file in files:
+            records += _lines(file)
+    return records
+
+
+def _lines(file: Path) -> list[Record]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise BenchError(f"{file}: {why}") from error
+    records = list[Record]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise BenchError(f"{file}, line {number}: no JSON object")
+        if isinstance(command := record.get("command"), str):
+            # Where the lines were written to is nobody else's folder.
+            record["command"] = re.sub(r" --results \S+", "", command)
+        records.append({**record, "file": file.name})
+    return records
+
+
+def latest(records: Sequence[Record]) -> list[Record]:
+    """Of the lines of a case of a command, the last; lines without a case all stay."""
+    kept = dict[object, Record]()
+    for number, record in enumerate(records):
+        key: object = number
+        if "bench" in record and "case" in record:
+            key = (record["bench"], record["case"], record.get("command"))
+            kept.pop(key, None)
+        kept[key] = record
+    return list(kept.values())
+
+
+def place(record: Record) -> str:
+    """What a figure was measured on: the GPU, where the machine has one."""
+    return str(record.get("gpu") or record.get("device") or "a machine without a name")

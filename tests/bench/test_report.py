@@ -1,0 +1,138 @@
+"""Reports: what is read, what a section gets, and that plots say which lines they are of."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from wkvm_bench.command import main
+from wkvm_bench.harness import BenchError
+from wkvm_bench.report import page
+from wkvm_bench.report.records import Record, latest, read
+from wkvm_bench.report.registry import sections
+from wkvm_bench.report.sections import Plot, Section, of_bench
+from wkvm_bench.report.tables import cell, compared, figure, found
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE = {"name": "wkvm", "median": 20.0, "p10": 1.0, "p90": 2.0, "n": 9}
+
+
+def compared_line(case: str, ratio: float, command: str = "c") -> Record:
+    return {
+        "bench": "decode",
+        "case": case,
+        "unit": "ids/s",
+        "a": SIDE,
+        "b": {**SIDE, "name": "a|b", "median": 10.0},
+        "ratio": {"median": ratio, "p10": 1.0, "p90": 2.0, "n": 9},
+        "command": command,
+        "device": "a processor",
+    }
+
+
+def write(path: Path, records: Sequence[Record]) -> Path:
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    return path
+
+
+def draw_bar(figure: "Figure", records: Sequence[Record]) -> None:
+    figure.subplots().bar([r["case"] for r in records], [r["ratio"]["median"] for r in records])
+
+
+BARS = Plot(name="bars", title="Ratios.", has=lambda r: r["case"] != "odd", draw=draw_bar)
+DECODE = Section(name="d", title="Decode", text="Words.", has=of_bench("decode"), plots=(BARS,))
+
+
+def test_lines_of_files_and_folders_are_read_with_the_names_of_their_files(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", [{"n": 2}])
+    write(tmp_path / "a.jsonl", [{"n": 1, "command": "x --results /tmp/y --smoke"}])
+    one = write(tmp_path / "notes.txt", [{"n": 3}])
+    assert read([tmp_path, one]) == [
+        {"n": 1, "file": "a.jsonl", "command": "x --smoke"},
+        {"n": 2, "file": "b.jsonl"},
+        {"n": 3, "file": "notes.txt"},
+    ]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "7", "[" * 100_000])
+def test_a_line_that_is_no_object_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("{}\n\n" + line + "\n")
+    with pytest.raises(BenchError, match=r"x\.jsonl, line 3: no JSON object"):
+        read([path])
+
+
+def test_what_cannot_be_read_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"report: {tmp_path}/none: No such file or directory\n"
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"report: {tmp_path}: no file of it ends in .jsonl\n"
+
+
+def test_of_a_case_of_a_command_the_last_line_counts_and_others_all_stay() -> None:
+    first, other = compared_line("x", 1.0), compared_line("x", 2.0, command="d")
+    last = compared_line("x", 3.0)
+    assert latest([first, {"timing": 1}, other, {"timing": 1}, last]) == [
+        {"timing": 1},
+        other,
+        {"timing": 1},
+        last,
+    ]
+
+
+def test_a_ratio_is_a_row_with_both_sides_and_text_stays_in_its_cell() -> None:
+    text = compared([compared_line("batch 1", 2.5)])
+    assert text.splitlines()[2:] == [
+        r"| decode, batch 1 | wkvm: 20 ids/s | a\|b: 10 ids/s | 2.50 (1.00 to 2.00) | a processor |"
+    ]
+    assert cell("a\n<b>") == "a &lt;b>"
+
+
+def test_a_figure_is_a_row_with_what_else_was_measured() -> None:
+    record = {"bench": "b", "case": "c", "unit": "s", "value": 0.12345, "besides": {"n": 1234567.0}}
+    assert "| b, c | 0.1235 s | n 1,234,567 | a machine without a name |" in found([record])
+    assert figure(12345.6) == "12,346"
+
+
+def test_sections_without_lines_are_left_out_and_others_have_plots_above_tables() -> None:
+    records = [compared_line("x", 1.0), compared_line("odd", 2.0)]
+    none = Section(name="n", title="Nothing", text="", has=of_bench("nothing"))
+    text = page.markdown(records, [none, DECODE], intro="# R", images="img")
+    assert "Nothing" not in text
+    order = ["# R", "## Decode", "Words.", "![Ratios.](img/bars.svg)", "| decode, x |", "`c`"]
+    assert sorted(order, key=text.index) == order
+    assert "bars.svg" not in page.markdown(records, [DECODE], intro="# R", images=None)
+
+
+def test_a_picture_is_of_the_lines_that_it_draws_and_its_digest_is_theirs() -> None:
+    records = [compared_line("x", 1.0), compared_line("odd", 2.0)]
+    (picture,) = page.pictures(records, [DECODE])
+    assert [record["case"] for record in picture.records] == ["x"]
+    (other,) = page.pictures([compared_line("x", 1.5)], [DECODE])
+    assert picture.digest != other.digest
+    assert page.pictures([compared_line("odd", 2.0)], [DECODE]) == []
+
+
+def test_a_drawn_file_says_which_lines_it_is_of_and_is_the_same_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from wkvm_bench.report.drawing import digest_of, draw
+
+    (picture,) = page.pictures([compared_line("x", 1.0)], [DECODE])
+    first = draw(picture, tmp_path / "new")
+    again = draw(picture, tmp_path)
+    assert first.name == "bars.svg"
+    assert digest_of(first) == picture.digest
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_names_of_sections_and_plots_are_their_own() -> None:
+    all_sections = sections()
+    names = [one.name for one in all_sections]
+    plots = [plot.name for section in all_sections for plot in section.plots]
+    assert len(set(names)) == len(names)
+    assert len(set(plots)) == len(plots)
