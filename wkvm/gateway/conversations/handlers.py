@@ -1,5 +1,6 @@
 """``/v1/conversations``: conversations and their items, over HTTP."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from wkvm.gateway.conversations import talks
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.responses.bodies import check_metadata
 from wkvm.gateway.responses.items import Item, Kept, kept_items
+from wkvm.gateway.responses.keys import HEADER, Key, key_of
 from wkvm.gateway.responses.paging import items_page, page
 from wkvm.gateway.responses.references import resolved
 
@@ -19,6 +21,7 @@ class OpenBody(msgspec.Struct, kw_only=True):
 
     items: list[Item] | None = None
     metadata: dict[str, str] | None = None
+    idempotency_key: str | None = None
 
 
 class UpdateBody(msgspec.Struct, kw_only=True):
@@ -31,6 +34,7 @@ class ItemsBody(msgspec.Struct, kw_only=True):
     """Items to be added."""
 
     items: list[Item]
+    idempotency_key: str | None = None
 
 
 async def create(call: Call) -> web.StreamResponse:
@@ -40,7 +44,12 @@ async def create(call: Call) -> web.StreamResponse:
     items = await _items(call, body.items)
     gateway = call.gateway
     talk = await gateway.responses.database.run(
-        talks.create, call.tenant, body.metadata or {}, items, gateway.responses.limits
+        talks.create,
+        call.tenant,
+        body.metadata or {},
+        items,
+        gateway.responses.limits,
+        await _key(call, body, "conversation"),
     )
     return _json(talk.told())
 
@@ -81,8 +90,9 @@ async def add_items(call: Call) -> web.StreamResponse:
     if not body.items:
         raise invalid("items", "at least one is needed")
     items = await _items(call, body.items)
+    key = await _key(call, body, f"items {_name(call)}")
     items = await gateway.responses.database.run(
-        talks.append, call.tenant, _name(call), items, gateway.responses.limits
+        talks.append, call.tenant, _name(call), items, gateway.responses.limits, key
     )
     return _json(page(items, has_more=False))
 
@@ -101,6 +111,12 @@ async def delete_item(call: Call) -> web.StreamResponse:
         talks.delete_item, call.tenant, _name(call), call.request.match_info["item"]
     )
     return _json(talk.told())
+
+
+async def _key(call: Call, body: OpenBody | ItemsBody, what: str) -> Key | None:
+    header = call.request.headers.get(HEADER)
+    work = partial(key_of, header, body, body.idempotency_key, what)
+    return await call.gateway.offload.run(work, size=call.n_held)
 
 
 async def _items(call: Call, given: list[Item] | None) -> list[Kept]:

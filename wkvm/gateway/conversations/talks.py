@@ -17,6 +17,7 @@ from wkvm.gateway.failures import FULL, HttpError
 from wkvm.gateway.responses import records, rows
 from wkvm.gateway.responses.database import Connection
 from wkvm.gateway.responses.items import Kept
+from wkvm.gateway.responses.keys import Key, note_talk, talk_of
 from wkvm.gateway.responses.records import Origin
 from wkvm.gateway.responses.room import Limits, check_room
 
@@ -66,12 +67,16 @@ def create(
     metadata: Mapping[str, str],
     items: Sequence[Kept],
     limits: Limits,
+    key: Key | None = None,
 ) -> Talk:
-    """Keep a new one.
+    """Keep a new one; or find that which was made with the key.
 
     Raises:
-        HttpError: 507; the tenant has as much as it may.
+        HttpError: 507, the tenant has as much as it may; 409, the key stands for something else.
     """
+    made = None if key is None else talk_of(there.db, tenant, key)
+    if made is not None:
+        return get(there, tenant, made[0])
     name, now = f"conv_{uuid.uuid4().hex}", time.time()
     with there.transaction() as db:
         (n_talks,) = db.execute("SELECT COUNT(*) FROM talks WHERE tenant = ?", (tenant,)).fetchone()
@@ -83,6 +88,7 @@ def create(
             (name, tenant, now, msgspec.json.encode(metadata)),
         )
         _append(there, tenant, name, items, limits)
+        note_talk(db, tenant, key, name)
     return Talk(id=name, created_at=int(now), metadata=dict(metadata))
 
 
@@ -124,6 +130,7 @@ def delete(there: Connection, tenant: bytes, name: str) -> None:
         _check_idle(there, tenant, name)
         db.execute("DELETE FROM items WHERE holder = ?", (name,))
         db.execute("DELETE FROM talks WHERE id = ?", (name,))
+        db.execute("DELETE FROM asked WHERE conversation = ?", (name,))
 
 
 def history(there: Connection, tenant: bytes, name: str) -> TalkSoFar:
@@ -140,19 +147,33 @@ def history(there: Connection, tenant: bytes, name: str) -> TalkSoFar:
 
 
 def append(
-    there: Connection, tenant: bytes, name: str, items: Sequence[Kept], limits: Limits
+    there: Connection,
+    tenant: bytes,
+    name: str,
+    items: Sequence[Kept],
+    limits: Limits,
+    key: Key | None = None,
 ) -> list[Kept]:
-    """Add items at the end.
+    """Add items at the end, once with one key.
 
     Returns:
-        The items, as they are kept there.
+        The items, as they are kept there; of those that were added before with the key, those
+        that still are.
 
     Raises:
-        HttpError: 404, as ``get``; 409, a response is being made; 507, there is no room.
+        HttpError: 404, as ``get``; 409, a response is being made, or the key stands for something
+            else; 507, there is no room.
     """
-    with there.transaction():
+    with there.transaction() as db:
+        before = None if key is None else talk_of(db, tenant, key)
+        if before is not None:
+            _, first, past = before
+            return rows.items_of(db, name, rows.INPUT, first=first or 0, before=past)
         _check_idle(there, tenant, name)
-        return _append(there, tenant, name, items, limits)
+        added = _append(there, tenant, name, items, limits)
+        (past,) = db.execute("SELECT next_position FROM talks WHERE id = ?", (name,)).fetchone()
+        note_talk(db, tenant, key, name, (past - len(added), past))
+        return added
 
 
 def item(there: Connection, tenant: bytes, name: str, item_id: str) -> Kept:

@@ -29,6 +29,7 @@ from wkvm.gateway.responses.bodies import (
     tool_fields,
 )
 from wkvm.gateway.responses.items import Kept, chat_messages, kept_items
+from wkvm.gateway.responses.keys import Key
 from wkvm.gateway.responses.records import Origin, Record
 from wkvm.gateway.responses.references import resolved
 from wkvm.gateway.responses.truncation import shortened
@@ -124,6 +125,7 @@ class Asked:
         question: what the engine is asked.
         n_read: how many tokens the state had read that the answer may go on from.
         generates: whether an answer is wanted, and not just its prompt read.
+        key: with which it is asked for once.
     """
 
     body: CreateBody
@@ -133,6 +135,7 @@ class Asked:
     question: Question
     n_read: int = 0
     generates: bool = True
+    key: Key | None = None
 
     @property
     def origin(self) -> Origin | None:
@@ -232,12 +235,14 @@ async def ask(
     *,
     local: Mapping[str, Local] | None = None,
     generates: bool = True,
+    key: Key | None = None,
 ) -> Asked:
     """Check a body and make the prompt of it.
 
     Args:
         local: see ``past_of``.
         generates: whether an answer is wanted; otherwise the prompt opens none.
+        key: see ``Asked``.
 
     Raises:
         HttpError: 400, 404 or 409; it names the field.
@@ -267,6 +272,7 @@ async def ask(
         question=asked,
         n_read=n_read,
         generates=generates,
+        key=key,
     )
 
 

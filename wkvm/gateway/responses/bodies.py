@@ -35,7 +35,7 @@ _INCLUDES = frozenset(
 )
 """What may be asked for. All but the first are of tools and pictures, of which there are none."""
 
-_DECIDED = STATE_FIELDS - {"durability"}
+_DECIDED = STATE_FIELDS - {"durability", "idempotency_key"}
 """Fields of requests on states that a response decides itself."""
 
 _FIELDS = {
@@ -180,6 +180,7 @@ class CreateBody(InputFields, kw_only=True):
         """
         common = {name: getattr(self, name) for name in CommonFields.__struct_fields__}
         common["stream_options"] = None
+        common["idempotency_key"] = None  # it is the response's: the engine makes what is new
         return chat_bodies.ChatBody(
             **common,
             messages=messages,

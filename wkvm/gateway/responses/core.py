@@ -199,6 +199,7 @@ class Run:
                 parent=past.parent,
                 conversation=past.conversation,
                 revision=past.revision,
+                key=asked.key,
             ),
             shelf.limits,
         )

@@ -88,6 +88,22 @@ CREATE TABLE talks (
 CREATE INDEX talks_of ON talks(tenant, n_bytes);
 """
 
+# Of versions before this one there are files without it.
+_KEYS = """
+CREATE TABLE IF NOT EXISTS asked (
+    tenant BLOB NOT NULL,
+    key TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    response TEXT,
+    conversation TEXT,
+    first INTEGER,
+    past INTEGER,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS asked_made ON asked(response) WHERE response IS NOT NULL;
+CREATE INDEX IF NOT EXISTS asked_in ON asked(conversation) WHERE conversation IS NOT NULL
+"""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -137,6 +153,8 @@ class Connection:
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
+            for statement in _KEYS.split(";"):
+                db.execute(statement)
         self.owners.sweep()
 
     def is_made(self, response_id: str, owner: str) -> bool:

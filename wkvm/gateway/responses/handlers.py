@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,10 +16,11 @@ from wkvm.gateway.responses.asking import Caller, ask, n_input
 from wkvm.gateway.responses.bodies import CountBody, CreateBody
 from wkvm.gateway.responses.core import Run, forget
 from wkvm.gateway.responses.feed import Feed, gone
+from wkvm.gateway.responses.keys import HEADER, Key, key_of
 from wkvm.gateway.responses.paging import items_page
 from wkvm.gateway.responses.records import Record
 from wkvm.gateway.responses.resource import Resource
-from wkvm.gateway.responses.writer import Event
+from wkvm.gateway.responses.writer import Event, told_again
 from wkvm.gateway.streams.sse import DONE, STREAM_HEADERS, EventStream
 
 POLL_S = 0.25
@@ -32,9 +34,25 @@ _encode = msgspec.json.Encoder().encode
 async def create(call: Call) -> web.StreamResponse:
     """``POST /v1/responses``: make a response, as a whole, as events or in the background."""
     body = await call.body(CreateBody, policy.RESPONSES)
+    key = await _key(call, body)
+    if key is None:
+        return await _make(call, body, None)
+    while True:
+        made = await _made_before(call, key)
+        if made is not None:
+            return await _told_again(call, body, made)
+        try:
+            return await _make(call, body, key)
+        except HttpError as error:
+            # It may have been begun twice at once: then one of the two is the one.
+            if error.status != 409 or await _asked_before(call, key) is None:
+                raise
+
+
+async def _make(call: Call, body: CreateBody, key: Key | None) -> web.StreamResponse:
     caller = Caller.of(call)
     shows_events = bool(body.stream or body.background)
-    run = Run(caller, await ask(caller, body), shows_events=shows_events)
+    run = Run(caller, await ask(caller, body, key=key), shows_events=shows_events)
     if body.background:
         feed = await begin_background(caller, run)
         if body.stream:
@@ -48,6 +66,44 @@ async def create(call: Call) -> web.StreamResponse:
     if run.error is not None:
         raise run.error
     return _json(run.resource)
+
+
+async def _key(call: Call, body: CreateBody) -> Key | None:
+    """The key of a response. Where nothing is kept there is nothing to do twice."""
+    if not body.stores:
+        return None
+    header = call.request.headers.get(HEADER)
+    work = partial(key_of, header, body, body.idempotency_key, "response")
+    return await call.gateway.offload.run(work, size=call.n_held)
+
+
+async def _made_before(call: Call, key: Key) -> Record | None:
+    """What was made with a key, or is being made in the background.
+
+    What is being made for a client that waits is waited for here too.
+    """
+    while True:
+        record = await _asked_before(call, key)
+        if record is None or record.is_over or record.resource["background"]:
+            return record
+        await asyncio.sleep(POLL_S)
+
+
+async def _asked_before(call: Call, key: Key) -> Record | None:
+    return await call.gateway.responses.database.run(records.asked_before, call.tenant, key)
+
+
+async def _told_again(call: Call, body: CreateBody, record: Record) -> web.StreamResponse:
+    """The answer of a response that was made before."""
+    if not body.stream:
+        return _json(_now(call, record))
+    if record.resource["background"]:
+        return await _send(call, record.id, await _feed(call, record), 0)
+    async with EventStream(call) as stream:
+        for event in told_again(record.resource):
+            await stream.send_raw(framed(event))
+        await stream.finish(DONE)
+    return stream.response
 
 
 async def _stream(call: Call, run: Run) -> web.StreamResponse:
@@ -100,7 +156,7 @@ def framed(event: Event) -> bytes:
 
 async def retrieve(call: Call) -> web.StreamResponse:
     """``GET /v1/responses/{id}``: a response as it is now; or its events, with ``stream``."""
-    record = await _find(call)
+    record = await _find(call, _name(call))
     query = call.request.query
     if not _flag(query.get("stream"), "stream"):
         if "starting_after" in query:
@@ -152,7 +208,7 @@ async def _send(call: Call, response_id: str, feed: Feed, n_seen: int) -> web.St
 
 async def delete(call: Call) -> web.StreamResponse:
     """``DELETE /v1/responses/{id}``: forget a response and its state. One that runs ends."""
-    record = await _find(call)
+    record = await _find(call, _name(call))
     if not record.is_over:
         await _cancel(call, record)
     if not await call.gateway.responses.database.run(records.delete, call.tenant, record.id):
@@ -163,7 +219,7 @@ async def delete(call: Call) -> web.StreamResponse:
 
 async def cancel(call: Call) -> web.StreamResponse:
     """``POST /v1/responses/{id}/cancel``: end a response; one that is over stays as it is."""
-    record = await _find(call)
+    record = await _find(call, _name(call))
     if not record.is_over:
         record = await _cancel(call, record)
     return _json(_now(call, record))
@@ -179,21 +235,21 @@ async def _cancel(call: Call, record: Record) -> Record:
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             while feed is not None and not feed.is_over:
                 await feed.changed(feed.n_events)
-            return await _over(call, await _find(call))
-    return await _find(call)
+            return await _over(call, await _find(call, record.id))
+    return await _find(call, record.id)
 
 
 async def _over(call: Call, record: Record) -> Record:
     """Wait until a response is over, wherever it is made."""
     while not record.is_over:
         await asyncio.sleep(POLL_S)
-        record = await _find(call)
+        record = await _find(call, record.id)
     return record
 
 
 async def input_items(call: Call) -> web.StreamResponse:
     """``GET /v1/responses/{id}/input_items``: what a response was asked with, in parts."""
-    record = await _find(call)
+    record = await _find(call, _name(call))
     return await items_page(call, record.id)
 
 
@@ -209,13 +265,17 @@ async def compact(call: Call) -> web.StreamResponse:
     raise HttpError(404, f"there is no {call.request.path}", code="not_found")
 
 
-async def _find(call: Call) -> Record:
-    """The response that the path names.
+def _name(call: Call) -> str:
+    """The response that the path names."""
+    return call.request.match_info["id"]
+
+
+async def _find(call: Call, name: str) -> Record:
+    """A response that is kept.
 
     Raises:
         HttpError: 404; there is none, or none any more, or it is another tenant's.
     """
-    name = call.request.match_info["id"]
     record = await call.gateway.responses.database.run(records.find, call.tenant, name)
     if record is None:
         raise _not_found(name)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.responses.database import Connection
 from wkvm.gateway.responses.items import Kept
+from wkvm.gateway.responses.keys import Key, claim, response_of
 from wkvm.gateway.responses.resource import FINAL, Resource, ended
 from wkvm.gateway.responses.room import Limits, drop_unneeded, make_room
 from wkvm.gateway.responses.rows import (
@@ -42,6 +43,7 @@ class Begun:
         conversation: to which it belongs.
         revision: of that, when it was read.
         items: its input.
+        key: with which it is asked for.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Begun:
     parent: str | None = None
     conversation: str | None = None
     revision: int = 0
+    key: Key | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,8 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
         Names of responses that had to make room: their states are needed no more.
 
     Raises:
-        HttpError: 409, the conversation has a response that is being made; 507, there is no room.
+        HttpError: 409, the conversation has a response that is being made, or the key another
+            one; 507, there is no room.
     """
     now = time.time()
     resource = encode(begun.resource)
@@ -118,6 +122,8 @@ def begin(there: Connection, begun: Begun, limits: Limits) -> list[str]:
         if begun.conversation is not None:
             occupy(there, begun.conversation, begun.id, begun.revision)
         made_room = make_room(db, begun.tenant, n_bytes, limits, now, there.is_made)
+        if begun.key is not None:
+            claim(there, begun.tenant, begun.key, begun.id)
         db.execute(
             "INSERT INTO responses (id, tenant, created_at, expires_at, is_shown, status, owner, "
             "parent, conversation, resource, n_bytes) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)",
@@ -218,6 +224,17 @@ def find(there: Connection, tenant: bytes, response_id: str) -> Record | None:
         # Whoever made it may have ended it, and itself, since it was looked at.
         record = _any(there.db, response_id) or record
     return record if record.is_over else replace(record, resource=failed)
+
+
+def asked_before(there: Connection, tenant: bytes, key: Key) -> Record | None:
+    """The response that was asked for with a key, if there is no reason to make it anew.
+
+    Raises:
+        HttpError: 409; the key stands for something else.
+    """
+    name = response_of(there.db, tenant, key)
+    record = None if name is None else find(there, tenant, name)
+    return None if record is None or record.status in ("failed", "cancelled") else record
 
 
 def keep_events(there: Connection, response_id: str, events: bytes) -> None:

@@ -112,6 +112,7 @@ def drop_unneeded(db: sqlite3.Connection, response_id: str) -> None:
             return
         db.execute("DELETE FROM items WHERE holder = ?", (at,))
         db.execute("DELETE FROM responses WHERE id = ?", (at,))
+        db.execute("DELETE FROM asked WHERE response = ?", (at,))
         (at,) = found
 
 

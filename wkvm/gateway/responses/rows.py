@@ -19,16 +19,17 @@ INPUT, OUTPUT = 0, 1
 
 
 def items_of(
-    db: sqlite3.Connection, holder: str, part: int, *, before: int | None = None
+    db: sqlite3.Connection, holder: str, part: int, *, first: int = 0, before: int | None = None
 ) -> list[Kept]:
     """Items of a response or a conversation, in their order.
 
     Args:
-        before: only those before this position.
+        first, before: only those from the one position on, and before the other.
     """
     rows = db.execute(
-        "SELECT body FROM items WHERE holder = ? AND part = ? AND position < ? ORDER BY position",
-        (holder, part, 2**62 if before is None else before),
+        "SELECT body FROM items WHERE holder = ? AND part = ? AND position >= ? AND position < ? "
+        "ORDER BY position",
+        (holder, part, first, 2**62 if before is None else before),
     ).fetchall()
     return [decode(body) for (body,) in rows]
 

@@ -74,6 +74,32 @@ class EventWriter:
             events += self._message()  # an answer that says nothing is an answer
         return [*events, *self._close("completed" if is_whole else "incomplete")]
 
+    def again(self, item: Kept) -> list[Event]:
+        """The events of an item that is over, with its text in one."""
+        blank: dict[str, Any]
+        match kind := item["type"]:
+            case "message":
+                part = item["content"][0]
+                blank, text = {"content": []}, part["text"]
+                self._held = list(part["logprobs"])
+            case "reasoning":
+                blank, text = {"content": []}, item["content"][0]["text"]
+            case "custom_tool_call":
+                blank, text = {"input": ""}, foreign.text_arguments(item["input"])
+            case "local_shell_call":
+                blank = {"action": foreign.shell_action("")}
+                text = foreign.shell_arguments(item["action"])
+            case _:
+                blank, text = {"arguments": ""}, item["arguments"]
+        events = [self._added({**item, "status": "in_progress", **blank})]
+        if "content" in blank:
+            empty = _thought_part("") if kind == "reasoning" else _text_part("", [])
+            events.append(self._event_of_item("content_part.added", content_index=0, part=empty))
+        if text:
+            tell = {"message": self._say, "reasoning": self._think}.get(kind, self._argue)
+            events += tell(text)
+        return [*events, *self._close(item["status"])]
+
     def _think(self, text: str) -> list[Event]:
         events = list[Event]()
         if self._open != "reasoning":
@@ -209,6 +235,17 @@ class EventWriter:
         event = {"type": kind, "sequence_number": self._n_events, **fields}
         self._n_events += 1
         return event
+
+
+def told_again(resource: Resource) -> list[Event]:
+    """The events of a response that is over, as of one that comes at once."""
+    writer = EventWriter({})
+    begun = {**resource, "status": "in_progress", "output": [], "usage": None}
+    begun |= {"completed_at": None, "incomplete_details": None}
+    events = [writer.about(f"response.{kind}", begun) for kind in ("created", "in_progress")]
+    for item in resource["output"]:
+        events += writer.again(item)
+    return [*events, writer.about(f"response.{resource['status']}", resource)]
 
 
 def _text_part(text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -78,6 +78,8 @@ async def read_create(data: bytes, gateway: Gateway) -> Create:
     body = await read_checked(data, Create, RESPONSES, gateway)
     if body.background:
         raise invalid("background", "not supported over a WebSocket: use POST /v1/responses")
+    if body.idempotency_key is not None:
+        raise invalid("idempotency_key", "not supported over a WebSocket: use POST /v1/responses")
     return body
 
 
