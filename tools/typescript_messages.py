@@ -20,6 +20,7 @@ from wkvm_protocol.messages import (
     REPLIES,
     ClientMessage,
     EndReason,
+    LineageEntry,
     Message,
     Sampling,
     ServerMessage,
@@ -177,7 +178,7 @@ def text() -> str:
     lines += ["} as const;", "", "/** Why a choice ended. */", "export const END_REASONS = {"]
     lines += [f"  {one.name}: {one.value}," for one in EndReason]
     lines += ["} as const;", ""]
-    parts: list[type[Message]] = [Sampling, StateInfo]
+    parts: list[type[Message]] = [Sampling, StateInfo, LineageEntry]
     for cls in (*parts, *all_messages()):
         lines += interface(cls)
     lines += union("ClientMessage", sorted(of_client, key=tag_of), "What a client may send.")

@@ -18,6 +18,7 @@ from wkvm_protocol.messages import (
     MAX_SHORT_TEXT,
     SCORE_FEATURE,
     STATES_FEATURE,
+    WATCH_FEATURE,
     Embed,
     Generate,
     GenerateConstrained,
@@ -29,6 +30,7 @@ from wkvm_protocol.messages import (
     Score,
     StateOperation,
     Stats,
+    Watch,
     pack_floats,
     pack_ids,
 )
@@ -50,7 +52,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 1024
 """Choices for which this client makes room. Servers take far fewer."""
 
-Sent: TypeAlias = Generation | Score | Embed | Stats | StateOperation
+Sent: TypeAlias = Generation | Score | Embed | Stats | StateOperation | Watch
 """What opens a lane."""
 
 # what is wrong with grammar_kind has the field grammar, as the server says it too
@@ -294,6 +296,7 @@ REFUSALS = {
     GRAMMAR_FEATURE: ("the server takes no grammars", "grammar"),
     SCORE_FEATURE: ("the server does not score texts", ""),
     STATES_FEATURE: ("the server keeps no states", ""),
+    WATCH_FEATURE: ("the server does not tell what changes", ""),
 }
 """What is said of a server without a feature, and the field that asks for it."""
 

@@ -32,17 +32,21 @@ from wkvm_protocol.messages import (
     Reused,
     ServerMessage,
     StateBytesEnd,
+    StateChanges,
     StateChunk,
     StateCredit,
     StateExportBegin,
+    StateLineagePage,
     StateMoved,
     StateOperation,
     StatePage,
     StateText,
     StateVersions,
     Stats,
+    StatsChanges,
     StatsReply,
     Tokens,
+    Watch,
 )
 
 from wkvm_client.drafts import Draft, Sent, check_features, refusal
@@ -179,8 +183,8 @@ class LinkCore:
         # the request id stays taken until the server has ended the lane
         self._lanes.add(lane.heir())
 
-    def ask(self, message: Stats | StateOperation) -> Reply:
-        """Send a question or an operation, whatever its number.
+    def ask(self, message: Stats | StateOperation | Watch) -> Reply:
+        """Send a question, an operation or a watch, whatever its number.
 
         Raises:
             ClientError: as ``open``.
@@ -353,9 +357,12 @@ class LinkCore:
             case Pong():
                 self.was_of_use = True
                 self._pings.answer(message.nonce)
-            case StatsReply() | StateVersions() | StatePage() | StateText():
+            case StatsReply() | StateVersions() | StatePage() | StateText() | StateLineagePage():
                 self.was_of_use = True
                 self.operations.settle(message.request_id, message)
+            case StateChanges() | StatsChanges():
+                self.was_of_use = True
+                self.operations.tell(message)
             case StateExportBegin() | StateChunk() | StateBytesEnd() | StateCredit():
                 if not self.operations.move_bytes(message):
                     self._move_bytes(message)

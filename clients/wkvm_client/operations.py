@@ -6,16 +6,20 @@ from wkvm_protocol.connection import ClientConnection
 from wkvm_protocol.messages import (
     MAX_CHUNK_BYTES,
     Cancel,
+    Credit,
     Message,
     StateBytesEnd,
+    StateChanges,
     StateChunk,
     StateCredit,
     StateExport,
     StateExportBegin,
+    StatsChanges,
+    Watch,
 )
 
 from wkvm_client.errors import ClientError
-from wkvm_client.replies import Download, Reply
+from wkvm_client.replies import Download, Reply, Told
 
 
 class Operations:
@@ -33,8 +37,13 @@ class Operations:
 
     def open(self, request_id: int, message: Message) -> Reply:
         """Note one that is being sent."""
-        is_export = isinstance(message, StateExport)
-        reply = Download(request_id) if is_export else Reply(request_id)
+        match message:
+            case StateExport():
+                reply: Reply = Download(request_id)
+            case Watch():
+                reply = Told(request_id)
+            case _:
+                reply = Reply(request_id)
         self._replies[request_id] = reply
         return reply
 
@@ -59,6 +68,22 @@ class Operations:
             reply.abandon()
         if not reply.is_over and self._wire.is_open:
             self._write(self._wire.send(Cancel(reply.request_id)))
+
+    # --- watches ---------------------------------------------------------------------------
+
+    def tell(self, message: StateChanges | StatsChanges) -> None:
+        """Note what a watch has told. The connection has checked its lane."""
+        told = self._replies[message.request_id]
+        assert isinstance(told, Told)
+        told.add(message)
+
+    def take_told(self, told: Told) -> StateChanges | StatsChanges:
+        """The next of what a watch has told, of which there must be some; one more may come."""
+        message = told.messages.popleft()
+        if not told.is_over and self._wire.is_open:
+            told.n_room += 1
+            self._write(self._wire.send(Credit(told.request_id, 1)))
+        return message
 
     # --- bytes of states ------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
-from wkvm_protocol.messages import Message, StateExportBegin
+from wkvm_protocol.errors import RemoteProtocolError
+from wkvm_protocol.messages import Message, StateChanges, StateExportBegin, StatsChanges
 
 from wkvm_client.errors import ClientError
 
@@ -80,6 +81,36 @@ class Download(Reply):
         self.chunks.clear()
 
 
+class Told(Reply):
+    """What a watch has told and nobody has taken: never more than was granted.
+
+    Attributes:
+        messages: what came and was not taken.
+        n_room: how many more may come.
+    """
+
+    __slots__ = ("messages", "n_room")
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(request_id)
+        self.messages: deque[StateChanges | StatsChanges] = deque()
+        self.n_room = MESSAGE_WINDOW
+
+    def add(self, message: StateChanges | StatsChanges) -> None:
+        """Keep what came.
+
+        Raises:
+            RemoteProtocolError: it is more than was granted.
+        """
+        if not self.n_room:
+            raise RemoteProtocolError(f"{type(message).__name__}: more than was granted")
+        self.n_room -= 1
+        self.messages.append(message)
+        self.changed()
+
+
+MESSAGE_WINDOW = 4
+"""Messages of a watch that may be on their way or wait for whoever takes them."""
 WINDOW_BYTES = 2**21
 """Bytes of an export that may be on their way or wait for whoever takes them."""
 GRANT_BYTES = 2**19

@@ -5,7 +5,7 @@ stops at the first thing that does not belong there.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
 from typing import Final, Generic, TypeVar
 
@@ -28,8 +28,10 @@ from wkvm_protocol.messages import (
     PromptHint,
     Sampling,
     Score,
+    StateChanges,
     StateCreate,
     StateExportBegin,
+    StateInfo,
     StatePage,
     StateVersions,
     Tokens,
@@ -218,12 +220,23 @@ def _check_state(message: Message) -> str | None:
     """Of a StateInfo within a reply."""
     assert isinstance(message, StateVersions | StatePage | StateExportBegin)
     if isinstance(message, StateExportBegin):
-        states = [] if message.state is None else [message.state]
-    else:
-        states = list(message.states)
+        return _check_tails(() if message.state is None else (message.state,))
+    return _check_tails(message.states)
+
+
+def _check_tails(states: Iterable[StateInfo]) -> str | None:
     return next(
         (problem for one in states if (problem := _packed(one, "tail", prefix="state."))), None
     )
+
+
+def _check_changes(message: Message) -> str | None:
+    assert isinstance(message, StateChanges)
+    if len(message.used_s) % 4:
+        return _packed(message, "used_s")
+    if len(message.used_s) != 4 * len(message.states):
+        return f"used_s: {len(message.used_s) // 4} for {len(message.states)} states"
+    return _check_tails(message.states)
 
 
 def _check_end_on(message: Message) -> str | None:
@@ -280,6 +293,7 @@ _CHECKS: Final[dict[type[Message], Callable[[Message], str | None]]] = {
     StateVersions: _check_state,
     StatePage: _check_state,
     StateExportBegin: _check_state,
+    StateChanges: _check_changes,
     Tokens: _check_tokens,
     Logprobs: _check_logprobs,
 }

@@ -20,19 +20,23 @@ from wkvm_protocol.messages import (
     Reused,
     Score,
     StateBytesEnd,
+    StateChanges,
     StateChunk,
     StateCredit,
     StateExport,
     StateExportBegin,
     StateImport,
+    StateLineagePage,
     StateMoved,
     StatePage,
     StateText,
     StateTransfer,
     StateVersions,
     Stats,
+    StatsChanges,
     StatsReply,
     Tokens,
+    Watch,
     unpack_ids,
 )
 
@@ -138,10 +142,12 @@ class Lanes:
                 return self._end(message)
             case Failed() | StateMoved():
                 return self._fail(message.request_id)
-            case StatsReply() | StateVersions() | StatePage() | StateText():
+            case StatsReply() | StateVersions() | StatePage() | StateText() | StateLineagePage():
                 return self._reply(message)
             case StateExportBegin() | StateChunk() | StateBytesEnd() | StateCredit():
                 return self._move_bytes(message)
+            case StateChanges() | StatsChanges():
+                return self._changes(message.request_id)
             case _:
                 return None
 
@@ -198,7 +204,15 @@ class Lanes:
             lane.ended.add(choice)
         return None
 
-    def _reply(self, message: StatsReply | StateVersions | StatePage | StateText) -> str | None:
+    def _changes(self, request_id: int) -> str | None:
+        """Whether a lane is one on which changes are told."""
+        if self._lanes.get(request_id) is not _WATCH:
+            return f"request id {request_id} is no open watch"
+        return None
+
+    def _reply(
+        self, message: StatsReply | StateVersions | StatePage | StateText | StateLineagePage
+    ) -> str | None:
         """Close the lane of a query or of an operation."""
         request_id = message.request_id
         lane = self._lanes.get(request_id)
@@ -254,6 +268,8 @@ def _lane_of(message: Opening) -> _Lane:
             return _Lane(End, 1, lacks_embedding=True)
         case Stats():
             return _STATS
+        case Watch():
+            return _WATCH
         case StateExport():
             return _Lane(StateBytesEnd, down=Flow(None, message.credit or None))
         case StateImport():
@@ -263,5 +279,6 @@ def _lane_of(message: Opening) -> _Lane:
 
 
 _STATS = _Lane(StatsReply)
+_WATCH = _Lane(Failed)
 _OPERATIONS = {operation: _Lane(reply) for operation, reply in REPLIES.items()}
 """Lanes that take one reply have nothing to remember: all of a kind are one."""

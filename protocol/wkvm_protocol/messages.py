@@ -98,6 +98,16 @@ from wkvm_protocol.messages_states import (
     Tags,
 )
 from wkvm_protocol.messages_texts import Embed, Embedding, Score
+from wkvm_protocol.messages_watch import (
+    MAX_LINEAGE,
+    WATCH_FEATURE,
+    LineageEntry,
+    StateChanges,
+    StateLineage,
+    StateLineagePage,
+    StatsChanges,
+    Watch,
+)
 
 __all__ = [
     "EMBED_FEATURE",
@@ -110,6 +120,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_HELLO_FRAME_BYTES",
     "MAX_LANES",
+    "MAX_LINEAGE",
     "MAX_LONG_TEXT",
     "MAX_PAGE",
     "MAX_PARAMETERS",
@@ -123,6 +134,7 @@ __all__ = [
     "SCORE_FEATURE",
     "STATES_FEATURE",
     "TENANT_FEATURE",
+    "WATCH_FEATURE",
     "Cancel",
     "ClientMessage",
     "Count",
@@ -143,6 +155,7 @@ __all__ = [
     "Hello",
     "HelloOk",
     "Interrupt",
+    "LineageEntry",
     "Logprobs",
     "LongText",
     "Message",
@@ -161,6 +174,7 @@ __all__ = [
     "ServerMessage",
     "ShortText",
     "StateBytesEnd",
+    "StateChanges",
     "StateChunk",
     "StateCreate",
     "StateCredit",
@@ -174,6 +188,8 @@ __all__ = [
     "StateHibernate",
     "StateImport",
     "StateInfo",
+    "StateLineage",
+    "StateLineagePage",
     "StateList",
     "StateLog",
     "StateMoved",
@@ -189,9 +205,11 @@ __all__ = [
     "StateTransfer",
     "StateVersions",
     "Stats",
+    "StatsChanges",
     "StatsReply",
     "Tags",
     "Tokens",
+    "Watch",
     "pack_floats",
     "pack_ids",
     "unpack_floats",
@@ -218,7 +236,7 @@ class StatsReply(Message, frozen=True, tag=0x41):
 
 Generation: TypeAlias = Generate | GenerateConstrained | GenerateOn
 """What opens a lane of choices."""
-Opening: TypeAlias = Generation | Score | Embed | Stats | StateOperation
+Opening: TypeAlias = Generation | Score | Embed | Stats | StateOperation | Watch
 """What opens a lane."""
 ClientMessage: TypeAlias = (
     Hello
@@ -246,6 +264,8 @@ ServerMessage: TypeAlias = (
     | Reused
     | Failed
     | StatsReply
+    | StateChanges
+    | StatsChanges
     | StateReply
     | StateTransfer
 )
@@ -277,6 +297,9 @@ FEATURES: dict[type[Message], str] = {
             *get_args(StateReply),
         ),
         STATES_FEATURE,
+    ),
+    **dict.fromkeys(
+        (StateLineage, StateLineagePage, Watch, StateChanges, StatsChanges), WATCH_FEATURE
     ),
 }
 """Messages that are legal only where a feature was agreed."""

@@ -40,6 +40,7 @@ from wkvm_protocol.messages_states import (
     StateVersions,
     Tags,
 )
+from wkvm_protocol.messages_watch import StateLineage, StateLineagePage
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Bytes of a state in one message: few enough that ids of other lanes are not held up."""
@@ -251,6 +252,7 @@ StateOperation: TypeAlias = (
     | StateDiff
     | StateLog
     | StateReplay
+    | StateLineage
     | StateExport
     | StateImport
     | MigrateBegin
@@ -259,7 +261,9 @@ StateOperation: TypeAlias = (
 """What opens a lane that takes one reply."""
 StateTransfer: TypeAlias = StateChunk | StateBytesEnd | StateCredit
 """What moves bytes of states within a lane, in either direction."""
-StateReply: TypeAlias = StateVersions | StatePage | StateText | StateExportBegin | StateMoved
+StateReply: TypeAlias = (
+    StateVersions | StatePage | StateText | StateLineagePage | StateExportBegin | StateMoved
+)
 
 REPLIES: dict[type[Message], type[Message]] = {
     StateCreate: StateVersions,
@@ -276,6 +280,7 @@ REPLIES: dict[type[Message], type[Message]] = {
     StateDiff: StateText,
     StateLog: StateText,
     StateReplay: StateText,
+    StateLineage: StateLineagePage,
     StateExport: StateBytesEnd,
     StateImport: StateVersions,
     MigrateBegin: StateVersions,

@@ -288,6 +288,7 @@ SAME_AGAIN = {
     "StateReplay",
     "StateExport",
     "StateHibernate",
+    "StateLineage",
     "StateResume",
     "MigrateBegin",
     "MigrateEnd",

@@ -27,11 +27,14 @@ from wkvm_protocol.messages import (
     Generate,
     Hello,
     HelloOk,
+    LineageEntry,
     Message,
     Ping,
     Pong,
     Sampling,
     StateInfo,
+    StateLineage,
+    StateLineagePage,
     Tokens,
     pack_ids,
 )
@@ -51,12 +54,13 @@ from wkvm.server.operations import (
     TRANSFERS_PER_TENANT,
 )
 from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WHOLE_TRANSFER_S, WINDOW_BYTES
+from wkvm.server.watches import MAX_CHANGED, WATCHES_PER_CONNECTION, WATCHES_PER_TENANT
 from wkvm.state.exchange import MAX_INLINE_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = Message.__subclasses__()
 FLOATS = {"bias_values", "logprobs", "top_logprobs", "vector"}
-U32S = {"borders", "lanes", "choices", "counts", "ranks"}
+U32S = {"borders", "lanes", "choices", "counts", "ranks", "used_s"}
 
 Row = dict[str, str]
 
@@ -89,7 +93,9 @@ def heading_of(message_type: type[Message]) -> str:
 
 
 def test_tags_are_unique() -> None:
-    tags = [t.__struct_config__.tag for t in MESSAGES if t not in {Sampling, StateInfo}]
+    tags = [
+        t.__struct_config__.tag for t in MESSAGES if t not in {Sampling, StateInfo, LineageEntry}
+    ]
     assert len(set(tags)) == len(tags)
 
 
@@ -124,7 +130,7 @@ def type_name(field: str, hint: Any) -> str:
         return "floats" if field in FLOATS else "u32s" if field in U32S else "ids"
     if hint is str:
         return "text"
-    if hint in (int, bool, float, Sampling, StateInfo):
+    if hint in (int, bool, float, Sampling, StateInfo, LineageEntry):
         return str(hint.__name__)
     if hint is EndReason:
         return "int"
@@ -158,6 +164,7 @@ def test_the_defaults_of_a_message_are_documented(message_type: type[Message]) -
         "`[]`": (),
         '`""`': "",
         "false": False,
+        "true": True,
         "all at their defaults": Sampling(),
     }
     rows = table_after(heading_of(message_type))
@@ -258,6 +265,9 @@ def test_the_limits_are_the_defaults() -> None:
         "`grammar`, in UTF-8": MAX_GRAMMAR_BYTES,
         "operations on states of one connection": OPERATIONS_PER_CONNECTION,
         "operations on states of one tenant": OPERATIONS_PER_TENANT,
+        "watches of one connection": WATCHES_PER_CONNECTION,
+        "watches of one tenant": WATCHES_PER_TENANT,
+        "handles that a watch remembers to have changed": MAX_CHANGED,
         "transfers of states of one tenant": TRANSFERS_PER_TENANT,
         "transfers of states above 256 MiB of one tenant": LARGE_TRANSFERS_PER_TENANT,
         "the file of a state in a GenerateOn": MAX_INLINE_BYTES,
@@ -360,6 +370,7 @@ def test_links_within_the_document_resolve() -> None:
 
 def test_tags_are_in_the_ranges_that_are_documented() -> None:
     gated = {t.__struct_config__.tag for t, name in FEATURES.items() if name == STATES_FEATURE}
+    gated |= {StateLineage.__struct_config__.tag, StateLineagePage.__struct_config__.tag}
     for message_type in MESSAGES:
         tag = message_type.__struct_config__.tag
         assert tag is None or isinstance(tag, int)

@@ -17,6 +17,7 @@ from wkvm_protocol.framing import encode_frame
 from wkvm_protocol.messages import (
     MAX_FRAME_BYTES,
     ClientMessage,
+    LineageEntry,
     Message,
     Sampling,
     ServerMessage,
@@ -30,7 +31,7 @@ from wkvm_protocol.messages import (
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 
 _FLOATS = frozenset({"bias_values", "logprobs", "top_logprobs", "vector"})
-_TEXTS = frozenset({"features", "names", "parents", "states"})
+_TEXTS = frozenset({"features", "gone", "names", "parents", "states"})
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ def _to_value(name: str, value: Any) -> Any:
         return StateInfo(**{inner: _to_value(inner, v) for inner, v in value.items()})
     if name == "states" and value and isinstance(value[0], dict):
         return tuple(_to_value("state", one) for one in value)
+    if name == "entries":
+        return tuple(
+            LineageEntry(**{inner: _to_value(inner, v) for inner, v in one.items()})
+            for one in value
+        )
     if name in _TEXTS:
         return tuple(value)
     if name == "data":
@@ -129,7 +135,7 @@ def _to_value(name: str, value: Any) -> Any:
 
 
 def _to_json(name: str, value: Any) -> Any:
-    if isinstance(value, Sampling | StateInfo):
+    if isinstance(value, Sampling | StateInfo | LineageEntry):
         return fields_of(value)
     if isinstance(value, tuple):
         return [_to_json("state", one) for one in value]

@@ -17,7 +17,17 @@ from wkvm.core.registry import (
     VersionRecord,
 )
 from wkvm.core.request import EndEvent, Event, RequestSpec, Status
-from wkvm.core.states import Moved, Replayed, StateEnd, StateInfo, StatePage, StateUse, Tier
+from wkvm.core.states import (
+    Descent,
+    LineagePage,
+    Moved,
+    Replayed,
+    StateEnd,
+    StateInfo,
+    StatePage,
+    StateUse,
+    Tier,
+)
 from wkvm.engine.interface import EngineInfo
 
 FILE_BYTES = 3_000_000
@@ -246,6 +256,22 @@ class ScriptedStates:
     ) -> Sequence[VersionRecord]:
         await self.wait("log", tenant, name, before, limit)
         return [one for one in self.log_records if before is None or one.version < before][:limit]
+
+    async def lineage(
+        self,
+        tenant: str,
+        *,
+        prefix: str,
+        name: str | None,
+        newest: int | None,
+        after: Ref | None,
+        limit: int,
+    ) -> LineagePage:
+        await self.wait("lineage", tenant, prefix, name, newest, after, limit)
+        found = [one.version for one in self.page if after is None or one.version.ref > after]
+        more = found[limit - 1].ref if len(found) > limit else None
+        versions = tuple(Descent(record=one, made_as=one.name) for one in found[:limit])
+        return LineagePage(versions=versions, next_after=more)
 
     async def fork(
         self, tenant: str, ref: Ref, names: Sequence[str], **keywords: Any

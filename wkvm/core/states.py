@@ -176,6 +176,26 @@ class StatePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Descent:
+    """A version, and under which name it was made, which is what those made of it call it."""
+
+    record: VersionRecord
+    made_as: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineagePage:
+    """Some of a tenant's versions, by name and number.
+
+    Attributes:
+        next_after: what to ask for next; None after the last page.
+    """
+
+    versions: tuple[Descent, ...]
+    next_after: Ref | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What came of making a version again.
 

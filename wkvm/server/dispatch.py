@@ -141,6 +141,8 @@ class Dispatcher:
                     self._credit(lane, n_tokens)
             case wire.Stats(request_id=request_id):
                 client.send([self._stats(request_id)])
+            case wire.Watch():
+                raise RuntimeError("watching was not agreed")
             case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway() | Ignored():
                 # the connection itself has answered those that have an answer
                 pass

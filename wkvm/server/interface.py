@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from wkvm.core.registry import Durability, Ref, VersionRecord
 from wkvm.core.request import Event, RequestSpec
-from wkvm.core.states import Moved, Replayed, StateInfo, StatePage, StateUse, Tier
+from wkvm.core.states import LineagePage, Moved, Replayed, StateInfo, StatePage, StateUse, Tier
 from wkvm.engine.interface import EngineInfo
 
 
@@ -189,6 +189,19 @@ class States(Protocol):
         self, tenant: str, name: str, *, before: int | None, limit: int
     ) -> Sequence[VersionRecord]:
         """How versions of a handle came to be, newest first."""
+        ...
+
+    async def lineage(
+        self,
+        tenant: str,
+        *,
+        prefix: str,
+        name: str | None,
+        newest: int | None,
+        after: Ref | None,
+        limit: int,
+    ) -> LineagePage:
+        """What versions were made from, by name and number."""
         ...
 
     async def fork(

@@ -14,6 +14,7 @@ from wkvm.server.state_fields import (
     durability_of,
     expiry_of,
     info_message,
+    lineage_entry,
     log_entry,
     parameters_of,
     replayed_json,
@@ -40,12 +41,13 @@ Call = (
     | wire.StateDiff
     | wire.StateLog
     | wire.StateReplay
+    | wire.StateLineage
     | wire.MigrateBegin
     | wire.MigrateEnd
 )
 """What takes one reply and needs nothing but the store and the engine."""
 
-Reply = wire.StateVersions | wire.StatePage | wire.StateText
+Reply = wire.StateVersions | wire.StatePage | wire.StateText | wire.StateLineagePage
 
 
 async def carry_out(
@@ -76,6 +78,8 @@ async def carry_out(
             return wire.StateText(lane, _fitting(canonical_json(found.to_json()), max_bytes), 0)
         case wire.StateLog():
             return await _log(states, tenant, message, max_bytes)
+        case wire.StateLineage():
+            return await _lineage(states, tenant, message, max_bytes)
         case wire.StateReplay():
             timeout_s = _seconds(message.timeout_ms)
             replayed = await states.replay(tenant, parse_ref(message.state), timeout_s=timeout_s)
@@ -236,6 +240,27 @@ async def _log(
     is_all = ref.version is not None or (n == len(entries) and n < limit)
     more = n and not is_all and records[n - 1].version > 1
     return wire.StateText(message.request_id, text, records[n - 1].version if more else 0)
+
+
+async def _lineage(
+    states: States, tenant: str, message: wire.StateLineage, max_bytes: int
+) -> wire.StateLineagePage:
+    if message.prefix and message.state:
+        raise InvalidParameterError("state", "a name, or a prefix of names")
+    page = await states.lineage(
+        tenant,
+        prefix=message.prefix,
+        name=_name(message.state) if message.state else None,
+        newest=message.newest or None,
+        after=parse_ref(message.cursor, "cursor") if message.cursor else None,
+        limit=_limit(message.limit, wire.MAX_LINEAGE),
+    )
+    entries = [lineage_entry(one) for one in page.versions]
+    n = what_fits([len(msgspec.msgpack.encode(one)) for one in entries], max_bytes - ROOM)
+    following = page.next_after if n == len(entries) else page.versions[n - 1].record.ref
+    return wire.StateLineagePage(
+        message.request_id, tuple(entries[:n]), "" if following is None else str(following)
+    )
 
 
 def _fitting(text: str, max_bytes: int) -> str:

@@ -9,7 +9,7 @@ from wkvm_protocol.messages import pack_ids
 
 from wkvm.core.errors import InvalidParameterError
 from wkvm.core.registry import Durability, VersionRecord, parse_ref
-from wkvm.core.states import OnDisconnect, Replayed, StateInfo, StateUse, Tier
+from wkvm.core.states import Descent, OnDisconnect, Replayed, StateInfo, StateUse, Tier
 
 FIELD_NAMES: Mapping[type[wire.Message], Mapping[str, str]] = {
     wire.MigrateBegin: {"timeout_s": "timeout_ms"},
@@ -134,6 +134,23 @@ def info_message(info: StateInfo) -> wire.StateInfo:
         layout_fingerprint=version.identity.fingerprint,
         tokenizer_digest=version.identity.tokenizer_digest,
         tail=pack_ids(version.tail),
+    )
+
+
+def lineage_entry(descent: Descent) -> wire.LineageEntry:
+    """What a client is told of where a version comes from."""
+    record = descent.record
+    return wire.LineageEntry(
+        name=record.name,
+        version=record.version,
+        made_as=descent.made_as,
+        operation=record.provenance.operation,
+        parents=tuple(one.ref for one in record.provenance.parents[: wire.MAX_STATES]),
+        created_ms=_ms(record.created_at),
+        n_computed=record.n_computed,
+        n_pending=record.n_pending,
+        n_bytes=record.n_bytes,
+        content_id=record.content_id,
     )
 
 

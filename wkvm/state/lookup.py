@@ -17,7 +17,7 @@ from wkvm.core.registry import (
     check_name,
     parse_ref,
 )
-from wkvm.core.states import Tier
+from wkvm.core.states import LineagePage, Tier
 from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.condition import Refusal
@@ -118,6 +118,40 @@ class Lookup:
         handle, record, _ = self._find(tenant, as_ref(ref))
         newest = record.version if before is None else min(record.version, before - 1)
         return reading.list_versions(self._catalogue, handle, newest, limit)
+
+    def lineage(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        name: str | None = None,
+        newest: int | None = None,
+        after: Ref | None = None,
+        limit: int = 1024,
+    ) -> LineagePage:
+        """Versions of all handles by name and number, a page at a time. About 20 us each.
+
+        Args:
+            prefix: of names.
+            name: of the one handle that is meant; None for all.
+            newest: only numbers among so many up to each head's; None for all.
+            after: the version that the last page ended with.
+            limit: how many at most.
+
+        Raises:
+            StateNotFoundError: there is no handle ``name``.
+        """
+        if name is not None:
+            self._find(tenant, Ref(check_name(name)))
+        return reading.list_lineage(
+            self._catalogue,
+            tenant,
+            self._clock(),
+            names=reading.names_between(prefix, name),
+            after=Ref("", 0) if after is None else after,
+            newest=newest,
+            limit=limit,
+        )
 
     def checkpoints(self, tenant: str, name: str) -> list[int]:
         """The token positions that ``rollback`` can go to, in order.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from wkvm.core.errors import StateDamagedError, StateNotFoundError
 from wkvm.core.registry import HandleRecord, RandomKey, Ref, VersionRecord
+from wkvm.core.states import Descent, LineagePage
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.columns import (
     HANDLE_COLUMNS,
@@ -35,6 +36,13 @@ _ONE = f"{_HEADS}WHERE h.tenant = ? AND h.name = ? AND v.version = h.head"
 _LIST = (
     f"{_HEADS}WHERE h.tenant = ? AND h.name > ? AND h.name >= ? AND h.name < ? "
     "AND v.version = h.head AND (h.expires_at IS NULL OR h.expires_at > ?) ORDER BY h.name LIMIT ?"
+)
+_LINEAGE = (
+    f"SELECT {HANDLE_COLUMNS}, {VERSION_COLUMNS}, {PAYLOAD_COLUMNS} FROM handles h "
+    "CROSS JOIN versions v ON v.handle = h.id CROSS JOIN payloads p ON p.id = v.payload "
+    "WHERE h.tenant = ? AND h.name >= ? AND h.name < ? "
+    "AND (h.expires_at IS NULL OR h.expires_at > ?) AND (h.name > ? OR v.version > ?) "
+    "AND v.version > coalesce(h.head - ?, 0) ORDER BY h.name, v.version LIMIT ?"
 )
 _AFTER_NAMES = "\x7f"
 """Comes after every character that a name may have."""
@@ -138,6 +146,11 @@ def list_handles(
     return found
 
 
+def names_between(prefix: str, name: str | None) -> tuple[str, str]:
+    """The first name, and one behind the last, of those with a prefix; or of one name alone."""
+    return (prefix, prefix + _AFTER_NAMES) if name is None else (name, name + "\0")
+
+
 def list_tagged(catalogue: Catalogue, tag: str) -> list[tuple[str, str, str]]:
     """Tenant, name and the tag's value of all handles that have it; damaged ones are left out."""
     found = list[tuple[str, str, str]]()
@@ -148,6 +161,40 @@ def list_tagged(catalogue: Catalogue, tag: str) -> list[tuple[str, str, str]]:
         if value is not None:
             found.append((handle.tenant, handle.name, value))
     return found
+
+
+def list_lineage(
+    catalogue: Catalogue,
+    tenant: str,
+    now: float,
+    *,
+    names: tuple[str, str],
+    after: Ref,
+    newest: int | None,
+    limit: int,
+) -> LineagePage:
+    """Versions of the tenant's handles by name and number; damaged ones are left out.
+
+    Args:
+        names: the first, and one behind the last.
+        after: the version to begin behind.
+        newest: only numbers among so many up to the head's; None for all.
+    """
+    found = catalogue.read(
+        _LINEAGE, (tenant, max(names[0], after.name), names[1], now, *after, newest, limit)
+    )
+    versions, is_whole = list[Descent](), dict[int, bool]()
+    for row in found:
+        handle, version, payload = _split(row)
+        after = Ref(handle.name, version.version)
+        if not is_whole.setdefault(handle.id, handle.is_whole):
+            continue
+        try:
+            record = version_record(handle, version, payload)
+        except StateDamagedError:
+            continue
+        versions.append(Descent(record=record, made_as=version.name))
+    return LineagePage(versions=tuple(versions), next_after=after if len(found) == limit else None)
 
 
 def list_versions(

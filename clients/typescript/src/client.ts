@@ -14,11 +14,14 @@ import type {
   Integer,
   Sampling,
   ServerMessage,
+  StateChanges,
+  StatsChanges,
 } from "./messages.js";
 import { States } from "./states.js";
+import { watch, type WatchOptions } from "./watch.js";
 
 const SUBPROTOCOL = "wkvm.v1";
-const FEATURES = ["embed", "grammar", "prefix", "score", "states", "tenant"];
+const FEATURES = ["embed", "grammar", "prefix", "score", "states", "tenant", "watch"];
 
 /** What of a WebSocket is used: that of browsers, of Node from 22 on, or of a package such as ws. */
 export interface Socket {
@@ -62,7 +65,7 @@ export interface LaneReader {
 }
 
 /** Messages after which a lane is closed, unless it has choices. */
-const REPLIES = new Set(["StatsReply", "StateVersions", "StatePage", "StateText"]);
+const REPLIES = new Set(["StatsReply", "StateVersions", "StatePage", "StateText", "StateLineagePage"]);
 
 /**
  * One connection. All requests of it run side by side. Where the connection breaks, all of them
@@ -101,6 +104,16 @@ export class Client {
   async stats(): Promise<ReadonlyMap<string, Integer>> {
     const reply = await this.ask({ type: "Stats", request_id: this.newRequestId() });
     return (reply as { values: ReadonlyMap<string, Integer> }).values;
+  }
+
+  /** Whether the server can tell what changes; if not, states and counters are to be asked for. */
+  get canWatch(): boolean {
+    return this.info.features.includes("watch");
+  }
+
+  /** Be told of states and counters as they change. See "Watching" in docs/protocol.md. */
+  watch(options: WatchOptions = {}): AsyncIterableIterator<StateChanges | StatsChanges> {
+    return watch(this, options);
   }
 
   /** Say goodbye and close. Requests that are open fail. */

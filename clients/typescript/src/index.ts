@@ -5,6 +5,8 @@ export { GenerationStream } from "./generation.js";
 export type { Choice, Output, Reason } from "./generation.js";
 export { States } from "./states.js";
 export type { LogPart } from "./states.js";
+export { applyChanges } from "./watch.js";
+export type { WatchOptions, WatchedState } from "./watch.js";
 export {
   ConnectionLostError,
   ProtocolError,
@@ -15,4 +17,12 @@ export {
 export { ClientConnection } from "./connection.js";
 export { decode, encode } from "./codec.js";
 export { END_REASONS, ERROR_CODES } from "./messages.js";
-export type { HelloOk, Integer, Sampling, StateInfo } from "./messages.js";
+export type {
+  HelloOk,
+  Integer,
+  LineageEntry,
+  Sampling,
+  StateChanges,
+  StateInfo,
+  StatsChanges,
+} from "./messages.js";

@@ -19,6 +19,8 @@ interface Lane {
   readonly up: Flow | null;
   readonly down: Flow | null;
   lacksEmbedding: boolean;
+  /** Whether changes are told on it; only Failed closes it. */
+  readonly isWatch: boolean;
 }
 
 /**
@@ -93,7 +95,8 @@ export class Lanes {
       case "StatsReply":
       case "StateVersions":
       case "StatePage":
-      case "StateText": {
+      case "StateText":
+      case "StateLineagePage": {
         const lane = this.lanes.get(message.request_id);
         if (lane?.closedBy !== message.type) return "no open lane is answered by it";
         if (lane.up && !lane.up.isOver) return "the lane has not had all its bytes";
@@ -105,6 +108,9 @@ export class Lanes {
       case "StateBytesEnd":
       case "StateCredit":
         return this.moveBytes(message);
+      case "StateChanges":
+      case "StatsChanges":
+        return this.lanes.get(message.request_id)?.isWatch ? null : "no open watch";
       default:
         return null;
     }
@@ -150,6 +156,7 @@ export class Lanes {
 function laneOf(message: AnyMessage): Lane {
   const lane = (closedBy: string, n: number | null, more: Partial<Lane> = {}): Lane => ({
     ...{ closedBy, n, ended: new Set<number>(), up: null, down: null, lacksEmbedding: false },
+    isWatch: false,
     ...more,
   });
   switch (message.type) {
@@ -169,6 +176,8 @@ function laneOf(message: AnyMessage): Lane {
       return lane("End", 1, { lacksEmbedding: true });
     case "Stats":
       return lane("StatsReply", null);
+    case "Watch":
+      return lane("Failed", null, { isWatch: true });
     case "StateExport":
       return lane("StateBytesEnd", null, { down: new Flow(null, Number(message.credit) || null) });
     case "StateImport":

@@ -9,6 +9,7 @@ export const MAX_CHUNK_BYTES = 262144;
 export const MAX_FRAME_BYTES = 1048576;
 export const MAX_HELLO_FRAME_BYTES = 65536;
 export const MAX_LANES = 1024;
+export const MAX_LINEAGE = 1024;
 export const MAX_LONG_TEXT = 4096;
 export const MAX_PAGE = 256;
 export const MAX_PARAMETERS = 65536;
@@ -119,6 +120,20 @@ export interface StateInfo {
   readonly layout_fingerprint: string;
   readonly tokenizer_digest: string;
   readonly tail: Uint32Array;
+}
+
+/** One version in a lineage: what it is, and what it was made from. */
+export interface LineageEntry {
+  readonly name: string;
+  readonly version: Integer;
+  readonly made_as: string;
+  readonly operation: string;
+  readonly parents: readonly string[];
+  readonly created_ms: Integer;
+  readonly n_computed: Integer;
+  readonly n_pending: Integer;
+  readonly n_bytes: Integer;
+  readonly content_id: string;
 }
 
 /** Client to server, first: offer versions and features, and authenticate. */
@@ -573,6 +588,17 @@ export interface StateCredit {
   readonly n_bytes: number;
 }
 
+/** Client to server: tell of all versions what they came from. Answered by StateLineagePage. */
+export interface StateLineage {
+  readonly type: "StateLineage";
+  readonly request_id: number;
+  readonly prefix: string;
+  readonly state: string;
+  readonly newest: Integer;
+  readonly cursor: string;
+  readonly limit: Integer;
+}
+
 /** Server to client: what an operation made or was asked about. Closes the lane. */
 export interface StateVersions {
   readonly type: "StateVersions";
@@ -613,6 +639,14 @@ export interface StateMoved {
   readonly state: string;
 }
 
+/** Server to client: a page of a lineage, by name and version. Closes the lane. */
+export interface StateLineagePage {
+  readonly type: "StateLineagePage";
+  readonly request_id: number;
+  readonly entries: readonly LineageEntry[];
+  readonly next: string;
+}
+
 /** Client to server: ask for counters. Answered by StatsReply, or by Failed. */
 export interface Stats {
   readonly type: "Stats";
@@ -623,6 +657,36 @@ export interface Stats {
 export interface StatsReply {
   readonly type: "StatsReply";
   readonly request_id: number;
+  readonly values: ReadonlyMap<string, Integer>;
+}
+
+/** Client to server: tell what there is, and from then on what changes. */
+export interface Watch {
+  readonly type: "Watch";
+  readonly request_id: number;
+  readonly wants_states: boolean;
+  readonly prefix: string;
+  readonly interval_ms: Integer;
+  readonly stats_ms: Integer;
+  readonly credit: Integer;
+}
+
+/** Server to client: how states are now, and which are no more. The lane stays open. */
+export interface StateChanges {
+  readonly type: "StateChanges";
+  readonly request_id: number;
+  readonly restarts: boolean;
+  readonly is_complete: boolean;
+  readonly states: readonly StateInfo[];
+  readonly used_s: Uint32Array;
+  readonly gone: readonly string[];
+}
+
+/** Server to client: those counters and gauges that have changed. The lane stays open. */
+export interface StatsChanges {
+  readonly type: "StatsChanges";
+  readonly request_id: number;
+  readonly at_us: Integer;
   readonly values: ReadonlyMap<string, Integer>;
 }
 
@@ -662,7 +726,9 @@ export type ClientMessage =
   | MigrateEnd
   | Interrupt
   | StateCredit
-  | Stats;
+  | StateLineage
+  | Stats
+  | Watch;
 
 /** What a server may send. */
 export type ServerMessage =
@@ -686,7 +752,10 @@ export type ServerMessage =
   | StateText
   | StateExportBegin
   | StateMoved
-  | StatsReply;
+  | StateLineagePage
+  | StatsReply
+  | StateChanges
+  | StatsChanges;
 
 export type AnyMessage = ClientMessage | ServerMessage;
 
@@ -704,6 +773,7 @@ export const FEATURES: Readonly<Record<string, string>> = {
   Reused: "prefix",
   Score: "score",
   StateBytesEnd: "states",
+  StateChanges: "watch",
   StateChunk: "states",
   StateCreate: "states",
   StateCredit: "states",
@@ -716,6 +786,8 @@ export const FEATURES: Readonly<Record<string, string>> = {
   StateGet: "states",
   StateHibernate: "states",
   StateImport: "states",
+  StateLineage: "watch",
+  StateLineagePage: "watch",
   StateList: "states",
   StateLog: "states",
   StateMoved: "states",
@@ -727,6 +799,8 @@ export const FEATURES: Readonly<Record<string, string>> = {
   StateSnapshot: "states",
   StateText: "states",
   StateVersions: "states",
+  StatsChanges: "watch",
+  Watch: "watch",
 };
 
 /** What closes the lanes of operations that have one reply. */
@@ -745,6 +819,7 @@ export const REPLIES: Readonly<Record<string, string>> = {
   StateDiff: "StateText",
   StateLog: "StateText",
   StateReplay: "StateText",
+  StateLineage: "StateLineagePage",
   StateExport: "StateBytesEnd",
   StateImport: "StateVersions",
   MigrateBegin: "StateVersions",
@@ -804,6 +879,21 @@ export const MESSAGES: Readonly<Record<string, MessageTable>> = {
       { name: "layout_fingerprint", field: {"kind": "text", "max": 256} },
       { name: "tokenizer_digest", field: {"kind": "text", "max": 256} },
       { name: "tail", field: {"kind": "ids"}, default: () => new Uint32Array() },
+    ],
+  },
+  LineageEntry: {
+    tag: null,
+    fields: [
+      { name: "name", field: {"kind": "text", "max": 256} },
+      { name: "version", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
+      { name: "made_as", field: {"kind": "text", "max": 256} },
+      { name: "operation", field: {"kind": "text", "max": 256} },
+      { name: "parents", field: {"kind": "list", "of": {"kind": "text", "max": 256}, "max": 64} },
+      { name: "created_ms", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
+      { name: "n_computed", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
+      { name: "n_pending", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
+      { name: "n_bytes", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
+      { name: "content_id", field: {"kind": "text", "max": 256} },
     ],
   },
   Hello: {
@@ -1258,6 +1348,17 @@ export const MESSAGES: Readonly<Record<string, MessageTable>> = {
       { name: "n_bytes", field: {"kind": "int", "min": "1", "max": "2147483647"} },
     ],
   },
+  StateLineage: {
+    tag: 54,
+    fields: [
+      { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "prefix", field: {"kind": "text", "max": 256}, default: () => "" },
+      { name: "state", field: {"kind": "text", "max": 256}, default: () => "" },
+      { name: "newest", field: {"kind": "int", "min": "0", "max": "9223372036854775807"}, default: () => 0 },
+      { name: "cursor", field: {"kind": "text", "max": 256}, default: () => "" },
+      { name: "limit", field: {"kind": "int", "min": "0", "max": "9223372036854775807"}, default: () => 1024 },
+    ],
+  },
   StateVersions: {
     tag: 56,
     fields: [
@@ -1298,6 +1399,14 @@ export const MESSAGES: Readonly<Record<string, MessageTable>> = {
       { name: "state", field: {"kind": "text", "max": 256} },
     ],
   },
+  StateLineagePage: {
+    tag: 61,
+    fields: [
+      { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "entries", field: {"kind": "list", "of": {"kind": "struct", "of": "LineageEntry"}, "max": 1024} },
+      { name: "next", field: {"kind": "text", "max": 256} },
+    ],
+  },
   Stats: {
     tag: 64,
     fields: [
@@ -1308,6 +1417,36 @@ export const MESSAGES: Readonly<Record<string, MessageTable>> = {
     tag: 65,
     fields: [
       { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "values", field: {"kind": "map", "key": {"kind": "text", "max": 256}, "of": {"kind": "int"}, "max": 1024} },
+    ],
+  },
+  Watch: {
+    tag: 66,
+    fields: [
+      { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "wants_states", field: {"kind": "bool"}, default: () => true },
+      { name: "prefix", field: {"kind": "text", "max": 256}, default: () => "" },
+      { name: "interval_ms", field: {"kind": "int", "min": "0", "max": "9223372036854775807"}, default: () => 200 },
+      { name: "stats_ms", field: {"kind": "int", "min": "0", "max": "9223372036854775807"}, default: () => 0 },
+      { name: "credit", field: {"kind": "int", "min": "0", "max": "9223372036854775807"}, default: () => 0 },
+    ],
+  },
+  StateChanges: {
+    tag: 67,
+    fields: [
+      { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "restarts", field: {"kind": "bool"} },
+      { name: "is_complete", field: {"kind": "bool"} },
+      { name: "states", field: {"kind": "list", "of": {"kind": "struct", "of": "StateInfo"}, "max": 256} },
+      { name: "used_s", field: {"kind": "ids"} },
+      { name: "gone", field: {"kind": "list", "of": {"kind": "text", "max": 256}, "max": 256} },
+    ],
+  },
+  StatsChanges: {
+    tag: 68,
+    fields: [
+      { name: "request_id", field: {"kind": "int", "min": "0", "max": "4294967295"} },
+      { name: "at_us", field: {"kind": "int", "min": "0", "max": "9223372036854775807"} },
       { name: "values", field: {"kind": "map", "key": {"kind": "text", "max": 256}, "of": {"kind": "int"}, "max": 1024} },
     ],
   },
@@ -1354,7 +1493,9 @@ export const FROM_CLIENT: readonly string[] = [
   "MigrateEnd",
   "Interrupt",
   "StateCredit",
+  "StateLineage",
   "Stats",
+  "Watch",
 ];
 
 export const FROM_SERVER: readonly string[] = [
@@ -1378,5 +1519,8 @@ export const FROM_SERVER: readonly string[] = [
   "StateText",
   "StateExportBegin",
   "StateMoved",
+  "StateLineagePage",
   "StatsReply",
+  "StateChanges",
+  "StatsChanges",
 ];

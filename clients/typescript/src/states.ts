@@ -8,8 +8,11 @@ import {
   type ServerMessage,
   type StateCreate,
   type StateFork,
+  type LineageEntry,
   type StateImport,
   type StateInfo,
+  type StateLineage,
+  type StateLineagePage,
   type StateList,
   type StateMutate,
   type StatePage,
@@ -52,6 +55,17 @@ export class States {
     do {
       const page = (await this.ask({ type: "StateList", ...options, cursor })) as StatePage;
       yield* page.states;
+      cursor = page.next;
+    } while (cursor);
+  }
+
+  /** What all versions were made from, by name and version, a page at a time. */
+  async *lineage(options: Optional<StateLineage, "cursor"> = {}): AsyncGenerator<LineageEntry, void> {
+    let cursor = "";
+    do {
+      const asked = { type: "StateLineage", ...options, cursor } as const;
+      const page = (await this.ask(asked)) as StateLineagePage;
+      yield* page.entries;
       cursor = page.next;
     } while (cursor);
   }

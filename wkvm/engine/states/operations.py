@@ -10,7 +10,7 @@ from typing import TypeVar
 from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
 from wkvm.core.limits import check_given
 from wkvm.core.registry import Ref, VersionRecord
-from wkvm.core.states import StateInfo, StatePage, Tier
+from wkvm.core.states import LineagePage, StateInfo, StatePage, Tier
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.within import Within
 from wkvm.state.difference import Difference, difference
@@ -20,6 +20,8 @@ T = TypeVar("T")
 logger = logging.getLogger("wkvm.states")
 
 MAX_PAGE = 256
+MAX_LINEAGE = 1024
+"""Versions in one page of a lineage."""
 
 
 class Operations:
@@ -114,6 +116,37 @@ class Operations:
         store = self._backing.store
         found = await self._read(lambda: store.log(tenant, ref, before=before, limit=limit))
         return [self._backing.told(one) for one in found]
+
+    async def lineage(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        name: str | None = None,
+        newest: int | None = None,
+        after: Ref | None = None,
+        limit: int = MAX_LINEAGE,
+    ) -> LineagePage:
+        """What all versions were made from, a page at a time, by name and number.
+
+        Args:
+            prefix: of names.
+            name: of the one handle that is meant; None for all.
+            newest: only numbers among so many up to each head's; None for all.
+            after: ``next_after`` of the page before.
+            limit: how many, 1 to 1,024.
+
+        Raises:
+            StateNotFoundError: there is no handle ``name``.
+        """
+        if not 0 < limit <= MAX_LINEAGE:
+            raise InvalidParameterError("limit", f"1 to {MAX_LINEAGE}")
+        store = self._backing.store
+        return await self._read(
+            lambda: store.lineage(
+                tenant, prefix=prefix, name=name, newest=newest, after=after, limit=limit
+            )
+        )
 
     async def difference(self, tenant: str, ref: Ref, other: Ref) -> Difference:
         """How far two states are apart, layer by layer.
