@@ -144,7 +144,12 @@ async def answers(world: World, names: dict[str, str]) -> dict[str, Any]:
 async def everything(world: World) -> Any:
     """All that anna has, with its versions."""
     found = list[Any]()
-    for path in ("/v1/states", f"/v1/states/{STATE}/versions", f"/v1/states/{STATE}/log"):
+    for path in (
+        "/v1/states",
+        f"/v1/states/{STATE}/versions",
+        f"/v1/states/{STATE}/log",
+        f"/v1/states/{STATE}/text",
+    ):
         async with world.http.get(path, headers=world.headers("anna")) as response:
             assert response.status == 200
             found.append(await response.json())

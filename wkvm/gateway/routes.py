@@ -44,6 +44,7 @@ from wkvm.gateway.sessions.bodies import (
 from wkvm.gateway.sglang import routes as sglang
 from wkvm.gateway.states import files as state_files
 from wkvm.gateway.states import handlers as states
+from wkvm.gateway.states import reading as state_text
 from wkvm.gateway.states.bodies import (
     CreateBody,
     DiffBody,
@@ -251,6 +252,19 @@ ROUTES: tuple[Route, ...] = (
         "/v1/states/{ref}/snapshot",
         states.snapshot,
         doc=Doc(body=SnapshotBody, body_optional=True, status=201, answer=StateInfo),
+    ),
+    Route(
+        "GET",
+        "/v1/states/{ref}/text",
+        state_text.text,
+        doc=Doc(
+            query=(
+                Query("start", int, "the first token"),
+                Query("end", int, "the first token that is not wanted"),
+                Query("cut", int, "where a new text begins", is_many=True),
+            ),
+            answer=state_text.StateText,
+        ),
     ),
     Route("GET", "/v1/states/{ref}/versions", states.versions, doc=Doc(query=_PAGE)),
     Route(

@@ -192,18 +192,52 @@ def origin_of_file(data: bytes) -> Origin:
     Returns:
         Nothing for what is no such file: the engine says what is wrong with it.
     """
+    n_header = 8 + int.from_bytes(data[:8], "little")
     try:
-        n_header = int.from_bytes(data[:8], "little")
-        header = msgspec.json.decode(data[8 : 8 + n_header], type=_FileHeader)
-        pending = msgspec.json.decode(header.metadata.carried, type=_Carried).pending
+        log = log_of_file(data[8:n_header], n_header)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return NO_ORIGIN
-    start, end = (8 + n_header + offset for offset in header.token_ids.data_offsets)
-    ids = data[max(start, end - 4 * TAIL_IDS) : end]
-    if len(ids) % 4 or not 0 <= start <= end <= len(data):
+    ids = data[max(log.start, log.end - 4 * TAIL_IDS) : log.end]
+    if len(ids) % 4 or not 0 <= log.start <= log.end <= len(data):
         return NO_ORIGIN
-    tail = (*(one for (one,) in struct.iter_unpack("<I", ids)), *pending)
-    return Origin(tail, (end - start) // 4 + len(pending))
+    tail = (*(one for (one,) in struct.iter_unpack("<I", ids)), *log.pending)
+    return Origin(tail, log.n_absorbed + len(log.pending))
+
+
+@dataclass(frozen=True, slots=True)
+class FileLog:
+    """Where in a state's file its token log is.
+
+    Attributes:
+        start: of its first byte.
+        end: after its last.
+        pending: ids that belong to the state and are not in the log.
+    """
+
+    start: int
+    end: int
+    pending: list[int]
+
+    @property
+    def n_absorbed(self) -> int:
+        """How many ids it has."""
+        return (self.end - self.start) // 4
+
+
+def log_of_file(header: bytes, n_before: int) -> FileLog:
+    """Read the header of a state's file.
+
+    Args:
+        header: the JSON of it.
+        n_before: how many bytes there are before the data, the header's included.
+
+    Raises:
+        msgspec.MsgspecError, UnicodeError, RecursionError: it is no such file.
+    """
+    read = msgspec.json.decode(header, type=_FileHeader)
+    pending = msgspec.json.decode(read.metadata.carried, type=_Carried).pending
+    start, end = read.token_ids.data_offsets
+    return FileLog(n_before + start, n_before + end, pending)
 
 
 class _Metadata(msgspec.Struct):
