@@ -1,0 +1,100 @@
+/** The HTTP door of a server: paths, the key, and errors with the server's own words. */
+
+/** What the server answered instead of what was asked for. */
+export class HttpError extends Error {
+  override name = "HttpError";
+  constructor(
+    message: string,
+    /** The status; 0 where no answer came at all. */
+    readonly status: number,
+    /** Such as "state_not_found"; empty where the server gave none. */
+    readonly code: string = "",
+    /** Seconds after which to try again; null where the server named none. */
+    readonly retryAfterS: number | null = null,
+  ) {
+    super(message);
+  }
+
+  /** Whether the server was not reached, or is not ready: the same request may succeed later. */
+  get isPassing(): boolean {
+    if (this.status === 503) return PASSING.has(this.code);
+    return this.status === 0 || this.status === 502 || this.status === 504;
+  }
+}
+
+/** Codes of a 503 that a server sends because of itself, and not of what was asked. */
+const PASSING = new Set([
+  "",
+  "draining",
+  "engine_failed",
+  "engine_unavailable",
+  "worker_unavailable",
+  "too_many_connections",
+]);
+
+/** One server, with one key. */
+export class Http {
+  constructor(
+    /** Where the server is, without a slash at its end; empty for where the page came from. */
+    readonly base: string,
+    private readonly key: string = "",
+    private readonly send: typeof fetch = (input, init) => fetch(input, init),
+  ) {}
+
+  /**
+   * Ask, and wait for the head of the answer.
+   *
+   * @throws HttpError no answer came, or it is an error.
+   */
+  async ask(path: string, init: RequestInit = {}): Promise<Response> {
+    const headers = new Headers(init.headers);
+    if (this.key) headers.set("Authorization", `Bearer ${this.key}`);
+    let response: Response;
+    try {
+      response = await this.send(this.base + path, { ...init, headers });
+    } catch (error) {
+      if (init.signal?.aborted) throw error;
+      throw new HttpError("the server does not answer", 0);
+    }
+    if (response.ok) return response;
+    throw await errorOf(response);
+  }
+
+  async get<T>(path: string, signal?: AbortSignal): Promise<T> {
+    const response = await this.ask(path, signal ? { signal } : {});
+    return (await response.json()) as T;
+  }
+
+  async post<T>(path: string, body: object): Promise<T> {
+    const response = await this.ask(path, posted(body));
+    return (await response.json()) as T;
+  }
+
+  async delete(path: string): Promise<void> {
+    await this.ask(path, { method: "DELETE" });
+  }
+}
+
+/** What a POST of JSON is made of. */
+export function posted(body: object): RequestInit {
+  return {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  };
+}
+
+async function errorOf(response: Response): Promise<HttpError> {
+  const after = Number(response.headers.get("Retry-After") ?? Number.NaN);
+  const retryAfterS = Number.isFinite(after) ? after : null;
+  let message = `the server answered ${response.status}`;
+  let code = "";
+  try {
+    const { error } = (await response.json()) as { error?: { message?: string; code?: unknown } };
+    message = error?.message ?? message;
+    if (typeof error?.code === "string") code = error.code;
+  } catch {
+    // A proxy's page, or half an answer: the status has to do.
+  }
+  return new HttpError(message, response.status, code, retryAfterS);
+}
