@@ -5,6 +5,7 @@ files enough.
 """
 
 import asyncio
+import gc
 import json
 import sys
 from pathlib import Path
@@ -32,6 +33,9 @@ async def main() -> None:
     gateway = GatewayConfig(**settings["http"])
     async with gateway_running(engine, server_config=server, config=gateway) as running:
         await running.server.start()
+        # As ``serve`` does: what was made up to here the collector need not look at again.
+        gc.collect()
+        gc.freeze()
         print(running.path, flush=True)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, sys.stdin.read)
