@@ -103,6 +103,18 @@ def test_agent_session(open_address: str) -> None:
     assert versions[0] < versions[1]
 
 
+def test_agent_branches(tmp_path: Path) -> None:
+    told = output_of("agent_branches.py", str(tmp_path))
+    rows = re.findall(r"(agent-\d\d): (\w+), (\w+)", told)
+    assert len(rows) == 64
+    assert [agent for agent, hero, _ in rows if hero != "Omar"] == ["agent-17"]
+    assert told.endswith(
+        "64 of 64 states have the bytes that they had before\n"
+        "63 agents know the fox, 63 their own friend\n"
+    )
+    assert (tmp_path / "states" / "catalogue.db").is_file()
+
+
 @pytest.fixture
 def base_url(server: RunningServer) -> str:
     """What OpenAI's client is given; a key is needed there."""
@@ -129,6 +141,7 @@ def test_the_readme_begins_with_a_program_that_runs(base_url: str) -> None:
 
 def test_there_are_no_examples_without_a_test() -> None:
     assert {file.name for file in EXAMPLES.iterdir() if file.is_file()} == {
+        "agent_branches.py",
         "agent_session.py",
         "complete_text.py",
         "offline.py",

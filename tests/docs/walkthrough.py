@@ -1,9 +1,9 @@
 """Pages that are walked through: their commands are run in order, and what they print is compared.
 
 In a block ``console`` a line that begins with ``$ `` is a command, with the lines that follow as
-long as a quote is open or a backslash is at the end; what comes then is its output. ``...`` stands for
-anything in a line, and as a line of its own for any lines. ``^C`` ends the server that was started
-last. A block ``python`` is a program; a block ``text`` right after it is what it prints.
+long as a quote is open or a backslash is at the end; what comes then is its output. ``...`` stands
+for anything in a line, and as a line of its own for any lines. ``^C`` ends the server that was
+started last. A block ``python`` is a program; a block ``text`` right after it is what it prints.
 
 Addresses are those of the defaults in a page, and of free ports when it is run.
 """
@@ -98,7 +98,9 @@ def matches(shown: str, printed: str) -> bool:
             pattern += r"(?:.*\n)*"
         else:
             pattern += r"[^\n]*?".join(map(re.escape, row.rstrip().split("..."))) + r"[ ]*\n"
-    return re.fullmatch(pattern, printed.strip("\n") + "\n" if printed.strip("\n") else "") is not None
+    return (
+        re.fullmatch(pattern, printed.strip("\n") + "\n" if printed.strip("\n") else "") is not None
+    )
 
 
 @dataclass
