@@ -27,11 +27,11 @@ FACT = (
 # fmt: off
 FRIENDS = [
     "Tim", "Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Finn", "Bob", "Billy", "Noah", "Adam",
-    "Luke", "Oscar", "Charlie", "Peter", "Henry", "Toby", "Jake", "Danny", "Hugo", "Eli", "Owen", "Ned",
-    "Gus", "Sami", "Ravi", "Kofi", "Theo", "Lily", "Mia", "Anna", "Emma", "Sue", "Lucy", "Rosie",
-    "Sara", "Ella", "Molly", "Nina", "Zoe", "Ruby", "Amy", "Kate", "Lola", "Daisy", "Jane", "Mary",
-    "Ivy", "Bella", "Poppy", "Tara", "Grace", "Hana", "Maya", "Asha", "Clara", "Nora", "May", "Tim",
-    "Tom", "Ben", "Max", "Sam",
+    "Luke", "Oscar", "Charlie", "Peter", "Henry", "Toby", "Jake", "Danny", "Hugo", "Eli", "Owen",
+    "Ned", "Gus", "Sami", "Ravi", "Kofi", "Theo", "Lily", "Mia", "Anna", "Emma", "Sue", "Lucy",
+    "Rosie", "Sara", "Ella", "Molly", "Nina", "Zoe", "Ruby", "Amy", "Kate", "Lola", "Daisy", "Jane",
+    "Mary", "Ivy", "Bella", "Poppy", "Tara", "Grace", "Hana", "Maya", "Asha", "Clara", "Nora",
+    "May", "Tim", "Tom", "Ben", "Max", "Sam",
 ]
 # fmt: on
 AGENTS = [f"agent-{n:02}" for n in range(len(FRIENDS))]
