@@ -1,3 +1,6 @@
+import "./ui/tokens.css";
+import "./ui/base.css";
+import { signal } from "@preact/signals";
 import { render } from "preact";
 import { ConsoleProvider, type Console } from "./app/context.ts";
 import { KeyRing, storage } from "./app/key.ts";
@@ -5,9 +8,8 @@ import { Link, surroundings } from "./app/link.ts";
 import { Notices } from "./app/notices.ts";
 import { PollingFeed } from "./app/polling.ts";
 import { Router } from "./app/routes.ts";
+import { ThemeChoice } from "./app/theme.ts";
 import { Shell } from "./app/shell.tsx";
-import "./ui/tokens.css";
-import "./ui/base.css";
 
 const keys = new KeyRing(
   storage(() => sessionStorage),
@@ -19,6 +21,12 @@ const parts: Console = {
   feed: new PollingFeed(link),
   router: new Router(window),
   notices: new Notices(),
+  theme: new ThemeChoice(
+    document.documentElement,
+    storage(() => localStorage),
+  ),
+  asked: signal(null),
+  marked: signal<ReadonlySet<string>>(new Set()),
 };
 link.start();
 parts.feed.start();

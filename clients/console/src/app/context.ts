@@ -1,9 +1,12 @@
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
+import type { Signal } from "@preact/signals";
+import type { Asked } from "../actions/list.ts";
 import type { Feed } from "./feed.ts";
 import type { Link } from "./link.ts";
 import type { Notices } from "./notices.ts";
 import type { Router } from "./routes.ts";
+import type { ThemeChoice } from "./theme.ts";
 
 /** What every pane works with. It is made once, in `main.tsx`. */
 export interface Console {
@@ -15,6 +18,12 @@ export interface Console {
   readonly router: Router;
   /** What the user is told. */
   readonly notices: Notices;
+  /** Light or dark. */
+  readonly theme: ThemeChoice;
+  /** The action whose dialog is open, and on what. */
+  readonly asked: Signal<Asked | null>;
+  /** Names of the handles that are marked in the table, for actions on several. */
+  readonly marked: Signal<ReadonlySet<string>>;
 }
 
 const Context = createContext<Console | null>(null);

@@ -1,6 +1,6 @@
 import { effect, signal } from "@preact/signals";
 import { ConnectionLostError, type Client, type StateInfo } from "wkvm-client";
-import { N_READINGS, type Feed, type Reading } from "./feed.ts";
+import { N_READINGS, rowOf, type Feed, type Reading, type Row } from "./feed.ts";
 import type { Link } from "./link.ts";
 
 const STATS_MS = 1_000;
@@ -11,7 +11,7 @@ const PAGE = 256;
 
 /** A feed that asks: counters once a second, the list of handles every two seconds or more rarely. */
 export class PollingFeed implements Feed {
-  readonly states = signal<ReadonlyMap<string, StateInfo>>(new Map());
+  readonly states = signal<ReadonlyMap<string, Row>>(new Map());
   readonly isWhole = signal(false);
   readonly readings = signal<readonly Reading[]>([]);
   private stopped: (() => void) | null = null;
@@ -35,7 +35,7 @@ export class PollingFeed implements Feed {
 
   put(states: readonly StateInfo[]): void {
     const next = new Map(this.states.peek());
-    for (const one of states) if (one.version === one.head) next.set(one.name, one);
+    for (const one of states) if (one.version === one.head) next.set(one.name, rowOf(one));
     this.states.value = next;
   }
 
@@ -85,10 +85,10 @@ export class PollingFeed implements Feed {
   }
 
   private async list(client: Client, end: AbortSignal): Promise<void> {
-    const found = new Map<string, StateInfo>();
+    const found = new Map<string, Row>();
     for await (const one of client.states.list({ limit: PAGE })) {
       if (end.aborted) return;
-      found.set(one.name, one);
+      found.set(one.name, rowOf(one));
     }
     this.states.value = found;
     this.isWhole.value = true;

@@ -1,6 +1,14 @@
+import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { ActionDialog } from "../actions/dialogs.tsx";
 import { ChatPane } from "../chat/index.tsx";
+import { Gauges } from "../gauges/strip.tsx";
+import { LineagePane } from "../lineage/pane.tsx";
+import { StatesPane } from "../states/pane.tsx";
 import { Button } from "../ui/controls.tsx";
 import { useConsole } from "./context.ts";
+import { Help } from "./help.tsx";
+import { listen } from "./keyboard.ts";
 import { KeyForm } from "./keyform.tsx";
 import { hashOf, type Pane } from "./routes.ts";
 import "./shell.css";
@@ -13,9 +21,12 @@ const PANES: readonly [Pane, string][] = [
 
 /** The frame of the page: where it is connected to, the panes, and what the user is told. */
 export function Shell() {
-  const { link, router } = useConsole();
+  const all = useConsole();
+  const { link, router } = all;
   const route = router.route.value;
   const state = link.state.value;
+  const isHelpOpen = useSignal(false);
+  useEffect(() => listen(document, all, isHelpOpen), [all]);
   return (
     <div class="shell">
       <header class="shell-head bar">
@@ -36,11 +47,14 @@ export function Shell() {
         </nav>
         <span class="grow" />
         <Where />
+        <Buttons onHelp={() => (isHelpOpen.value = true)} />
       </header>
       <Lost />
       <main class="shell-main">
         {state.kind === "key" ? <KeyForm problem={state.problem} /> : <PaneOf />}
       </main>
+      {state.kind !== "key" && <ActionDialog />}
+      {isHelpOpen.value && <Help onClose={() => (isHelpOpen.value = false)} />}
       <Told />
     </div>
   );
@@ -52,9 +66,38 @@ function PaneOf() {
   switch (pane) {
     case "chat":
       return <ChatPane parts={parts} query={query} />;
-    default:
-      return <p>{pane}</p>;
+    case "lineage":
+      return <LineagePane />;
+    case "states":
+      return (
+        <>
+          <Gauges />
+          <StatesPane />
+        </>
+      );
   }
+}
+
+const SCHEMES = { system: ["Colours: as the system", "◐"], light: ["Colours: light", "☀"], dark: ["Colours: dark", "☾"] } as const;
+
+function Buttons({ onHelp }: { onHelp: () => void }) {
+  const { link, theme } = useConsole();
+  const [says, sign] = SCHEMES[theme.theme.value];
+  return (
+    <span class="bar shell-buttons">
+      {link.state.value.kind !== "key" && link.hasKey && (
+        <Button small kind="plain" title="Forget the key, and ask for another one" onClick={() => link.forgetKey()}>
+          Sign out
+        </Button>
+      )}
+      <Button small kind="plain" icon label={says} onClick={() => theme.next()}>
+        {sign}
+      </Button>
+      <Button small kind="plain" icon label="Keys (?)" onClick={onHelp}>
+        ?
+      </Button>
+    </span>
+  );
 }
 
 function Where() {

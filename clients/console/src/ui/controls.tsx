@@ -55,6 +55,8 @@ interface DialogProps {
   verb: string;
   danger?: boolean;
   disabled?: boolean;
+  /** It stays open when it was done: what came of it is shown in it. */
+  stays?: boolean;
   /** Do it. While it is done the dialog waits; what it throws is shown, and the dialog stays. */
   onSubmit: () => Promise<void> | void;
   onClose: () => void;
@@ -62,7 +64,7 @@ interface DialogProps {
 }
 
 /** A question over the page. Escape closes it, Enter answers it, and the focus goes back after it. */
-export function Dialog({ title, verb, danger, disabled, onSubmit, onClose, children }: DialogProps) {
+export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   const id = useId();
   const isBusy = useSignal(false);
@@ -81,7 +83,7 @@ export function Dialog({ title, verb, danger, disabled, onSubmit, onClose, child
     problem.value = "";
     try {
       await onSubmit();
-      onClose();
+      if (!stays) onClose();
     } catch (error) {
       problem.value = messageOf(error);
     } finally {
@@ -100,7 +102,7 @@ export function Dialog({ title, verb, danger, disabled, onSubmit, onClose, child
         )}
         <div class="buttons">
           <Button kind="plain" onClick={onClose}>
-            Cancel
+            {stays ? "Close" : "Cancel"}
           </Button>
           <Button
             type="submit"
