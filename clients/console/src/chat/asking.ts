@@ -10,11 +10,11 @@
 import { eventsOf } from "./events.ts";
 import { HttpError, posted, type Http } from "./http.ts";
 
-/** How an answer is sampled. */
+/** How an answer is sampled; null for what the model's maker, or the server, suggests. */
 export interface Sampling {
-  readonly maxTokens: number;
-  readonly temperature: number;
-  readonly topP: number;
+  readonly maxTokens: number | null;
+  readonly temperature: number | null;
+  readonly topP: number | null;
 }
 
 export interface Question {
@@ -56,6 +56,8 @@ interface EventTold {
   readonly error?: { readonly message?: string; readonly code?: string | null };
 }
 
+/** How often a turn is asked for, at most: what ends the server each time is not asked for ever. */
+export const MAX_ASKED = 5;
 /** Waits between attempts, in milliseconds: the last one again and again. */
 export const WAITS_MS = [250, 500, 1000, 2000, 4000];
 
@@ -66,7 +68,9 @@ export class Turn {
   private text = "";
   private lastId = "";
   private nLost = 0;
+  private nAsked = 0;
   private isStopped = false;
+  private isFollowing = false;
 
   constructor(
     private readonly http: Http,
@@ -93,11 +97,20 @@ export class Turn {
    *
    * @throws HttpError the server refuses, or the turn failed; nothing of it is kept.
    */
-  async run(): Promise<Answer> {
-    let next: "ask" | "follow" = "ask";
+  run(): Promise<Answer> {
+    return this.go("ask");
+  }
+
+  /** Read the turn that runs already, whoever asked for it. It is never asked for again. */
+  follow(): Promise<Answer> {
+    this.isFollowing = true;
+    return this.go("follow");
+  }
+
+  private async go(next: "ask" | "follow"): Promise<Answer> {
     for (;;) {
       try {
-        const answer = next === "ask" ? await this.ask() : await this.follow();
+        const answer = next === "ask" ? await this.ask() : await this.readOn();
         if (answer) return answer;
         throw new HttpError("the connection was lost", 0);
       } catch (error) {
@@ -110,19 +123,20 @@ export class Turn {
     }
   }
 
-  /** End it now. What there is of the answer is kept, and `run` returns it. */
+  /** End it now. What there is of the answer is kept, and is returned. */
   async stop(): Promise<void> {
     this.isStopped = true;
     await this.http.post(`${this.path}/interrupt`, {});
   }
 
-  /** Wait no more for a server that does not come back: `run` throws. */
+  /** Wait no more for a server that does not come back: an AbortError comes of it. */
   abandon(): void {
     this.giveUp.abort();
   }
 
   private async ask(): Promise<Answer | null> {
     this.begin();
+    this.nAsked += 1;
     try {
       return await this.read(await this.http.ask(`${this.path}/generate`, this.init(this.body)));
     } catch (error) {
@@ -133,7 +147,7 @@ export class Turn {
     }
   }
 
-  private async follow(): Promise<Answer | null> {
+  private async readOn(): Promise<Answer | null> {
     const headers: Record<string, string> = {};
     if (this.lastId) headers["Last-Event-ID"] = this.lastId;
     else this.begin();
@@ -153,7 +167,6 @@ export class Turn {
 
   /** Null: it broke off. */
   private async read(response: Response): Promise<Answer | null> {
-    this.nLost = 0;
     this.listener.lost(0);
     const events = eventsOf(response.body!);
     try {
@@ -162,6 +175,7 @@ export class Turn {
         const event = JSON.parse(data) as EventTold;
         if (event.error) throw failed(event.error);
         if (id) this.lastId = id;
+        this.nLost = 0;
         this.text += event.text ?? "";
         this.listener.text(this.text);
         if (event.finish_reason !== undefined) {
@@ -183,22 +197,31 @@ export class Turn {
       this.listener.lost(this.nLost);
       await this.pause(wait, this.giveUp.signal);
       try {
-        const { state, turn } = await this.http.get<SessionTold>(this.path, this.giveUp.signal);
-        const isKept = state.version > this.question.version;
-        if (this.lastId === "") {
-          // Nothing has been heard of it: what runs may be another's. The key tells, when it is over.
-          if (turn?.status === "running") continue;
-          return "ask";
-        }
-        const isOurs = turn?.id === this.lastId.split(":")[0];
-        if (turn && isOurs && (isKept || turn.status === "running")) return "follow";
-        if (isKept) return { text: this.text, finishReason: "", version: state.version };
-        if (this.isStopped) throw new HttpError("it was stopped before anything was kept", 409);
-        return "ask";
+        const told = await this.http.get<SessionTold>(this.path, this.giveUp.signal);
+        const next = this.after(told);
+        if (next !== "wait") return next;
       } catch (error) {
         if (!(error instanceof HttpError) || !error.isPassing) throw error;
       }
     }
+  }
+
+  private after({ state, turn }: SessionTold): Answer | "ask" | "follow" | "wait" {
+    const isRunning = turn?.status === "running";
+    const isKept = state.version > this.question.version;
+    const kept = { text: this.text, finishReason: "", version: state.version };
+    if (this.isFollowing && !this.lastId) return isRunning ? "follow" : kept;
+    if (!this.lastId) {
+      // Nothing has been heard of it: what runs may be another's. The key tells, when it is over.
+      if (isRunning) return "wait";
+    } else {
+      const isOurs = turn?.id === this.lastId.split(":")[0];
+      if (isOurs && (isKept || isRunning)) return "follow";
+      if (isKept || this.isFollowing) return kept;
+    }
+    if (this.isStopped) throw new HttpError("it was stopped before anything was kept", 409);
+    if (this.nAsked >= MAX_ASKED) throw new HttpError("the server was lost each time", 500);
+    return "ask";
   }
 
   /** Whether an error is of the connection, or comes of having asked before. */

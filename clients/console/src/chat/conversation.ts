@@ -75,6 +75,8 @@ export interface Turn {
   readonly note: string;
   /** How many tokens the state has after it. */
   readonly end: number;
+  /** Whether it ends with an answer that did not end by itself, and can go on. */
+  readonly isOpen: boolean;
 }
 
 /**
@@ -88,17 +90,19 @@ export function turnsOf(steps: readonly Step[], texts: readonly string[], marks:
   let end = 0;
   for (const step of steps) {
     const messages: Message[] = [];
+    let isOpen = false;
     for (const span of step.spans) {
       const text = texts[at] ?? "";
       at += 1;
       end = span.end;
+      isOpen = span.isOutput && !marks.ends.some((name) => name && text.endsWith(name));
       if (!span.isOutput) messages.push(...messagesOf(text, marks));
       else messages.push({ role: "assistant", text: answerOf(text, marks) });
     }
     const note = noteOf(step);
     if (!messages.length && !note) continue;
     const { ref, before, createdMs, operation } = step;
-    turns.push({ ref, before, createdMs, operation, messages, note, end });
+    turns.push({ ref, before, createdMs, operation, messages, note, end, isOpen });
   }
   return turns;
 }

@@ -1,4 +1,10 @@
-import { Empty } from "../ui/controls.tsx";
+import { useMemo } from "preact/hooks";
+import { useConsole } from "../app/context.ts";
+import "./chat.css";
+import { Http } from "./http.ts";
+import { Reader } from "./reading.ts";
+import { Start } from "./start.tsx";
+import { Talks } from "./talks.tsx";
 
 export interface ChatPaneProps {
   /** The parts of the address behind `#/chat`, decoded; the first is `NAME` or `NAME@VERSION`. */
@@ -7,7 +13,21 @@ export interface ChatPaneProps {
   readonly query: URLSearchParams;
 }
 
-/** The pane under `#/chat`. All below this folder is its own. */
+/**
+ * The pane under `#/chat`: `#/chat/STATE` is a conversation, `#/chat/STATE/OTHER` two of them side
+ * by side.
+ */
 export function ChatPane({ parts }: ChatPaneProps) {
-  return <Empty title={parts[0] ? `Chat on ${parts[0]}` : "Chat"}>Not there yet.</Empty>;
+  const { link } = useConsole();
+  // What was read with one key is nothing for another.
+  const tenant = link.info.value?.tenant ?? "";
+  const [http, reader] = useMemo(() => {
+    const made = new Http("", "", (path, init) => link.fetch(String(path), init));
+    return [made, new Reader(made)] as const;
+  }, [link, tenant]);
+  const [one, other] = parts;
+  if (!one) return <Start http={http} />;
+  return (
+    <Talks key={`${tenant}/${one}/${other ?? ""}`} http={http} reader={reader} one={one} other={other} />
+  );
 }

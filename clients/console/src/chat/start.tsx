@@ -1,0 +1,145 @@
+import { useSignal } from "@preact/signals";
+import { useConsole } from "../app/context.ts";
+import { hashOf } from "../app/routes.ts";
+import { ageOf, countOf, messageOf } from "../app/words.ts";
+import { Button, Field } from "../ui/controls.tsx";
+import type { Http } from "./http.ts";
+import { branchName } from "./kin.ts";
+import { toGoOn } from "./pending.ts";
+import { begin } from "./talk.ts";
+
+/** Conversations that were used last, so many of them. */
+const N_SHOWN = 50;
+
+/** Where a conversation begins, or one is picked that there is. */
+export function Start({ http }: { http: Http }) {
+  return (
+    <div class="chat-start">
+      <New http={http} />
+      <Known />
+    </div>
+  );
+}
+
+function New({ http }: { http: Http }) {
+  const { router, feed } = useConsole();
+  const name = useSignal("");
+  const message = useSignal("");
+  const system = useSignal("");
+  const problem = useSignal("");
+  const isBusy = useSignal(false);
+  const suggested = feed.states.value.has("talk")
+    ? branchName("talk", (taken) => feed.states.value.has(taken))
+    : "talk";
+  const submit = async (event: Event): Promise<void> => {
+    event.preventDefault();
+    if (isBusy.value || !message.value.trim()) return;
+    isBusy.value = true;
+    problem.value = "";
+    const given = name.value.trim() || suggested;
+    try {
+      await begin(http, given, message.value.trim(), system.value.trim());
+      toGoOn.set(given, null);
+      feed.refresh();
+      router.go("chat", [given]);
+    } catch (error) {
+      problem.value = messageOf(error);
+    } finally {
+      isBusy.value = false;
+    }
+  };
+  return (
+    <form class="panel chat-new" onSubmit={submit} aria-label="New conversation">
+      <h1>New conversation</h1>
+      <Field label="First message">
+        {(tied) => (
+          <textarea
+            {...tied}
+            class="input"
+            rows={3}
+            value={message}
+            onInput={(event) => {
+              message.value = event.currentTarget.value;
+            }}
+          />
+        )}
+      </Field>
+      <Field label="Name of the state" hint={`Empty: ${suggested}`}>
+        {(tied) => (
+          <input
+            {...tied}
+            class="input mono"
+            maxLength={128}
+            value={name}
+            onInput={(event) => {
+              name.value = event.currentTarget.value;
+            }}
+          />
+        )}
+      </Field>
+      <Field label="System message" hint="What the model is told before, if its template has such messages">
+        {(tied) => (
+          <input
+            {...tied}
+            class="input"
+            value={system}
+            onInput={(event) => {
+              system.value = event.currentTarget.value;
+            }}
+          />
+        )}
+      </Field>
+      {problem.value && (
+        <p class="alert" role="alert">
+          {problem}
+        </p>
+      )}
+      <div class="bar">
+        <Button type="submit" kind="main" disabled={!message.value.trim() || isBusy.value}>
+          Begin
+        </Button>
+      </div>
+    </form>
+  );
+}
+
+function Known() {
+  const { feed } = useConsole();
+  const filter = useSignal("");
+  const now = Date.now();
+  const known = [...feed.states.value.values()]
+    .filter((state) => state.name.includes(filter.value.trim()))
+    .sort((one, other) => Number(other.updated_ms) - Number(one.updated_ms));
+  return (
+    <section class="panel chat-known" aria-label="States">
+      <div class="bar">
+        <h1 class="grow">Go on with a state</h1>
+        <input
+          class="input chat-filter"
+          type="search"
+          aria-label="Filter by name"
+          placeholder="Filter by name"
+          value={filter}
+          onInput={(event) => {
+            filter.value = event.currentTarget.value;
+          }}
+        />
+      </div>
+      <ul class="list">
+        {known.slice(0, N_SHOWN).map((state) => (
+          <li key={state.name}>
+            <a class="grow clip mono" href={hashOf("chat", [state.name])}>
+              {state.name}
+            </a>
+            <span class="number faint">{countOf(Number(state.n_computed) + Number(state.n_pending))} tokens</span>
+            <span class="number faint">{ageOf(now - Number(state.updated_ms))}</span>
+          </li>
+        ))}
+      </ul>
+      {!known.length && <p class="faint">{feed.isWhole.value ? "None." : "Asking for them."}</p>}
+      {known.length > N_SHOWN && (
+        <p class="faint">{countOf(known.length - N_SHOWN)} more: filter, or open one in the table of states.</p>
+      )}
+    </section>
+  );
+}
