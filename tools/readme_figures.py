@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-UNSHOWN = {"json"}
-"""Benchmarks that decide something inside; bench/NOTES.md has what came of them."""
+UNSHOWN = {"json", "serve"}
+"""Benchmarks that decide something inside, which bench/NOTES.md has; loads on servers, whose many
+lines are in docs/performance.md."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GPU_BEGIN, GPU_END = "<!-- GPU figures: begin -->\n", "<!-- GPU figures: end -->\n"
 
@@ -81,11 +82,6 @@ def findings(folder: Path) -> list[dict[str, Any]]:
     return list(_latest(folder, "value").values())
 
 
-def rungs(folder: Path) -> list[dict[str, Any]]:
-    """The last line of each rung of a load on a server, as recorded."""
-    return list(_latest(folder, "rung").values())
-
-
 def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, Any]]:
     """The last line of each case of a command that has a field."""
     latest = dict[tuple[str, str, str], dict[str, Any]]()
@@ -102,7 +98,7 @@ def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, An
 
 def figures(folder: Path) -> str:
     """All that stands between the marks."""
-    return table(comparisons(folder)) + ladder(rungs(folder)) + sentences(findings(folder))
+    return table(comparisons(folder)) + sentences(findings(folder))
 
 
 def sentences(records: list[dict[str, Any]]) -> str:
@@ -146,25 +142,6 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ladder(records: list[dict[str, Any]]) -> str:
-    """Loads on servers as Markdown, with times in milliseconds."""
-    if not records:
-        return ""
-    lines = [
-        "",
-        "| load | ids/s | first id, p50 / p99 | between ids, p50 / p99 | request, p50 / p99 | on |",
-        "|---|---|---|---|---|---|",
-    ]
-    for record in records:
-        rung = record["rung"]
-        times = (_times(rung[name]) for name in ("ttft", "itl", "e2e"))
-        lines.append(
-            f"| {record['case']} | {rung['ids_per_s']:,.0f} | {' | '.join(times)} "
-            f"| {place(record)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
     """Forward passes on a GPU as Markdown. Of several lines the fastest counts: its plan is in use.
 
@@ -194,10 +171,6 @@ def place(record: dict[str, Any]) -> str:
     """What a figure was measured on: the GPU, where the machine has one."""
     name: str = record.get("gpu") or record["device"]
     return name
-
-
-def _times(spread: dict[str, float] | None) -> str:
-    return "-" if spread is None else f"{spread['p50']:,.4g} / {spread['p99']:,.4g} ms"
 
 
 def with_figures(readme: str, new: str, begin: str = BEGIN, end: str = END) -> str:

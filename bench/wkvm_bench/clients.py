@@ -11,8 +11,9 @@ from pathlib import Path
 from wkvm.assembly.models import BUNDLED
 from wkvm_bench import load_binary, load_openai
 from wkvm_bench.accounts import difference
+from wkvm_bench.figures import Rung
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, alternate
-from wkvm_bench.load import Plan, Rung, Source, random_prompts, run_rung
+from wkvm_bench.load import Plan, Source, random_prompts, run_rung
 from wkvm_bench.servers import serving
 
 N_CLIENTS = 100

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import uvloop
 
-from wkvm_bench import serve, soak
+from wkvm_bench import serve, serve_flags, soak
 from wkvm_bench.harness import BenchError, Comparison, Finding
 from wkvm_bench.report import command as report
 from wkvm_bench.results import RESULTS, append, environment, to_line, to_text
@@ -27,7 +27,7 @@ BENCHES = {
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "overload": "half to four times of what a server can do, over both doors: what is of use of it",
     "ping": "a ping over a unix socket against a bare uvloop echo",
-    "serve": "a ladder of loads on a running server: times and rates (serve --help)",
+    "serve": "loads on running servers, wkvm's or others: times and rates (serve --help)",
     "soak": "a day's work by counts on a server over both doors: what is left and what grows",
     "server": "a server's 256 streams on a unix socket against the bare forward pass",
     "states": "thousands of sessions on disk: to the next id of one, and moves of a live stream",
@@ -42,6 +42,9 @@ REPORT = ("report", "JSON lines of results as Markdown, with plots (report --hel
 MODULES = {"json": "json_codecs"}
 """Where a benchmark is whose module cannot have its name."""
 
+
+SECRET = "--api-key"
+"""The flag whose value is nobody else's."""
 
 Results: TypeAlias = Sequence[Comparison | Finding]
 
@@ -105,21 +108,41 @@ def _soak(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    """The ladder of loads, which compares nothing and has flags of its own."""
-    parser = argparse.ArgumentParser(prog="wkvm bench serve", description=serve.__doc__)
+    """The ladder of loads, which has flags of its own."""
+    parser = argparse.ArgumentParser(
+        prog="wkvm bench serve",
+        description=serve.__doc__,
+        allow_abbrev=False,  # a key is known by its flag's name
+    )
     parser.add_argument("name", choices=["serve"], help=argparse.SUPPRESS)
-    serve.add_flags(parser)
+    serve_flags.add_flags(parser)
     _add_common(parser)
     arguments = parser.parse_args(argv)
-    before = environment()
+    before, command, kept_in = environment(), _command(argv), list[Path]()
+    folder = _folder(arguments)
+
+    def keep(found: Sequence[serve.Case | Comparison]) -> None:
+        """Each rung when it is over: a ladder may take hours, and its last rung fail."""
+        if folder is not None:
+            lines = serve.to_lines(arguments, found, command=command, environment=before)
+            try:
+                kept_in.append(append(folder, arguments.name, lines))
+            except OSError as error:
+                raise BenchError(f"results: {folder}: {error.strerror}") from error
+
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            cases = runner.run(serve.run(arguments))
+            runner.run(serve.run(arguments, keep))
     except BenchError as error:
         print(f"serve: {error}", file=sys.stderr)
         return 1
-    lines = serve.lines(arguments, cases, command=_command(argv), environment=before)
-    return _keep(arguments, lines)
+    except KeyboardInterrupt:
+        print("serve: stopped", file=sys.stderr)
+        return 130
+    finally:
+        if kept_in:
+            print(f"added to {kept_in[-1]}")
+    return 0
 
 
 def _report(argv: Sequence[str]) -> int:
@@ -136,7 +159,15 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _command(argv: Sequence[str]) -> list[str]:
-    return ["python", "-m", "wkvm_bench", *argv]
+    """As it is kept with figures, which others read: without keys."""
+    kept, rest = list[str](), iter(argv)
+    for one in rest:
+        kept.append(SECRET if one.startswith(f"{SECRET}=") else one)
+        if kept[-1] == SECRET:
+            kept.append("KEY")
+            if one == SECRET:
+                next(rest, None)
+    return ["python", "-m", "wkvm_bench", *kept]
 
 
 def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> int:
@@ -145,9 +176,7 @@ def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if they could not be written.
     """
-    folder: Path | None = arguments.results
-    if folder is None and RESULTS.is_dir() and not arguments.smoke:
-        folder = RESULTS
+    folder = _folder(arguments)
     if folder is not None:
         try:
             print(f"added to {append(folder, arguments.name, lines)}")
@@ -155,6 +184,14 @@ def _keep(arguments: argparse.Namespace, lines: Sequence[str]) -> int:
             print(f"{arguments.name}: results: {folder}: {error.strerror}", file=sys.stderr)
             return 1
     return 0
+
+
+def _folder(arguments: argparse.Namespace) -> Path | None:
+    """Where lines go, if anywhere."""
+    folder: Path | None = arguments.results
+    if folder is None and RESULTS.is_dir() and not arguments.smoke:
+        folder = RESULTS
+    return folder
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,8 +11,8 @@ from wkvm_client.aio import Client
 from wkvm_client.errors import ClientError, RequestError
 from wkvm_protocol.messages import EndReason
 
+from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
-from wkvm_bench.load import Streamed
 
 FULL = frozenset({EndReason.LENGTH, EndReason.STOP})
 
@@ -24,6 +24,7 @@ class BinarySource:
         clients: connected.
         temperature, top_p: of every request. The random numbers are the server's choice.
         timeout_s, priority: of every request.
+        ignore_eos: asks for outputs of full length; one that is shorter is an error then.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class BinarySource:
         top_p: float,
         timeout_s: float,
         priority: int = 0,
+        ignore_eos: bool = True,
     ) -> None:
         self._first, self._clients = clients[0], cycle(clients)
         self._temperature = temperature
         self._top_p = top_p
         self._timeout_s = timeout_s
         self._priority = priority
+        self._ignore_eos = ignore_eos
         self.server = clients[0].server
 
     @property
@@ -67,7 +70,7 @@ class BinarySource:
                 temperature=self._temperature,
                 top_p=self._top_p,
                 max_tokens=n_out,
-                ignore_eos=True,
+                ignore_eos=self._ignore_eos,
                 credit=None,
                 timeout_s=self._timeout_s,
                 priority=self._priority,
@@ -98,9 +101,9 @@ class BinarySource:
         streamed.n_ids, streamed.n_prompt = completion.n_output, completion.n_prompt
         if completion.reason not in FULL:
             streamed.error = f"ended: {completion.reason}"
-        elif completion.n_output != n_out:
+        elif self._ignore_eos and completion.n_output != n_out:
             streamed.error = "short output"
-        elif len(arrivals) != n_out:
+        elif len(arrivals) != completion.n_output:
             streamed.error = "miscounted output"
         return streamed
 
@@ -115,6 +118,7 @@ async def connected(
     top_p: float = 0.9,
     timeout_s: float = 60.0,
     priority: int = 0,
+    ignore_eos: bool = True,
 ) -> AsyncIterator[BinarySource]:
     """Connect to a server for the length of a block.
 
@@ -132,5 +136,10 @@ async def connected(
         except ClientError as error:
             raise BenchError(str(error)) from error
         yield BinarySource(
-            clients, temperature=temperature, top_p=top_p, timeout_s=timeout_s, priority=priority
+            clients,
+            temperature=temperature,
+            top_p=top_p,
+            timeout_s=timeout_s,
+            priority=priority,
+            ignore_eos=ignore_eos,
         )

@@ -21,8 +21,9 @@ from wkvm_client.errors import DeadlineError
 
 from wkvm.assembly.models import BUNDLED
 from wkvm_bench import load_binary, load_openai
+from wkvm_bench.figures import Spread, Streamed
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding
-from wkvm_bench.load import Plan, Source, Spread, Streamed, random_prompts, run_rung
+from wkvm_bench.load import Plan, Source, random_prompts, run_rung
 from wkvm_bench.servers import serving
 
 LOADS = (0.5, 1.0, 2.0, 4.0)

@@ -1,247 +1,235 @@
-"""``wkvm bench serve``: a ladder of loads on a running server, over the binary protocol or HTTP.
+"""``wkvm bench serve``: loads on running servers, over the binary protocol or OpenAI's interfaces.
 
-Every rung has more streams than the one before. Each of its requests has a random prompt and an
-output of a given length; what came when is reported as percentiles, and one JSON line a rung.
+A rung is a load: so many requests at a time, or so many a second. Each has a random prompt and an
+output of a given length; what came when is reported as rates and percentiles, and one JSON line a
+rung. Several servers take turns, and are compared.
 """
 
 import argparse
-import math
-import os
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from wkvm_bench import load_binary, load_openai
-from wkvm_bench.harness import BenchError
-from wkvm_bench.load import Plan, Rung, Source, Spread, random_prompts, run_rung
-from wkvm_bench.results import to_rung_line
+from wkvm_bench import serve_flags
+from wkvm_bench.ceiling import ceiling
+from wkvm_bench.figures import BOUND_CEILING, Rung
+from wkvm_bench.harness import BenchError, Comparison
+from wkvm_bench.load import Plan, prompts_of, run_rung
+from wkvm_bench.results import to_line, to_rung_line, to_text
+from wkvm_bench.serve_flags import Load
+from wkvm_bench.serve_text import HEAD, errors, manner, row
 from wkvm_bench.servers import running
+from wkvm_bench.targets import Connected, Target, connected
 
-ADDRESSES = {"binary": "tcp://127.0.0.1:8001", "openai": "http://127.0.0.1:8000"}
-LANES_PER_CONNECTION = 1024
-"""A server's default limit."""
-N_WORDS = 2**16
-"""Words of a prompt are drawn from so many numbers, of which several are the same word."""
+AN_ID = "an id, median"
+COMPARED = {
+    "output": ("tokens/s", "output_throughput"),
+    "first id, median": ("ms", "median_ttft_ms"),
+    AN_ID: ("ms", "median_tpot_ms"),
+    "request, p99": ("ms", "p99_e2el_ms"),
+}
+"""Figures of several servers whose ratios are told: their unit, and their field in a line."""
 
-Case = tuple[str, Rung]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a load on a server came to.
+
+    Attributes:
+        name: what tells it from others.
+        record: its figures, as a line of results has them.
+    """
+
+    name: str
+    record: Mapping[str, object]
 
 
-async def run(options: argparse.Namespace) -> list[Case]:
-    """Run the ladder, of both backends for ``--smoke``.
+Keep = Callable[[Sequence[Case | Comparison]], None]
+"""Takes what came of a rung when it is over: what comes later may fail."""
 
-    Returns:
-        Each rung, and the name of its case.
+
+async def run(options: argparse.Namespace, keep: Keep) -> None:
+    """Run the ladder; for ``--smoke`` with tiny counts, on servers of its own without a model.
 
     Raises:
         BenchError: there is no server, or nothing at all came of a rung.
     """
     if not options.smoke:
-        return await _ladder(options, options.address or ADDRESSES[options.backend])
-    options.ctx, options.out, options.rounds, options.concurrency = 4, 3, 1, (1, 2)
-    cases = list[Case]()
-    for options.backend, kind in (("binary", "null"), ("openai", "gateway")):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "server.sock"
-            async with running(kind, path):
-                cases += await _ladder(options, f"unix://{path}")
-    return cases
-
-
-async def _ladder(options: argparse.Namespace, address: str) -> list[Case]:
-    cases = list[Case]()
-    async with _source(options, address) as (source, vocab_size):
-        prompts = random_prompts(options.seed, options.ctx, vocab_size)
-        for n_streams in options.concurrency:
-            plan = Plan(
-                n_streams=n_streams,
-                n_rounds=options.rounds,
-                n_out=options.out,
-                rate=options.rate,
-                seed=options.seed,
-            )
-            rung = await run_rung(source, plan, prompts, warm_up=options.warm_up)
-            cases.append((case_name(options, source.model, n_streams), rung))
-            print(HEAD if len(cases) == 1 else "", end="", file=sys.stdout)
-            print(row(rung), flush=True)
-            if rung.errors and rung.n_requests == sum(rung.errors.values()):
-                raise BenchError(f"every request failed: {_errors(rung)}")
-    return cases
+        await _ladder(options, serve_flags.targets(options), keep)
+        return
+    options.input_len, options.output_len, options.num_prompts = 4, 3, 2
+    options.goodput, options.check_generator = [("ttft", 60_000.0)], True
+    async with _servers_without_a_model() as without:
+        for target in without:
+            options.max_concurrency, options.request_rate = (1, 2), None
+            await _ladder(options, [target], keep)
+            options.check_generator = False
+        options.max_concurrency, options.request_rate = None, (1000.0,)
+        await _ladder(options, without[:2], keep)
 
 
 @asynccontextmanager
-async def _source(options: argparse.Namespace, address: str) -> AsyncIterator[tuple[Source, int]]:
-    """A connected backend, and the ids that prompts are drawn from."""
-    common = {
-        "api_key": options.api_key or os.environ.get("WKVM_API_KEY"),
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "timeout_s": options.timeout_s,
-    }
-    if options.backend == "binary":
-        n_connections = options.connections or -(-max(options.concurrency) // LANES_PER_CONNECTION)
-        async with load_binary.connected(address, n_connections=n_connections, **common) as binary:
-            yield binary, options.vocab_size or binary.server.vocab_size
-        return
-    async with load_openai.connected(
-        address, model=options.model, vocab_size=options.vocab_size, **common
-    ) as openai:
-        yield openai, options.vocab_size or N_WORDS
+async def _servers_without_a_model() -> AsyncIterator[list[Target]]:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for kind in ("null", "gateway"):
+            await stack.enter_async_context(running(kind, folder / kind))
+        yield [
+            Target("", "wkvm-binary", f"unix://{folder}/null"),
+            Target("", "openai-completions", f"unix://{folder}/gateway"),
+            Target("", "openai-chat", f"unix://{folder}/gateway"),
+        ]
 
 
-def case_name(options: argparse.Namespace, model: str, n_streams: int) -> str:
-    """What tells a rung from others."""
-    rate = f", {options.rate:g} requests/s" if options.rate else ""
-    plural = "" if n_streams == 1 else "s"
-    return (
-        f"{model}, {options.backend}, {options.ctx} in, {options.out} out, "
-        f"{n_streams} stream{plural}{rate}"
+async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: Keep) -> None:
+    rungs, asking = serve_flags.loads(options), serve_flags.asking(options)
+    lengths = serve_flags.lengths(options)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(connected(one, asking)) for one in targets]
+        ceilings = dict[str, float]()
+        if options.check_generator:
+            most = max(load.cap or 64 for load in rungs)
+            for backend in {one.backend for one in targets}:
+                n_out = options.output_len
+                ceilings[backend] = await ceiling(backend, asking, n_streams=most, n_out=n_out)
+                print(
+                    f"{backend}: this load generator takes {ceilings[backend]:,.0f} ids/s at most"
+                )
+        print(manner(rungs) + HEAD, end="")
+        for number, load in enumerate(rungs):
+            turns = {server.target: list[Mapping[str, object]]() for server in servers}
+            for turn in range(options.repeat):
+                for server in servers if turn % 2 == 0 else reversed(servers):
+                    place = f"{options.seed} {number} {turn}"
+                    in_words = case_name(options, server, load, lengths.words)
+                    print(in_words)
+                    rung = await _rung(options, server, load, place)
+                    most_taken = ceilings.get(server.target.backend)
+                    record = _record(options, server, load, rung, most_taken)
+                    bound = bool(record["is_generator_bound"])
+                    bounds = dict(options.goodput)
+                    print(row(rung, load, bounds=bounds, ceiling=most_taken, is_bound=bound))
+                    turns[server.target].append(record)
+                    suffix = f", turn {turn + 1} of {options.repeat}" if options.repeat > 1 else ""
+                    keep([Case(name=f"{in_words}{suffix}", record=record)])
+                    if not rung.n_completed:
+                        raise BenchError(f"every request failed: {errors(rung)}")
+            # Ids of servers without a model come all at once, or not: there is no ratio of nothing.
+            figures = [name for name in COMPARED if not (options.smoke and name == AN_ID)]
+            found = compared(load, lengths.words, servers, turns, figures)
+            for comparison in found:
+                print(to_text("serve", comparison))
+            if found:
+                keep(found)
+
+
+async def _rung(options: argparse.Namespace, server: Connected, load: Load, place: str) -> Rung:
+    """One load on one server.
+
+    ``place`` in the ladder seeds prompts, lengths and times: several servers get the same ones, and
+    no prompt comes twice to a server that may have kept it.
+    """
+    lengths = serve_flags.lengths(options)
+    plan = Plan(
+        n_streams=load.cap,
+        n_requests=load.n_prompts,
+        rate=load.rate,
+        burstiness=options.burstiness,
+        seed=place,
+        bounds=dict(options.goodput),
+    )
+    return await run_rung(
+        server.source,
+        plan,
+        prompts_of(place, (n_in for n_in, _ in lengths.draw(place)), server.vocab_size),
+        outputs=(n_out for _, n_out in lengths.draw(place)),
+        n_warm_up=options.num_warmups,
     )
 
 
-# --- for people ---------------------------------------------------------------------------
-
-HEAD = (
-    "streams requests    ids/s  steady |     first id, ms      |   between ids, ms     |"
-    "        request, ms        | generator\n"
-    "                                  |    p50     p90     p99|    p50     p90     p99|"
-    "      p50      p90      p99| cores\n"
-)
-
-
-def row(rung: Rung) -> str:
-    """A rung as a line of the table, and lines for what has to be known of it."""
-    steady = "-" if rung.steady_ids_per_s is None else f"{rung.steady_ids_per_s:,.0f}"
-    cells = [
-        f"{rung.n_streams:>7} {rung.n_requests:>8} {rung.ids_per_s:>8,.0f} {steady:>7} ",
-        _three(rung.ttft, 7),
-        _three(rung.itl, 7),
-        _three(rung.e2e, 8),
-        f" {rung.generator_cpu:.2f}",
-    ]
-    lines = ["|".join(cells)]
-    if rung.errors:
-        lines.append(f"    failed: {_errors(rung)}")
-    if rung.is_generator_bound:
-        lines.append("    the load generator was busy all the time: the server may do better")
-    return "\n".join(lines)
-
-
-def _three(spread: Spread | None, width: int) -> str:
-    if spread is None:
-        return " ".join(["-".rjust(width)] * 3)
-    return " ".join(
-        f"{ms:>{width}.{2 if ms < 100 else 0}f}" for ms in (spread.p50, spread.p90, spread.p99)
-    )
-
-
-def _errors(rung: Rung) -> str:
-    return ", ".join(f"{n} {what}" for what, n in sorted(rung.errors.items()))
-
-
-# --- the command line ---------------------------------------------------------------------
-
-
-def lines(
+def _record(
     options: argparse.Namespace,
-    cases: Sequence[Case],
+    server: Connected,
+    load: Load,
+    rung: Rung,
+    most_taken: float | None,
+) -> dict[str, object]:
+    """The figures of a rung with what was sent to whom."""
+    n_in, n_out = serve_flags.lengths(options).words
+    record = rung.record()
+    is_bound = rung.is_generator_bound
+    if most_taken is not None:
+        is_bound = is_bound or rung.n_arrivals * rung.per_s > BOUND_CEILING * most_taken
+        record["generator"]["ceiling_arrivals_per_s"] = most_taken  # type: ignore[index]
+    return {
+        "label": server.target.label or None,
+        "backend": server.target.backend,
+        "model_id": server.source.model,
+        "input_len": n_in,
+        "output_len": n_out,
+        "request_rate": load.rate,
+        "burstiness": None if load.rate is None else options.burstiness,
+        "max_concurrency": load.cap,
+        "goodput": dict(options.goodput),
+        **record,
+        "is_generator_bound": is_bound,
+    }
+
+
+def compared(
+    load: Load,
+    words: tuple[int | str, int | str],
+    servers: Sequence[Connected],
+    turns: Mapping[Target, Sequence[Mapping[str, object]]],
+    figures: Sequence[str] = tuple(COMPARED),
+) -> list[Comparison]:
+    """The first server against each other one, turn by turn; nothing where there is one alone."""
+    first, *others = servers
+    found = list[Comparison]()
+    for other in others:
+        for what in figures:
+            unit, name = COMPARED[what]
+            sides = [[one.get(name) for one in turns[s.target]] for s in (first, other)]
+            a, b = ([x for x in side if isinstance(x, float) and x > 0] for side in sides)
+            if not len(a) == len(b) == len(sides[0]):
+                continue  # nothing came of a turn
+            case = f"{words[0]} in, {words[1]} out, {load.words}: {what}"
+            names = called(first), called(other)
+            found.append(Comparison(case, *names, unit, tuple(a), tuple(b), None))
+    return found
+
+
+def called(server: Connected) -> str:
+    """What a server is called in a report."""
+    return server.target.label or f"{server.source.model}, {server.target.backend}"
+
+
+def case_name(
+    options: argparse.Namespace, server: Connected, load: Load, words: tuple[int | str, int | str]
+) -> str:
+    """What tells a rung from others."""
+    shape = "" if options.burstiness == 1 else f", burstiness {options.burstiness:g}"
+    return f"{called(server)}, {words[0]} in, {words[1]} out, {load.words}{shape}"
+
+
+def to_lines(
+    options: argparse.Namespace,
+    found: Sequence[Case | Comparison],
     *,
     command: Sequence[str],
     environment: Mapping[str, object],
 ) -> list[str]:
-    """A JSON line for each rung."""
-    settings = {
-        name: getattr(options, name)
-        for name in ("smoke", "ctx", "out", "rounds", "rate", "temperature", "top_p", "seed")
+    """A JSON line for each."""
+    origin = {
+        "command": command,
+        "settings": serve_flags.settings(options),
+        "environment": environment,
     }
     return [
-        to_rung_line(
-            "serve",
-            case,
-            {**asdict(rung), "is_generator_bound": rung.is_generator_bound},
-            command=command,
-            settings=settings,
-            environment=environment,
-        )
-        for case, rung in cases
+        to_rung_line("serve", one.name, one.record, **origin)  # type: ignore[arg-type]
+        if isinstance(one, Case)
+        else to_line("serve", one, **origin)  # type: ignore[arg-type]
+        for one in found
     ]
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of this benchmark, beside those of all."""
-    add = parser.add_argument
-    add("--backend", choices=sorted(ADDRESSES), default="binary", help="(default: %(default)s)")
-    add(
-        "--address",
-        metavar="URL",
-        help="tcp://HOST:PORT or http://HOST:PORT, or unix:///PATH"
-        " (default: the backend's port of this machine)",
-    )
-    add("--ctx", type=_count, default=128, metavar="N", help="ids of a prompt (default: 128)")
-    add("--out", type=_count, default=128, metavar="N", help="ids of an output (default: 128)")
-    add(
-        "--concurrency",
-        type=_counts,
-        default=(1, 2, 4, 8, 16, 32, 64),
-        metavar="N,...",
-        help="streams at a time, rung by rung (default: 1,2,4,8,16,32,64)",
-    )
-    add("--rounds", type=_count, default=3, metavar="N", help="requests a stream (default: 3)")
-    add(
-        "--rate",
-        type=_positive,
-        metavar="X",
-        help="requests a second, at random times, by as many streams at most"
-        " (default: each as soon as a stream is free)",
-    )
-    add(
-        "--no-warm-up",
-        dest="warm_up",
-        action="store_false",
-        help="count from the first request on (default: one of each stream does not count)",
-    )
-    add("--temperature", type=float, default=0.8, metavar="X", help="(default: %(default)s)")
-    add("--top-p", type=float, default=0.9, metavar="X", help="(default: %(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and times (default: 0)")
-    add(
-        "--vocab-size",
-        type=_count,
-        metavar="N",
-        help="ids of prompts are below this (default: the server's; over HTTP, prompts are words)",
-    )
-    add("--model", metavar="NAME", help="over HTTP (default: the first that the server names)")
-    add("--api-key", metavar="KEY", help="(default: the environment variable WKVM_API_KEY)")
-    add("--connections", type=_count, metavar="N", help="binary (default: one for 1,024 streams)")
-    add(
-        "--timeout-s",
-        type=_positive,
-        default=600.0,
-        metavar="X",
-        help="of a request (default: 600)",
-    )
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return number
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from wkvm.models.registry import load_model
 from wkvm_bench.engine import Bare
+from wkvm_bench.figures import Rung
 from wkvm_bench.harness import Bar, BenchError, Comparison, Finding, Summary, alternate
-from wkvm_bench.load import Plan, Rung, random_prompts, run_rung
+from wkvm_bench.load import Plan, random_prompts, run_rung
 from wkvm_bench.load_binary import connected
 from wkvm_bench.random_model import SIZES, write_suitable
 from wkvm_bench.servers import serving

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
-from wkvm_bench.load import Streamed
 from wkvm_bench.load_binary import connected
 from wkvm_protocol.errors import ErrorCode
 from wkvm_protocol.messages import Cancel, EndReason, Generate, unpack_ids

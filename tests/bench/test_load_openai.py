@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
-from wkvm_bench.load import Streamed
 from wkvm_bench.load_openai import OpenAiSource, connected
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -28,6 +28,9 @@ def usage(n_ids: int) -> bytes:
 
 
 DONE = chunk(b"data: [DONE]\n\n") + chunk(b"")
+
+
+HANG_UP = b""
 
 
 class Scripted:
@@ -56,7 +59,7 @@ class Scripted:
                 writer.write(data)
                 await writer.drain()
                 await asyncio.sleep(self.pause_s)
-            if not answer:
+            if HANG_UP in answer or not answer:
                 break
         writer.close()
         await writer.wait_closed()
@@ -70,6 +73,8 @@ async def source_of(
     model: str | None = "m",
     vocab_size: int | None = 100,
     timeout_s: float = 60.0,
+    is_chat: bool = False,
+    ignore_eos: bool = True,
 ) -> AsyncIterator[OpenAiSource]:
     path = str(folder / "http.sock")
     listening = await asyncio.start_unix_server(server.connected, path)
@@ -82,6 +87,8 @@ async def source_of(
             temperature=0.5,
             top_p=0.25,
             timeout_s=timeout_s,
+            is_chat=is_chat,
+            ignore_eos=ignore_eos,
         ) as source:
             yield source
     finally:
@@ -133,7 +140,7 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
         "HTTP 404 (model: there is none)",
         "error: server_error",
         "short output",
-        "unreadable events",
+        "no usage in the answer",
         "connection lost",
         None,
     ]
@@ -200,3 +207,106 @@ async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:
             timeout_s=1.0,
         ):
             pass
+
+
+def delta(**fields: object) -> bytes:
+    choice = {"index": 0, "delta": {"role": "assistant", **fields}, "finish_reason": None}
+    return chunk(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+
+
+async def test_a_chat_is_one_message_of_words_and_each_delta_with_text_counts(
+    tmp_path: Path,
+) -> None:
+    first = delta(content="")
+    brings = delta(content="a") + delta(reasoning_content="b") + delta(reasoning="c")
+    brings += delta(tool_calls=[{"index": 0, "function": {"arguments": "{"}}])
+    server = Scripted([HEAD + first + brings + delta(content=None) + usage(4) + DONE])
+    async with source_of(tmp_path, server, is_chat=True) as source:
+        result = await source.stream([0, 1], 4)
+    assert (result.error, result.n_ids, len(result.arrivals)) == (None, 4, 4)
+    ((head, body),) = server.asked
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert body["messages"] == [{"role": "user", "content": "time year"}]
+    assert "prompt" not in body
+    assert body["stream_options"] == {"include_usage": True}
+
+
+async def test_text_that_looks_like_an_event_is_none(tmp_path: Path) -> None:
+    server = Scripted([HEAD + event("data: x\n\ndata: y") + event("b") + usage(2) + DONE])
+    async with source_of(tmp_path, server) as source:
+        result = await source.stream([1], 2)
+    assert (result.error, len(result.arrivals)) == (None, 2)
+
+
+@pytest.mark.timed(0.1)
+async def test_chunks_that_cut_events_anywhere_change_nothing_but_their_times(
+    tmp_path: Path,
+) -> None:
+    events = b"".join(
+        b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\r\n\r\n"
+        for text in ("a", "b")
+    )
+    end = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}\n\n'
+    cut = events.index(b"data: ", 1) + 2
+    server = Scripted([HEAD + chunk(events[:cut]), chunk(events[cut:] + end) + DONE])
+    server.pause_s = 0.1
+    async with source_of(tmp_path, server) as source:
+        result = await source.stream([1], 2)
+    assert (result.error, result.n_ids) == (None, 2)
+    first, second = result.arrivals
+    assert second - first > 0.005
+
+
+@pytest.mark.parametrize("length", [True, False])
+async def test_a_body_without_chunks_is_as_long_as_it_says_or_until_the_server_hangs_up(
+    length: bool, tmp_path: Path
+) -> None:
+    body = b'data: {"choices": [{"text": "a"}]}\n\n'
+    body += b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
+    said = b"Content-Length: %d\r\n" % len(body) if length else b""
+    head = b"HTTP/1.1 200 OK\r\n" + said + b"\r\n"
+    server = Scripted([head, body] if length else [head, body, HANG_UP])
+    async with source_of(tmp_path, server) as source:
+        result = await source.stream([1], 1)
+    assert (result.error, result.n_ids) == (None, 1)
+
+
+@pytest.mark.parametrize("body", [b"x\r\n", b"5\r\nab", b"-1\r\n\r\n"])
+async def test_chunks_that_are_none_are_named(body: bytes, tmp_path: Path) -> None:
+    server = Scripted([HEAD + body + b"\n0\r\n\r\n"])
+    async with source_of(tmp_path, server) as source:
+        assert (await source.stream([1], 1)).error in {
+            "unreadable events",
+            "no usage in the answer",
+        }
+
+
+async def test_an_output_may_end_early_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    short, long = (HEAD + event("a") + usage(n) + DONE for n in (1, 4))
+    server = Scripted([short], [long])
+    async with source_of(tmp_path, server, ignore_eos=False) as source:
+        results = [await source.stream([1], 3), await source.stream([1], 3)]
+    assert [one.error for one in results] == [None, "long output"]
+    assert "ignore_eos" not in server.asked[0][1]
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("http://h:1", b"POST /v1/completions "),
+        ("http://h:1/v1", b"POST /v1/completions "),
+        ("http://h:1/llm/v1/", b"POST /llm/v1/completions "),
+        ("unix:///x/v1", b"POST /v1/completions "),
+    ],
+)
+def test_a_path_before_v1_is_kept(url: str, line: bytes) -> None:
+    source = OpenAiSource(
+        url,
+        model="m",
+        vocab_size=None,
+        api_key=None,
+        temperature=1.0,
+        top_p=1.0,
+        timeout_s=1.0,
+    )
+    assert source._request("POST", "/v1/completions", b"").startswith(line)

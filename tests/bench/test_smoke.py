@@ -121,9 +121,16 @@ CASES = {
     ],
     "start": ["tiny on cpu, no kernel compiled before", "tiny on cpu, kernels compiled before"],
     "serve": [
-        f"null, {backend}, 4 in, 3 out, {n}"
-        for backend in ("binary", "openai")
-        for n in ("1 stream", "2 streams")
+        *(
+            f"null, {backend}, 4 in, 3 out, {n} at a time"
+            for backend in ("wkvm-binary", "openai-completions", "openai-chat")
+            for n in (1, 2)
+        ),
+        "null, wkvm-binary, 4 in, 3 out, 1000 requests/s",
+        "null, openai-completions, 4 in, 3 out, 1000 requests/s",
+        "4 in, 3 out, 1000 requests/s: output",
+        "4 in, 3 out, 1000 requests/s: first id, median",
+        "4 in, 3 out, 1000 requests/s: request, p99",
     ],
 }
 

@@ -6,7 +6,7 @@ How much of it is of use is told. That nobody waits in vain, and nothing is left
 import asyncio
 
 import pytest
-from wkvm_bench.load import Streamed
+from wkvm_bench.figures import Streamed
 from wkvm_bench.overload import N_SLOTS, SHARES, capacity, run_phase, server
 
 from tests.soak import amount, seed, tell

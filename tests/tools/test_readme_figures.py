@@ -55,18 +55,9 @@ def test_a_figure_that_stands_for_itself_is_a_sentence(tmp_path: Path) -> None:
     assert figures(tmp_path).endswith(f"\n`{command}`: tasks 0 left over; slots 2 left over.\n")
 
 
-def test_a_rung_of_a_load_is_a_row_of_its_own_table(tmp_path: Path) -> None:
-    spread = {"mean": 2.0, "p50": 1.5, "p90": 3.0, "p99": 1234.5}
-    rung = {"ids_per_s": 81234.5, "ttft": spread, "itl": None, "e2e": spread}
-    record = {"bench": "serve", "case": "binary", "rung": rung, "command": "c", "device": "a CPU"}
-    record["gpu"] = "a GPU"
-    (tmp_path / "serve.jsonl").write_text(json.dumps(record) + "\n")
-    row = "| binary | 81,234 | 1.5 / 1,234 ms | - | 1.5 / 1,234 ms | a GPU |\n"
-    assert figures(tmp_path).endswith(row)
-
-
-def test_what_decides_something_inside_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "json.jsonl").write_text(line("text", 20.0, "json") + "\n")
+@pytest.mark.parametrize("bench", ["json", "serve"])
+def test_what_decides_something_inside_and_loads_are_not_shown(bench: str, tmp_path: Path) -> None:
+    (tmp_path / f"{bench}.jsonl").write_text(line("text", 20.0, bench) + "\n")
     assert comparisons(tmp_path) == []
 
 
