@@ -1,27 +1,70 @@
 """The guide and the quick start show what comes when their commands are given in order."""
 
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.walkthrough import Walk, matches, steps
+from tests.docs.walkthrough import Step, Walk, matches, steps
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["guide.md", "quickstart.md"]
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_what_comes(name: str, tmp_path: Path) -> None:
+def walked(walk: Walk, name: str) -> None:
+    """Make all steps of a page, and compare what they print."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not here")
-    with Walk(tmp_path) as walk:
-        for step in steps((DOCS / name).read_text(encoding="utf-8")):
-            printed = walk.make(step)
-            if step.shown is not None:
-                assert matches(step.shown, printed), (
-                    f"docs/{name}, line {step.line}: {step.what}\nprints\n{printed}"
-                )
+    for step in steps((ROOT / name).read_text(encoding="utf-8")):
+        printed = walk.make(step)
+        if step.shown is not None:
+            assert matches(step.shown, printed), (
+                f"{name}, line {step.line}: {step.what}\nprints\n{printed}"
+            )
+
+
+@pytest.fixture(scope="module")
+def server_in_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    """What ``make run`` leaves running, for several pages."""
+    with Walk(tmp_path_factory.mktemp("walk")) as walk:
+        walk.make(Step(0, "console", "make run", None))
+        yield walk
+
+
+@pytest.fixture(scope="module")
+def server_with_a_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    """What the guide begins with."""
+    with Walk(tmp_path_factory.mktemp("walk")) as walk:
+        walk.make(Step(0, "console", "wkvm serve --state-dir states", None))
+        yield walk
+
+
+def test_the_guide_shows_what_comes(server_with_a_disk: Walk) -> None:
+    server_with_a_disk.forget()
+    walked(server_with_a_disk, "docs/guide.md")
+
+
+@pytest.mark.parametrize("name", ["docs/quickstart.md", "README.md"])
+def test_a_page_after_make_run_shows_what_comes(name: str, server_in_memory: Walk) -> None:
+    server_in_memory.forget()
+    walked(server_in_memory, name)
+
+
+def test_the_programs_of_the_page_on_clients_run(server_with_a_disk: Walk) -> None:
+    server_with_a_disk.forget()
+    page = (ROOT / "clients/README.md").read_text(encoding="utf-8")
+    blocking, aio, states, session, moving = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "wkvm_client.migrate(" in moving, "it needs two servers: client/test_migration.py"
+    given = (
+        "client = wkvm_client.connect('tcp://127.0.0.1:8001')\n"
+        "ids, more_ids, question = [5, 6, 7], [8, 9], [10]\n"
+    )
+    program = "\n".join([blocking, aio, given, states, session, "client.close()"])
+    program = program.replace("unix:///run/wkvm.sock", "tcp://127.0.0.1:8001")
+    printed = server_with_a_disk.make(Step(0, "python", program, None))
+    assert len(printed.split()) > 2
+    assert (server_with_a_disk.folder / "agent.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

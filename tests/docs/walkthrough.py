@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import wkvm_client
+
 BLOCK = re.compile(r"^```(console|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORTS = {"http": "127.0.0.1:8000", "tcp": "127.0.0.1:8001"}
 """Where servers of a page are, by the kind of their addresses."""
@@ -110,9 +112,13 @@ class Walk(AbstractContextManager["Walk"]):
     folder: Path
     _servers: list[subprocess.Popen[str]] = field(default_factory=list)
     _here: dict[str, str] = field(default_factory=dict)
+    _command: str = ""
+    _ready: str = ""
 
     def make(self, step: Step) -> str:
         """Carry a step out; what it printed, with the addresses of the page.
+
+        The command of a server that runs already starts no other.
 
         Raises:
             AssertionError: a program failed, or a server did not start.
@@ -120,9 +126,7 @@ class Walk(AbstractContextManager["Walk"]):
         if step.what == "^C":
             self._end()
             return ""
-        what = step.what
-        for there, here in self._here.items():
-            what = what.replace(there, here)
+        what = self.here(step.what)
         if step.kind == "python":
             return self._told(self._run([sys.executable, "-c", what], step))
         if SERVER.match(what):
@@ -130,6 +134,19 @@ class Walk(AbstractContextManager["Walk"]):
         if what.startswith("wkvm states ") and "--connect" not in what:
             what += f" --connect tcp://{self._here[PORTS['tcp']]}"
         return self._told(self._run(["bash", "-c", what], step))
+
+    def here(self, words: str) -> str:
+        """What a page says, with the addresses of the servers that run."""
+        for there, here in self._here.items():
+            words = words.replace(there, here)
+        return words
+
+    def forget(self) -> None:
+        """Delete all states, so that the next page finds a server that has none."""
+        with wkvm_client.connect(f"tcp://{self._here[PORTS['tcp']]}") as client:
+            while states := client.states.list().states:
+                for state in states:
+                    client.states.delete(state.name)
 
     def _run(self, command: list[str], step: Step) -> str:
         done = subprocess.run(
@@ -146,6 +163,8 @@ class Walk(AbstractContextManager["Walk"]):
         return done.stdout
 
     def _serve(self, what: str) -> str:
+        if self._servers and what == self._command:
+            return self._ready
         flags = shlex.split(what)[2:] if what.startswith("wkvm serve") else []
         command = [sys.executable, "-m", "wkvm", "serve", *flags]
         server = subprocess.Popen(
@@ -163,6 +182,7 @@ class Walk(AbstractContextManager["Walk"]):
         for address in ready.split()[1:]:
             kind, _, here = address.partition("://")
             self._here[PORTS[kind]] = here
+        self._command, self._ready = what, ready
         return ready
 
     def _told(self, printed: str) -> str:
