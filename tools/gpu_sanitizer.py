@@ -10,11 +10,13 @@ hands every tensor's memory back at once, so that what lies beyond a tensor is n
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +47,7 @@ def checked(tool: str, file: str, limit_s: float) -> Finding:
     command = [
         *("compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "5"),
         *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
-        *("-p", "no:xdist", file),
+        *("-p", "no:xdist", "-o", "faulthandler_timeout=0", file),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if tool == "memcheck":
@@ -57,11 +59,14 @@ def checked(tool: str, file: str, limit_s: float) -> Finding:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        # What it watches is another process, which holds the pipe.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
     errors = [int(one or other) for one, other in ERRORS.findall(output)]
     passed = [int(one) for one in TESTS.findall(output)]
@@ -86,7 +91,7 @@ def findings(arguments: argparse.Namespace) -> Iterator[Finding]:
                 pool.submit(checked, tool, file, arguments.limit_s)
                 for file in arguments.files or FILES
             ]
-            yield from (task.result() for task in tasks)
+            yield from (task.result() for task in as_completed(tasks))
 
 
 def main() -> int:

@@ -6,11 +6,13 @@ that answers at PATH: each line of ``Ask`` brings a line of JSON, ``Inside``.
 
 import asyncio
 import ctypes
+import functools
 import gc
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import tracemalloc
@@ -20,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -30,6 +33,8 @@ from wkvm_bench.random_model import Size, write_random
 
 READY_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 120.0
+CACHE_KIB = 128
+"""Of each of SQLite's connections in the server."""
 N_LINES = 12
 """Lines of code that are named where memory grew."""
 MODEL = Size(n_layers=1, width=64, vocab_size=4096, ranks=(8, 8, 8, 8))
@@ -60,6 +65,8 @@ class Inside(msgspec.Struct):
         n_blocks: pieces of memory of Python objects.
         malloc_bytes: what the C library has given out and not got back; 0 where it does not tell.
             Where this stays and the resident memory grows, memory is only fragmented.
+        sqlite_bytes: of this, what SQLite has: above all its caches, of a fixed size for each
+            connection; 0 where the library is not to be asked.
         traced_bytes: of all that Python has allocated; 0 where that is not traced.
         growth: types of which there are more objects, and lines of code that hold more memory.
     """
@@ -70,6 +77,7 @@ class Inside(msgspec.Struct):
     rss_bytes: int
     n_blocks: int
     malloc_bytes: int
+    sqlite_bytes: int
     traced_bytes: int
     growth: list[str]
 
@@ -220,6 +228,7 @@ class _Watcher(threading.Thread):
             rss_bytes=rss_bytes("self"),
             n_blocks=sys.getallocatedblocks(),
             malloc_bytes=malloc_bytes(),
+            sqlite_bytes=sqlite_bytes(),
             traced_bytes=tracemalloc.get_traced_memory()[0],
             growth=growth,
         )
@@ -270,9 +279,29 @@ def malloc_bytes() -> int:
     return int(told.uordblks) + int(told.hblkhd)
 
 
+def sqlite_bytes() -> int:
+    """What SQLite has taken; 0 where it is part of Python's own binary."""
+    try:
+        memory_used = ctypes.CDLL("libsqlite3.so.0").sqlite3_memory_used
+    except (OSError, AttributeError):
+        return 0
+    memory_used.restype = ctypes.c_int64
+    return int(memory_used())
+
+
+class _SmallCaches(sqlite3.Connection):
+    """Connections whose cache of pages, of 2 MiB else, is full within the warm-up."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+
+
 def _main(watch: str, *argv: str) -> int:
     from wkvm.cli import main
 
+    connect = sqlite3.connect
+    sqlite3.connect = functools.partial(connect, factory=_SmallCaches)  # type: ignore[assignment]
     _Watcher(watch).start()
     return main(list(argv))
 
