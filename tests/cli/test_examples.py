@@ -127,18 +127,6 @@ def test_openai_chat(base_url: str) -> None:
     assert "star" in answer
 
 
-def test_the_readme_begins_with_a_program_that_runs(base_url: str) -> None:
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    program = readme.split("```python\n", 1)[1].split("```", 1)[0]
-    here = {"http://127.0.0.1:8000/v1": base_url, '"none"': repr(KEY)}
-    for there in here:
-        assert there in program
-        program = program.replace(there, here[there])
-    command = [sys.executable, "-c", program]
-    answer = subprocess.check_output(command, text=True, env=environment(), timeout=300)
-    assert answer.startswith("The sun is")
-
-
 def test_there_are_no_examples_without_a_test() -> None:
     assert {file.name for file in EXAMPLES.iterdir() if file.is_file()} == {
         "agent_branches.py",

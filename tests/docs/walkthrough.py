@@ -142,7 +142,7 @@ class Walk(AbstractContextManager["Walk"]):
         return words
 
     def forget(self) -> None:
-        """Delete all states, so that the next page finds a server that has none."""
+        """Delete all states, so that the next page lists its own; their names are used up."""
         with wkvm_client.connect(f"tcp://{self._here[PORTS['tcp']]}") as client:
             while states := client.states.list().states:
                 for state in states:
