@@ -6,6 +6,8 @@ An event is a dict in the API's own form. Whoever sends them frames them.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from wkvm.gateway.chat.replies import TokenLogprob
 from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.parsing.events import Event as Found
@@ -33,8 +35,9 @@ class EventWriter:
         self._n_events = 0
         self._open = ""
         self._text = list[str]()
-        self._logprobs = list[TokenLogprob]()
-        self._held = list[TokenLogprob]()
+        # As JSON: a text's are told twice, and until then they are a fifth of the size.
+        self._logprobs = list[msgspec.Raw]()
+        self._held = list[msgspec.Raw]()
 
     def about(self, kind: str, resource: Resource) -> Event:
         """An event about the whole response, such as ``response.created``."""
@@ -48,7 +51,7 @@ class EventWriter:
             logprobs: of the ids that came; their text may come later.
         """
         events = list[Event]()
-        self._held += logprobs
+        self._held += (msgspec.Raw(msgspec.json.encode(one)) for one in logprobs)
         for one in found:
             match one:
                 case Reasoning(text):
@@ -81,7 +84,7 @@ class EventWriter:
             case "message":
                 part = item["content"][0]
                 blank, text = {"content": []}, part["text"]
-                self._held = list(part["logprobs"])
+                self._held = [msgspec.Raw(msgspec.json.encode(one)) for one in part["logprobs"]]
             case "reasoning":
                 blank, text = {"content": []}, item["content"][0]["text"]
             case "custom_tool_call":
@@ -248,7 +251,7 @@ def told_again(resource: Resource) -> list[Event]:
     return [*events, writer.about(f"response.{resource['status']}", resource)]
 
 
-def _text_part(text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _text_part(text: str, logprobs: Sequence[msgspec.Raw]) -> dict[str, Any]:
     return {
         "type": "output_text",
         "text": text,
