@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wkvm.core.errors import InvalidParameterError
+from wkvm.core.errors import InvalidParameterError, StateMovedError
 from wkvm.core.registry import AckClass, Durability, HandleRecord, Ref, VersionRecord, check_name
 
 
@@ -124,6 +124,21 @@ class Moved:
     target: str
     ref: Ref
     n_left: int = 0
+
+
+MOVED_TAG = "wkvm.moved"
+"""The tag of a handle that is elsewhere now: as what, and where."""
+
+
+def check_not_moved(name: str, tags: Mapping[str, str]) -> None:
+    """Check that a handle with these tags is here.
+
+    Raises:
+        StateMovedError: it is at another engine.
+    """
+    if MOVED_TAG in tags:
+        ref, _, target = tags[MOVED_TAG].partition(" ")
+        raise StateMovedError(name, target, ref)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class Commit:
         if earlier is not None:
             return edit.recall(earlier)[0]
         handle = edit.live(self.tenant, self.name)
+        if handle is not None:
+            handle.check_stays()
         check_expected(self.name, handle, self.expected)
         base = _base_of(edit, self.tenant, self.provenance)
         if handle is None:
@@ -126,6 +128,7 @@ class Fork:
         if earlier is not None:
             return edit.recall(earlier)
         parent = edit.handle(tenant, self.source.name)
+        parent.check_stays()
         version, payload = edit.version(parent, self.source.version)
         for name in self.names:
             # Before the tier: what is refused makes nothing durable either.
@@ -174,6 +177,7 @@ class Rollback:
         if earlier is not None:
             return edit.recall(earlier)[0]
         handle = edit.handle(self.tenant, self.name)
+        handle.check_stays()
         check_expected(self.name, handle, self.expected)
         if self.position is None:
             row, payload = edit.version(handle, self.version)

@@ -147,6 +147,7 @@ class Handles(Lookup):
 
         def run(edit: Edit) -> HandleRecord:
             handle = edit.handle(tenant, name)
+            handle.check_stays()
             check_expected(name, handle, expected_version)
             change(edit, handle)
             # Now: what is looked for after the commit may not be found though it was done.

@@ -24,6 +24,7 @@ from wkvm.core.registry import (
     VersionRecord,
     canonical_json,
 )
+from wkvm.core.states import MOVED_TAG, check_not_moved
 from wkvm.state.columns import HANDLE_COLUMNS, PAYLOAD_COLUMNS
 from wkvm.state.index import Row
 
@@ -107,6 +108,15 @@ class HandleRow:
     def is_whole(self) -> bool:
         """Whether the row is what was written."""
         return seal_of(self.facts()) == self.seal
+
+    def check_stays(self) -> None:
+        """Check that it may be changed: what is elsewhere now would have two heads.
+
+        Raises:
+            StateMovedError: it is at another engine.
+        """
+        if MOVED_TAG in self.tags:
+            check_not_moved(self.name, json.loads(self.tags))
 
     def check(self) -> None:
         """Check the seal.

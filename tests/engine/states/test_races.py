@@ -261,6 +261,76 @@ async def test_a_turn_that_is_loaded_until_its_handle_has_moved_does_not_begin(
         assert rig.store.get(TENANT, Ref("chat")).version == 1
 
 
+CHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "snapshot": ("commit", lambda s: s.snapshot(TENANT, Ref("chat"))),
+    "snapshot there": ("commit", lambda s: s.snapshot(TENANT, Ref("other"), save_as="chat")),
+    "mutate": ("commit", lambda s: s.mutate(TENANT, "same", {}, [Ref("chat")], save_as="chat")),
+    "rollback": ("rollback", lambda s: s.rollback(TENANT, "chat", version=1)),
+    "rollback to a token": ("commit", lambda s: s.rollback(TENANT, "chat", position=4)),
+    "import": ("commit", lambda s: put_in(s, "chat")),
+    "fork": ("fork", lambda s: s.fork(TENANT, Ref("chat"), ["third"])),
+    "tags": ("set_tags", lambda s: s.set_tags(TENANT, "chat", {"a": "b"})),
+    "expiry": ("set_expiry", lambda s: s.set_expiry(TENANT, "chat", 4e9)),
+    "rename": ("rename", lambda s: s.rename(TENANT, "chat", "third")),
+}
+"""Of each kind one: what it is held at, and what is asked."""
+
+
+async def put_in(service: Any, name: str) -> None:
+    source = await service.export(TENANT, Ref("other"))
+    sink = await service.importing(TENANT, name, n_bytes=source.n_bytes)
+    for chunk in source.chunks():
+        await sink.write(bytes(chunk))
+    await sink.finish()
+
+
+async def begun(rig: Rig, kind: str) -> tuple[Gate, "asyncio.Task[Any]"]:
+    """Two states, and a change of one that has passed every check and does not come to the store.
+
+    Others do.
+    """
+    for name in ("chat", "other"):
+        await rig.turn(PROMPT, save_as=name)
+    method, change = CHANGES[kind]
+    real = getattr(rig.store, method)
+    gate = Gate(rig, method)
+    task = asyncio.create_task(change(rig.service))
+    await gate.reached()
+    setattr(rig.store, method, real)
+    return gate, task
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_no_change_is_made_to_what_has_moved_meanwhile(tmp_path: Path, kind: str) -> None:
+    async with running(tmp_path / "s") as rig:
+        gate, task = await begun(rig, kind)
+        await rig.service.migrate_begin(TENANT, "chat")
+        await rig.service.migrate_end(TENANT, "chat", moved=THERE)
+        before = rig.store.handle(TENANT, "chat")
+        gate.open()
+        with pytest.raises(StateMovedError):
+            await task
+        assert rig.store.handle(TENANT, "chat") == before
+        with pytest.raises(StateNotFoundError):
+            rig.store.handle(TENANT, "third")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHANGES if kind not in ("fork", "rename")])
+async def test_what_was_changed_while_it_was_on_its_way_has_not_moved(
+    tmp_path: Path, kind: str
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        gate, task = await begun(rig, kind)
+        await rig.service.migrate_begin(TENANT, "chat")
+        gate.open()
+        await task
+        changed = rig.store.handle(TENANT, "chat")
+        with pytest.raises(StaleVersionError):
+            await rig.service.migrate_end(TENANT, "chat", moved=THERE)
+        assert rig.store.handle(TENANT, "chat") == changed
+        await rig.service.get(TENANT, Ref("chat"))
+
+
 async def test_a_turn_that_is_being_loaded_moves_with_its_handle(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")

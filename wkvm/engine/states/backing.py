@@ -14,15 +14,12 @@ from wkvm.core.registry import (
     VersionRecord,
     parse_ref,
 )
-from wkvm.core.states import Moved, StateInfo
+from wkvm.core.states import MOVED_TAG, Moved, StateInfo, check_not_moved
 from wkvm.engine.states.threads import Threads
 from wkvm.state.exchange import Receiver
 from wkvm.state.folding import Fold
 from wkvm.state.mutations import Mutations
 from wkvm.state.store import Store
-
-MOVED_TAG = "wkvm.moved"
-"""The tag of a handle that is elsewhere now: as what, and where."""
 
 MAX_USED = 100_000
 """Handles of which it is remembered when they were last used."""
@@ -126,9 +123,7 @@ class Backing:
             tags = self.store.handle(tenant, name).tags
         except StateNotFoundError:
             return
-        if MOVED_TAG in tags:
-            ref, _, target = tags[MOVED_TAG].partition(" ")
-            raise StateMovedError(name, target, ref)
+        check_not_moved(name, tags)
 
     def touch(self, tenant: str, *names: str | None) -> None:
         """Note that handles are in use now. The oldest of too many are forgotten."""

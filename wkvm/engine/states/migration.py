@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import (
     InvalidParameterError,
+    StaleVersionError,
     StateExistsError,
     StateNotFoundError,
 )
 from wkvm.core.registry import Ref, VersionRecord
-from wkvm.core.states import Moved, StateInfo
-from wkvm.engine.states.backing import MOVED_TAG, Backing
+from wkvm.core.states import MOVED_TAG, Moved, StateInfo
+from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.parking import Parking
 from wkvm.engine.states.replay import Replay
 
@@ -152,5 +153,9 @@ class Migration(Replay):
 def _mark(backing: Backing, tenant: str, info: StateInfo, moved: Moved) -> None:
     """Mark a handle as moved, if it is where the move began. In a thread."""
     name, version = info.version.name, info.version.version
-    tags = {**backing.store.handle(tenant, name).tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
+    now = backing.store.handle(tenant, name)
+    if (now.tags, now.expires_at) != (info.handle.tags, info.handle.expires_at):
+        # Changed by what was under way when the move began: the other side does not have it.
+        raise StaleVersionError(name, version, now.head.version)
+    tags = {**now.tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
     backing.store.set_tags(tenant, name, tags, expected_version=version)
