@@ -7,6 +7,7 @@ as that is kept. Whoever sends the request again is told what came of it.
 import hashlib
 import sqlite3
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -65,7 +66,7 @@ def response_of(db: sqlite3.Connection, tenant: bytes, key: Key) -> str | None:
         HttpError: 409; the key stands for something else.
     """
     found = _find(db, tenant, key, "response")
-    return None if found is None else found[0]
+    return None if found is None else str(found[0])
 
 
 def talk_of(
@@ -79,11 +80,12 @@ def talk_of(
     Raises:
         HttpError: 409; the key stands for something else.
     """
-    return _find(db, tenant, key, "conversation, first, past")
+    found = _find(db, tenant, key, "conversation, first, past")
+    return None if found is None else (found[0], found[1], found[2])
 
 
-def _find(db: sqlite3.Connection, tenant: bytes, key: Key, columns: str) -> tuple | None:  # type: ignore[type-arg]
-    found = db.execute(
+def _find(db: sqlite3.Connection, tenant: bytes, key: Key, columns: str) -> tuple[Any, ...] | None:
+    found: tuple[Any, ...] | None = db.execute(
         f"SELECT digest, {columns} FROM asked WHERE tenant = ? AND key = ?", (tenant, key.text)
     ).fetchone()
     if found is None:

@@ -79,21 +79,21 @@ class EventWriter:
 
     def again(self, item: Kept) -> list[Event]:
         """The events of an item that is over, with its text in one."""
-        blank: dict[str, Any]
+        blank = dict[str, Any]()
         match kind := item["type"]:
             case "message":
                 part = item["content"][0]
-                blank, text = {"content": []}, part["text"]
+                blank["content"], text = list[Any](), part["text"]
                 self._held = [msgspec.Raw(msgspec.json.encode(one)) for one in part["logprobs"]]
             case "reasoning":
-                blank, text = {"content": []}, item["content"][0]["text"]
+                blank["content"], text = list[Any](), item["content"][0]["text"]
             case "custom_tool_call":
-                blank, text = {"input": ""}, foreign.text_arguments(item["input"])
+                blank["input"], text = "", foreign.text_arguments(item["input"])
             case "local_shell_call":
-                blank = {"action": foreign.shell_action("")}
+                blank["action"] = foreign.shell_action("")
                 text = foreign.shell_arguments(item["action"])
             case _:
-                blank, text = {"arguments": ""}, item["arguments"]
+                blank["arguments"], text = "", item["arguments"]
         events = [self._added({**item, "status": "in_progress", **blank})]
         if "content" in blank:
             empty = _thought_part("") if kind == "reasoning" else _text_part("", [])
@@ -243,7 +243,7 @@ class EventWriter:
 def told_again(resource: Resource) -> list[Event]:
     """The events of a response that is over, as of one that comes at once."""
     writer = EventWriter({})
-    begun = {**resource, "status": "in_progress", "output": [], "usage": None}
+    begun: Resource = {**resource, "status": "in_progress", "output": [], "usage": None}
     begun |= {"completed_at": None, "incomplete_details": None}
     events = [writer.about(f"response.{kind}", begun) for kind in ("created", "in_progress")]
     for item in resource["output"]:
