@@ -9,7 +9,7 @@ import importlib
 
 from wkvm_bench.report.sections import Section
 
-MODULES = ("serving", "others")
+MODULES = ("serving", "gpu", "others")
 """Modules of this package that have ``SECTIONS``, in the order of a report."""
 
 

@@ -52,7 +52,7 @@ def is_closed(record: Record) -> bool:
 def rungs(records: Sequence[Record]) -> str:
     """Loads as a table, those that are alike below each other."""
     rows = list[str]()
-    for record in sorted(filter(is_rung, records), key=_order):
+    for record in sorted(of_turns(records), key=_order):
         rung = record["rung"]
         mark = " †" if rung.get("is_generator_bound") else ""
         rows.append(
@@ -68,6 +68,18 @@ def rungs(records: Sequence[Record]) -> str:
 def tables(records: Sequence[Record]) -> str:
     """All loads, and below them the ratios of those that took turns."""
     return "\n".join(part for part in (rungs(records), compared(records)) if part)
+
+
+def of_turns(records: Sequence[Record]) -> list[Record]:
+    """Of several turns of one load on one server, the one in the middle by its output."""
+    turns = dict[tuple[str, ...], list[Record]]()
+    for record in filter(is_rung, records):
+        rung = record["rung"]
+        bounds, shape = str(rung.get("goodput")), str(rung.get("burstiness"))
+        key = (workload(rung), server_of(record), place(record), bounds, shape)
+        turns.setdefault((*key, str(record.get("command"))), []).append(record)
+    ranked = (sorted(one, key=lambda r: r["rung"]["output_throughput"]) for one in turns.values())
+    return [one[len(one) // 2] for one in ranked]
 
 
 def server_of(record: Record) -> str:
@@ -151,6 +163,7 @@ def draw_closed(figure: "Figure", records: Sequence[Record]) -> None:
     """Rate and times by how many requests are open at a time."""
     from wkvm_bench.report.drawing import powers_of_two
 
+    records = of_turns(records)
     name, counts = _named(records), [float(r["rung"]["max_concurrency"]) for r in records]
     rate, first, gap = figure.subplots(1, 3)
     panels = (
@@ -171,6 +184,7 @@ def draw_closed(figure: "Figure", records: Sequence[Record]) -> None:
 
 def draw_open(figure: "Figure", records: Sequence[Record]) -> None:
     """Goodput and times by how many requests come a second."""
+    records = of_turns(records)
     name = _named(records)
     good, first, whole = figure.subplots(1, 3)
     panels = (
