@@ -6,7 +6,8 @@ import { ConsoleProvider, type Console } from "./app/context.ts";
 import { KeyRing, storage } from "./app/key.ts";
 import { Link, surroundings } from "./app/link.ts";
 import { Notices } from "./app/notices.ts";
-import { PollingFeed } from "./app/polling.ts";
+import { Feed } from "./app/feed.ts";
+import { follow } from "./app/watching.ts";
 import { Router } from "./app/routes.ts";
 import { ThemeChoice } from "./app/theme.ts";
 import { Shell } from "./app/shell.tsx";
@@ -18,7 +19,7 @@ const keys = new KeyRing(
 const link = new Link(keys, surroundings());
 const parts: Console = {
   link,
-  feed: new PollingFeed(link),
+  feed: new Feed(link, follow),
   router: new Router(window),
   notices: new Notices(),
   theme: new ThemeChoice(

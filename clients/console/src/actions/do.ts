@@ -11,7 +11,6 @@ export async function doOne(
   const made = await call(client.states);
   const list: readonly StateInfo[] = Array.isArray(made) ? made : [made as StateInfo];
   feed.put(list);
-  feed.refresh();
   return list;
 }
 

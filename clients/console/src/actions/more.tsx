@@ -19,7 +19,6 @@ export function MigrateDialog({ states: [state = ""], onClose }: DialogProps) {
     const client = await all.link.open();
     const to = { address: address.value.trim(), key: key.value.trim(), name: name.value };
     const moved = await migrate(client, own, to);
-    all.feed.refresh();
     all.notices.done(`${own} is ${refOf(moved)} at ${to.address} now`);
   };
   return (
@@ -95,7 +94,6 @@ export function TagDialog({ states: [state = ""], onClose }: DialogProps) {
         ...{ type: "StateEdit", request_id: client.newRequestId(), state: own },
         expires_in_ms: Number(life.value),
       });
-      all.feed.refresh();
     }
     all.notices.done(`Tags of ${own} are changed`);
   };

@@ -209,7 +209,6 @@ export function DeleteDialog({ states, onClose }: DialogProps) {
       await client.states.delete(state);
       if (partsOf(state).version === null) all.feed.remove(state);
     });
-    all.feed.refresh();
     all.marked.value = new Set();
     all.notices.done(`Deleted ${several(states)}`);
     const { pane, parts, query } = all.router.route.peek();

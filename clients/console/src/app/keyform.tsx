@@ -25,6 +25,7 @@ export function KeyForm({ problem }: { problem: KeyProblem }) {
   return (
     <form class="panel key-form" onSubmit={submit}>
       <h1>This server has keys</h1>
+      <input class="unseen" type="text" autocomplete="username" value="wkvm" tabIndex={-1} aria-hidden="true" readOnly />
       <Field
         label="Key"
         wrong={SAID[problem]}

@@ -40,6 +40,7 @@ export function Composer({ label, isBusy, onSend, onStop, children }: ComposerPr
       {hasSettings.value && <SamplingFields />}
       <textarea
         ref={field}
+        id="message"
         class="input"
         rows={2}
         aria-label={label}

@@ -108,13 +108,14 @@ function Known() {
   const filter = useSignal("");
   const now = Date.now();
   const known = [...feed.states.value.values()]
-    .filter((state) => state.name.includes(filter.value.trim()))
-    .sort((one, other) => Number(other.updated_ms) - Number(one.updated_ms));
+    .filter(({ info }) => info.name.includes(filter.value.trim()))
+    .sort((one, other) => other.usedMs - one.usedMs);
   return (
     <section class="panel chat-known" aria-label="States">
       <div class="bar">
         <h1 class="grow">Go on with a state</h1>
         <input
+          id="filter"
           class="input chat-filter"
           type="search"
           aria-label="Filter by name"
@@ -126,13 +127,13 @@ function Known() {
         />
       </div>
       <ul class="list">
-        {known.slice(0, N_SHOWN).map((state) => (
-          <li key={state.name}>
-            <a class="grow clip mono" href={hashOf("chat", [state.name])}>
-              {state.name}
+        {known.slice(0, N_SHOWN).map(({ info, usedMs }) => (
+          <li key={info.name}>
+            <a class="grow clip mono" href={hashOf("chat", [info.name])}>
+              {info.name}
             </a>
-            <span class="number faint">{countOf(Number(state.n_computed) + Number(state.n_pending))} tokens</span>
-            <span class="number faint">{ageOf(now - Number(state.updated_ms))}</span>
+            <span class="number faint">{countOf(Number(info.n_computed) + Number(info.n_pending))} tokens</span>
+            <span class="number faint">{ageOf(now - usedMs)}</span>
           </li>
         ))}
       </ul>

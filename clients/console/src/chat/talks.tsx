@@ -1,9 +1,11 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
+import { actionsOn, type ActionId } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
 import { countOf } from "../app/words.ts";
 import { Button } from "../ui/controls.tsx";
+import { TierSign } from "../ui/signs.tsx";
 import { BranchDialog, type Branching } from "./branching.tsx";
 import { Column, LastTurn } from "./column.tsx";
 import { Composer } from "./composer.tsx";
@@ -98,7 +100,7 @@ function useTalk(http: Http, reader: Reader, ref: string): Talk | null {
     [http, reader, ref],
   );
   const head = talk && feed.states.value.get(talk.name);
-  const newest = talk?.version === null && head ? Number(head.head) : 0;
+  const newest = talk?.version === null && head ? Number(head.info.head) : 0;
   const client = link.client.value;
   useEffect(() => {
     if (!talk) return undefined;
@@ -160,19 +162,39 @@ function common(one: Talk, other: Talk): number {
   return commonTurns(first.turns, second.turns);
 }
 
+/** What is done to a state while one talks with it; the rest is in the table of states. */
+const OFFERED: readonly ActionId[] = ["mutate", "hibernate", "resume"];
+
 function Head({ talk, against }: { talk: Talk; against: Talk | null }) {
-  const { feed } = useConsole();
+  const { feed, asked } = useConsole();
   const conversation = talk.conversation.value;
-  const state = feed.states.value.get(talk.name);
+  const info = talk.version === null ? feed.states.value.get(talk.name)?.info : undefined;
   return (
     <div class="chat-title bar">
       <h1 class="mono clip" title={talk.ref}>
         {talk.ref}
       </h1>
       {conversation && <span class="number faint">{countOf(conversation.nTokens)} tokens</span>}
-      {state && talk.version === null && <span class={`badge tier ${state.tier}`}>{state.tier}</span>}
+      {info && <TierSign tier={info.tier} />}
       <span class="grow" />
-      <a class="button small plain" href={hashOf("states", [talk.name])}>
+      {info &&
+        actionsOn(info)
+          .filter(({ id }) => OFFERED.includes(id))
+          .map(({ id, title, says }) => (
+            <Button
+              key={id}
+              small
+              kind="plain"
+              title={says}
+              aria-label={`${title} ${talk.name}`}
+              onClick={() => {
+                asked.value = { action: id, states: [talk.name] };
+              }}
+            >
+              {title}
+            </Button>
+          ))}
+      <a class="button small plain" href={hashOf("states", [talk.name])} aria-label={`State ${talk.name}`}>
         State
       </a>
       {against && (

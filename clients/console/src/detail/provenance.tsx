@@ -9,6 +9,8 @@ interface Entry {
 const SAID: Readonly<Record<string, string>> = {
   n_before: "tokens before",
   n_after: "tokens after",
+  n_output: "tokens generated",
+  n_prompt: "tokens of the prompt",
   engine: "made by version",
   cuts: "checkpoints at",
 };

@@ -2,6 +2,9 @@ import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { useConsole } from "../app/context.ts";
 
+/** So many ids a server tells of a state at most: there may be more before them. */
+const N_TAIL = 32;
+
 /** The last that a state has read, as text: what its next token would follow. */
 export function Tail({ tail }: { tail: Uint32Array }) {
   const { link } = useConsole();
@@ -26,7 +29,10 @@ export function Tail({ tail }: { tail: Uint32Array }) {
   return (
     <section class="inspector-part">
       <h3>Last read</h3>
-      <blockquote class="inspector-tail">{text}</blockquote>
+      <blockquote class="inspector-tail">
+        {tail.length >= N_TAIL && "… "}
+        {text}
+      </blockquote>
     </section>
   );
 }

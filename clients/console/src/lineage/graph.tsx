@@ -26,7 +26,9 @@ export function Graph({ picture, current, onOpen }: GraphProps) {
   const body = useRef<HTMLDivElement>(null);
   const view = useSignal({ left: 0, top: 0, width: 1000, height: 600 });
   const look = (): void => {
-    const { scrollLeft: left, scrollTop: top, clientWidth: width, clientHeight: height } = body.current!;
+    // An observer may call once more after the last look.
+    if (!body.current) return;
+    const { scrollLeft: left, scrollTop: top, clientWidth: width, clientHeight: height } = body.current;
     view.value = { left, top, width, height };
   };
   useEffect(() => {

@@ -64,12 +64,21 @@ export function LineagePane() {
         {picture.dots.size ? (
           <Graph picture={picture} current={reference} onOpen={open} />
         ) : (
-          <Empty title={asked.value.problem || (found ? "No states yet" : "Looking for versions")}>
-            {found && <a href={hashOf("states")}>Make one</a>}
-          </Empty>
+          <Nothing problem={asked.value.problem} isFound={found !== null} isPart={found?.isPart ?? false} />
         )}
       </section>
       {reference && <Inspector reference={reference} onClose={() => open(null, false)} />}
     </div>
+  );
+}
+
+function Nothing({ problem, isFound, isPart }: { problem: string; isFound: boolean; isPart: boolean }) {
+  if (problem) return <Empty title={problem} />;
+  if (!isFound) return <Empty title="Looking for versions" />;
+  if (isPart) return <Empty title="There are too many versions: this state is not among those that are drawn" />;
+  return (
+    <Empty title="No states yet">
+      <a href={hashOf("states")}>Make one</a>
+    </Empty>
   );
 }

@@ -67,6 +67,7 @@ export function StatesPane() {
         )}
         <p class="states-foot faint number" role="status">
           {countOf(rows.value.length)} of {countOf(total)} states
+          {link.info.value?.tenant && ` of tenant ${link.info.value.tenant}`}
           {feed.isWhole.value ? "" : ", more are coming"}
         </p>
       </section>
