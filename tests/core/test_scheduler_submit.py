@@ -265,6 +265,27 @@ def test_a_tenant_that_fills_its_queue_leaves_room_to_others() -> None:
     submit(scheduler, 2, tenant="b")
 
 
+def test_all_tenants_together_have_a_limit_that_keeps_out_who_has_its_share() -> None:
+    scheduler = make_scheduler(n_slots=1, max_queue_of_all=6)
+    submit(scheduler, 0)
+    step(scheduler)
+    submit(scheduler, 1, 1, SamplingParams(n=6), tenant="first")
+    full = refusal(scheduler, tenant="first")
+    assert isinstance(full, QueueFullError)
+    assert "6 requests of all tenants" in str(full)
+    # Who takes less than its share is not kept out: 3 of 6, then 2.
+    assert isinstance(refusal(scheduler, tenant="second", params=SamplingParams(n=4)), WkvmError)
+    submit(scheduler, 10, 1, SamplingParams(n=3), tenant="second")
+    assert isinstance(refusal(scheduler, tenant="second"), QueueFullError)
+    submit(scheduler, 20, 1, SamplingParams(n=2), tenant="third")
+    assert isinstance(refusal(scheduler, tenant="third"), QueueFullError)
+    # Where there is room nobody's share is looked at.
+    for request_id in range(1, 7):
+        scheduler.cancel(request_id, 0.0)
+    submit(scheduler, 30, 1, tenant="third")
+    assert isinstance(refusal(scheduler, tenant="third"), QueueFullError)
+
+
 def test_without_a_queue_a_free_slot_is_enough() -> None:
     scheduler = make_scheduler(n_slots=1, max_queue=0)
     submit(scheduler, 0)

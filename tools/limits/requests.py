@@ -53,6 +53,13 @@ REQUESTS = (
         "core/test_scheduler_submit.py::test_the_prompt_ids_that_wait_have_a_bound",
     ),
     Limit(
+        "requests of all tenants that wait",
+        "--max-queue-of-all",
+        "`QUEUE_FULL`, 429, to who has an equal share",
+        "core/test_scheduler_submit.py::"
+        "test_all_tenants_together_have_a_limit_that_keeps_out_who_has_its_share",
+    ),
+    Limit(
         "prompt and `max_tokens` together",
         "--max-model-len",
         "`PROMPT_TOO_LONG`, 400",

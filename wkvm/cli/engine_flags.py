@@ -78,6 +78,14 @@ ENGINE_FLAGS = (
         text="how many requests of a tenant may wait for a slot (default: %(default)s)",
     ),
     Flag(
+        names=("--max-queue-of-all",),
+        field="max_queue_of_all",
+        kind=int,
+        metavar="N",
+        text="how many requests of all tenants together may wait for a slot; who has less than an "
+        "equal share of these may wait all the same (default: no limit but each tenant's)",
+    ),
+    Flag(
         names=("--max-queued-tokens",),
         field="max_queued_tokens",
         kind=int,

@@ -73,9 +73,17 @@ def check_room(
     if n_waiting <= 0:
         return
     if n_waiting > config.max_queue:
-        raise foresight.full(config.max_queue, "requests", spec)
+        raise foresight.full(config.max_queue, "requests of a tenant", spec)
+    most = config.max_queue_of_all
+    if (
+        most is not None
+        and len(waiting) + spec.params.n - n_free > most
+        # Who takes less than an equal share is not kept out by those who take more.
+        and n_waiting > most // waiting.n_tenants_with(tenant)
+    ):
+        raise foresight.full(most, "requests of all tenants", spec)
     if waiting.n_ids(tenant) + spec.n_ids > config.max_queued_tokens:
-        raise foresight.full(config.max_queued_tokens, "prompt and allowed ids", spec)
+        raise foresight.full(config.max_queued_tokens, "prompt and allowed ids of a tenant", spec)
 
 
 def _check_terms(spec: RequestSpec) -> None:

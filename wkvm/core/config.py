@@ -35,6 +35,9 @@ class EngineConfig:
         decode_prompt_tokens: how much prompts share at most in a step that makes others wait
             for their next id; None for what suits the device: on a CPU, all that is left.
         max_queue: how many requests of a tenant may wait for a slot; each choice is one.
+        max_queue_of_all: how many of all tenants together, but that a tenant with less than its
+            share of these may always wait; None for no limit. The share is that of as many
+            tenants as wait then.
         max_queued_tokens: how many prompt and allowed ids these may have together. Choices of
             one spec share theirs, which count once while any of the choices waits.
         max_queue_s: who would wait longer for a slot is refused at once; None for its own time.
@@ -73,6 +76,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     decode_prompt_tokens: int | None = None
     max_queue: int = 1024
+    max_queue_of_all: int | None = None
     max_queued_tokens: int = 16 * 1024 * 1024
     max_queue_s: float | None = None
     max_n: int = MAX_N
@@ -102,6 +106,7 @@ class EngineConfig:
         _at_least("max-num-batched-tokens", self.max_num_batched_tokens, 1)
         _at_least("decode-prompt-tokens", self.decode_prompt_tokens, 1)
         _at_least("max-queue", self.max_queue, 0)
+        _at_least("max-queue-of-all", self.max_queue_of_all, 0)
         _at_least("max-queued-tokens", self.max_queued_tokens, 0)
         _at_least("max-completed-requests", self.max_completed_requests, 0)
         _at_least("max-hibernated", self.max_hibernated, 0)

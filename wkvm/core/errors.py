@@ -198,10 +198,10 @@ class OutOfSlotsError(CapacityError):
 
 
 class QueueFullError(CapacityError):
-    """As many requests, or ids of requests, of a tenant wait as may."""
+    """As many requests, or ids of requests, wait as may."""
 
     def __init__(self, limit: int, of: str, retry_after_s: float | None = None) -> None:
-        why = f"the queue holds at most {limit} {of} of a tenant; retry later"
+        why = f"the queue holds at most {limit} {of}; retry later"
         super().__init__(why, retry_after_s)
         self.limit = limit
         self.of = of

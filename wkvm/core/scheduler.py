@@ -121,7 +121,8 @@ class Scheduler(Admission):
             DrainingError: nothing new is taken.
             QueueFullError: the free slots do not suffice for what its tenant has waiting and
                 these, and beyond them there would be more than ``max_queue`` requests, or in
-                all more than ``max_queued_tokens`` ids.
+                all more than ``max_queued_tokens`` ids; or more than ``max_queue_of_all``
+                requests of all tenants, and more of its own than its share.
             OverloadedError: so many wait that it would not be over in its time.
             ValueError: an id is in use, or there are not ``n`` ids and branches.
         """

@@ -99,6 +99,10 @@ class WaitingLine:
         line = self._ring.get(tenant)
         return 0 if line is None else line.n_requests
 
+    def n_tenants_with(self, tenant: str) -> int:
+        """How many tenants have something waiting, and this one."""
+        return len(self._ring) + (tenant not in self._ring)
+
     def n_ids(self, tenant: str) -> int:
         """How many ids a tenant's waiting requests brought, those that they share once."""
         line = self._ring.get(tenant)

@@ -164,7 +164,7 @@ class Operations:
             QueueFullError: the tenant has as many as it may.
         """
         if self._n_transfers[tenant] >= TRANSFERS_PER_TENANT:
-            raise QueueFullError(TRANSFERS_PER_TENANT, "transfers of states")
+            raise QueueFullError(TRANSFERS_PER_TENANT, "transfers of states of a tenant")
         self._n_transfers[tenant] += 1
 
     def free_place(self, tenant: str) -> None:
@@ -182,7 +182,9 @@ class Operations:
         if n_bytes <= LARGE_BYTES:
             return
         if self._n_large[operation.tenant] >= LARGE_TRANSFERS_PER_TENANT:
-            raise QueueFullError(LARGE_TRANSFERS_PER_TENANT, "transfers of large states")
+            raise QueueFullError(
+                LARGE_TRANSFERS_PER_TENANT, "transfers of large states of a tenant"
+            )
         self._n_large[operation.tenant] += 1
         operation.is_large = True
 
@@ -209,7 +211,7 @@ class Operations:
             if len(self._of_clients.get(client, {})) >= OPERATIONS_PER_CONNECTION:
                 raise QueueFullError(OPERATIONS_PER_CONNECTION, "operations on a connection")
             if self._n_of_tenants[client.tenant] >= OPERATIONS_PER_TENANT:
-                raise QueueFullError(OPERATIONS_PER_TENANT, "operations")
+                raise QueueFullError(OPERATIONS_PER_TENANT, "operations of a tenant")
             if isinstance(message, wire.StateImport):
                 self._take_large_place(operation, message.n_bytes)
             if is_transfer:

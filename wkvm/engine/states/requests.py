@@ -88,7 +88,7 @@ class Requests(Flow):
         if not self._accepts:
             raise DrainingError
         if self._n_loading[tenant] >= MAX_LOADING:
-            raise QueueFullError(MAX_LOADING, "requests that wait for their states")
+            raise QueueFullError(MAX_LOADING, "requests of a tenant that wait for their states")
         return self._begin(spec, use)
 
     def _begin(self, spec: RequestSpec, use: StateUse) -> tuple[int, ...]:
