@@ -19,6 +19,8 @@ from wkvm_bench.http_stream import Answer, HttpConnection, split
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d{1,15})(?!\d)", re.IGNORECASE)
+MAX_MESSAGE = 300
+"""Characters of what a server says of an error; some say the whole request."""
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -74,7 +76,8 @@ class OpenAiSource:
         timeout_s: how long an answer is waited for.
         more: further fields of each request.
         path: of the interface.
-        ignore_eos: asks for outputs of full length, which OpenAI's own service does not know.
+        ignore_eos: asks for outputs of full length, which not every server knows.
+        counts_events: takes each event that brings text for an id, and no usage is asked for.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class OpenAiSource:
         path: str = COMPLETIONS,
         is_chat: bool = False,
         ignore_eos: bool = True,
+        counts_events: bool = False,
     ) -> None:
         parts = split(url)
         self._url = url
@@ -99,14 +103,14 @@ class OpenAiSource:
         self._path, self._is_chat = path, is_chat
         self._as_ids = vocab_size is not None and not is_chat
         self._timeout_s = timeout_s
-        self._ignore_eos = ignore_eos
+        self._ignore_eos, self._counts_events = ignore_eos, counts_events
         self._fields: dict[str, object] = {
             "model": model,
             "temperature": temperature,
             "top_p": top_p,
             **({"ignore_eos": True} if ignore_eos else {}),
             "stream": True,
-            "stream_options": {"include_usage": True},
+            **({} if counts_events else {"stream_options": {"include_usage": True}}),
             **more,
         }
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
@@ -131,7 +135,10 @@ class OpenAiSource:
                 one.close()
             return streamed
         streamed.ended_at = time.perf_counter()
-        read_answer(streamed, answer, n_out, may_be_short=not self._ignore_eos)
+        if self._counts_events:
+            read_answer(streamed, answer, None, n_prompt=len(prompt))
+        else:
+            read_answer(streamed, answer, n_out, may_be_short=not self._ignore_eos)
         self._idle.append(one)
         return streamed
 
@@ -191,9 +198,23 @@ class OpenAiSource:
 
 
 def read_answer(
-    streamed: Streamed, answer: Answer, n_out: int, *, may_be_short: bool = False
+    streamed: Streamed,
+    answer: Answer,
+    n_out: int | None,
+    *,
+    may_be_short: bool = False,
+    n_prompt: int = 0,
 ) -> None:
-    """Enter what an answer says: which of its events brought text, and how many ids there were."""
+    """Enter what an answer says: which of its events brought text, and how many ids there were.
+
+    Args:
+        streamed: what is entered into.
+        answer: to a request for a stream.
+        n_out: how many ids were asked for; None takes each event with text for one, and does not
+            look at the answer's usage.
+        may_be_short: fewer are no error.
+        n_prompt: ids of the prompt, where usage is not looked at.
+    """
     if answer.status != "200":
         why, after = _message(answer), _RETRY_AFTER.search(answer.head + b"\r\n")
         streamed.error = f"HTTP {answer.status} ({why})" if why else f"HTTP {answer.status}"
@@ -214,6 +235,9 @@ def read_answer(
     except ValueError:  # msgspec's errors are some
         streamed.error = "unreadable events"
         return
+    if n_out is None:
+        streamed.n_ids, streamed.n_prompt = len(streamed.arrivals), n_prompt
+        return
     if usage is None:
         # Without it nobody knows how many ids an event had.
         streamed.error = "no usage in the answer"
@@ -230,12 +254,16 @@ def _kind(error: object) -> str:
 
 
 def _message(answer: Answer) -> str | None:
-    """What an error's body says, where it is one of OpenAI's."""
+    """What an error's body says, where it is one of OpenAI's, or of a server on FastAPI."""
     try:
-        message: object = msgspec.json.decode(answer.body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+        said: object = msgspec.json.decode(answer.body)
+    except ValueError:
         return None
-    return message if isinstance(message, str) else None
+    if not isinstance(said, dict):
+        return None
+    error = said.get("error")
+    found = error.get("message") if isinstance(error, dict) else said.get("detail")
+    return found[:MAX_MESSAGE] if isinstance(found, str) else None
 
 
 @asynccontextmanager
@@ -252,6 +280,7 @@ async def connected(
     path: str | None = None,
     is_chat: bool = False,
     ignore_eos: bool = True,
+    counts_events: bool = False,
 ) -> AsyncIterator[OpenAiSource]:
     """Have connections to a server for the length of a block.
 
@@ -270,6 +299,7 @@ async def connected(
         path=path or (CHAT if is_chat else COMPLETIONS),
         is_chat=is_chat,
         ignore_eos=ignore_eos,
+        counts_events=counts_events,
     )
     try:
         if model is None:

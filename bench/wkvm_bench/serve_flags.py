@@ -98,6 +98,7 @@ def asking(options: argparse.Namespace) -> Asking:
         temperature=options.temperature,
         top_p=options.top_p,
         ignore_eos=options.ignore_eos,
+        counts_events=options.count_events,
         timeout_s=options.timeout_s,
         n_connections=options.connections,
     )
@@ -242,6 +243,11 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
         dest="ignore_eos",
         action="store_false",
         help="outputs may end earlier (default: they are of full length, or an error)",
+    )
+    add(
+        "--count-events",
+        action="store_true",
+        help="over HTTP, for servers that tell no usage: each event with text is one id",
     )
     add(
         "--extra-body",

@@ -58,6 +58,7 @@ class Asking:
     Attributes:
         n_streams: the most requests that are open at a time, to choose the number of connections.
         endpoint, model, more: over HTTP: the path, what to ask for, further fields of a request.
+        counts_events: over HTTP: an event with text is an id; usage is not asked for.
         vocab_size: ids of prompts are below it; None is the server's, or words over HTTP.
         n_connections: of the binary protocol.
     """
@@ -71,6 +72,7 @@ class Asking:
     temperature: float = 0.8
     top_p: float = 0.9
     ignore_eos: bool = True
+    counts_events: bool = False
     timeout_s: float = 600.0
     n_connections: int | None = None
 
@@ -119,5 +121,6 @@ async def connected(target: Target, asking: Asking) -> AsyncIterator[Connected]:
         path=asking.endpoint,
         is_chat=target.backend == "openai-chat",
         ignore_eos=asking.ignore_eos,
+        counts_events=asking.counts_events,
     ) as openai:
         yield Connected(target, openai, asking.vocab_size or N_WORDS)

@@ -75,6 +75,7 @@ async def source_of(
     timeout_s: float = 60.0,
     is_chat: bool = False,
     ignore_eos: bool = True,
+    counts_events: bool = False,
 ) -> AsyncIterator[OpenAiSource]:
     path = str(folder / "http.sock")
     listening = await asyncio.start_unix_server(server.connected, path)
@@ -89,6 +90,7 @@ async def source_of(
             timeout_s=timeout_s,
             is_chat=is_chat,
             ignore_eos=ignore_eos,
+            counts_events=counts_events,
         ) as source:
             yield source
     finally:
@@ -120,11 +122,14 @@ async def test_events_with_text_have_their_times_wherever_reads_are_cut(tmp_path
 async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: Path) -> None:
     refusal = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\n"
     why = b'{"error": {"message": "model: there is none"}}'
+    of_fastapi = b'{"detail": "no such field"}' + b" " * 10
+    refused = b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n" % len(of_fastapi)
     no_model = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(why)
     failure = chunk(b'data: {"error": {"type": "server_error"}}\n\n')
     server = Scripted(
         [refusal, b"{}"],
         [no_model, why],
+        [refused, of_fastapi],
         [HEAD + event("a") + failure + DONE],
         [HEAD + event("a") + usage(1) + DONE],
         [HEAD + event("a") + DONE],
@@ -133,11 +138,12 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
     )
     results = list[Streamed]()
     async with source_of(tmp_path, server) as source:
-        for _ in range(7):
+        for _ in range(8):
             results.append(await source.stream([1], 3))
     assert [result.error for result in results] == [
         "HTTP 429",
         "HTTP 404 (model: there is none)",
+        "HTTP 422 (no such field)",
         "error: server_error",
         "short output",
         "no usage in the answer",
@@ -288,6 +294,16 @@ async def test_an_output_may_end_early_only_where_that_was_asked_for(tmp_path: P
         results = [await source.stream([1], 3), await source.stream([1], 3)]
     assert [one.error for one in results] == [None, "long output"]
     assert "ignore_eos" not in server.asked[0][1]
+
+
+async def test_events_are_counted_where_there_is_no_usage_if_that_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    server = Scripted([HEAD + event("a") + event("") + event("b") + DONE])
+    async with source_of(tmp_path, server, counts_events=True) as source:
+        result = await source.stream([1, 2, 3], 9)
+    assert (result.error, result.n_ids, result.n_prompt) == (None, 2, 3)
+    assert "stream_options" not in server.asked[0][1]
 
 
 @pytest.mark.parametrize(
