@@ -39,6 +39,7 @@ BEGIN, END = "<!-- limits: begin -->\n", "<!-- limits: end -->\n"
 UNLIMITED = {
     "--max-slots-per-tenant": "none",
     "--max-model-len": "none",
+    "--max-queue-of-all": "none",
     "--max-queue-s": "the request's own time",
     "--max-state-host-bytes-per-tenant": "what all may have",
     "--max-rss-bytes": "none",
