@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from wkvm_bench.command import BENCHES
 
-PEERS = {"decode": "rwkv", "gateway": "fastapi", "json": "orjson"}
+PEERS = {"decode": "rwkv", "frontier": "transformers", "gateway": "fastapi", "json": "orjson"}
 """The optional packages that a benchmark compares with."""
 LEFT_OVER = [
     "tasks",
@@ -42,6 +42,7 @@ CASES = {
         "tiny on cpu, 4 rows: a prompt of 96 beside them, against alone",
     ],
     "fanout": ["256 lanes"],
+    "frontier": ["sessions of 64 tokens in 4 MiB"],
     "gateway": [
         "first event, idle, no wait",
         "first event, idle",
@@ -73,6 +74,10 @@ CASES = {
         "body, small, parsed alone",
         "body, 100 kB of ids, checked",
         "body, 100 kB of ids, parsed alone",
+    ],
+    "ladders": [
+        f"{operation}, 2 states of 0.1 MiB"
+        for operation in ("fork", "hibernate", "resume", "migrate")
     ],
     "overload": [
         f"{door}, {what}"
