@@ -7,7 +7,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from wkvm.state.image import StateImage
 from wkvm.state.store import Store
 
 SIZES = {"2.3 MiB": 2_400_000, "12.8 MB": 12_800_000}
+N_HANDLES = 9984
+SMOKE_SIZES, SMOKE_N, SMOKE_HANDLES = {"4 kB": 4_000}, 2, 128
 CREATE = Provenance(operation="create")
 
 
@@ -96,17 +98,17 @@ def measure(folder: Path, label: str, n_bytes: int, n: int) -> None:
         timed(f"load {label} from the page cache", load, n)
 
 
-def handles(folder: Path, n: int) -> None:
-    """What 10,000 handles cost."""
+def handles(folder: Path, n: int, n_handles: int = N_HANDLES) -> None:
+    """What many handles cost."""
     path = str(folder / "handles")
     store = Store.open(path, clock=time.time)
     store.commit("t", "a", an_image(1000, 0), provenance=CREATE)
     start = time.perf_counter()
-    for first in range(0, 9984, 64):
+    for first in range(0, n_handles, 64):
         names = [f"f{first + at}" for at in range(64)]
         store.fork("t", "a", names, keys=[RandomKey(at, first) for at in range(64)])
-    print(json.dumps({"what": "9,984 forks", "s": round(time.perf_counter() - start, 3)}))
-    timed("look up one of 10,000", lambda at: store.get("t", f"f{at * 37 % 9984}"), 100 * n)
+    print(json.dumps({"what": f"{n_handles:,} forks", "s": round(time.perf_counter() - start, 3)}))
+    timed("look up one", lambda at: store.get("t", f"f{at * 37 % n_handles}"), 100 * n)
     for at in range(10):
         store.delete("t", f"f{at}")
     timed("one fork", lambda at: store.fork("t", "a", [f"f{at % 10}"]), 10)
@@ -115,20 +117,24 @@ def handles(folder: Path, n: int) -> None:
     timed("64 forks", lambda at: store.fork("t", "a", [f"f{one}" for one in range(64)]), 1)
     timed("a page of 100 handles", lambda at: store.handles("t"), n)
     store.close()
-    timed("open with 10,000 handles", lambda at: Store.open(path, clock=time.time).close(), 5)
+    timed("open with all handles", lambda at: Store.open(path, clock=time.time).close(), 5)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure in a folder that is removed afterwards."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", help="on the disk that is measured (default: a temporary one)")
     parser.add_argument("--n", type=int, default=40, help="of each (default: %(default)s)")
-    args = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="once, with tiny counts")
+    args = parser.parse_args(arguments)
+    sizes, n, n_handles = SIZES, args.n, N_HANDLES
+    if args.smoke:
+        sizes, n, n_handles = SMOKE_SIZES, SMOKE_N, SMOKE_HANDLES
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        for label, n_bytes in SIZES.items():
-            measure(folder, label, n_bytes, args.n)
-        handles(folder, args.n)
+        for label, n_bytes in sizes.items():
+            measure(folder, label, n_bytes, n)
+        handles(folder, n, n_handles)
     finally:
         shutil.rmtree(folder)
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 BOUND_CPU = 0.8
 """From this share of a core on, the generator may be what is measured."""
 BOUND_LATE_MS = 10.0
-"""A generator that sends its requests later than this, and by more than a tenth of what they take,
-changes what is measured."""
+"""A generator that sends its requests later than this, or sees what comes later, and by more than a
+tenth of what a request takes, changes what is measured."""
 BOUND_CEILING = 0.5
 """From this share of what it can take from a server that does nothing, likewise."""
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -169,7 +169,8 @@ class Rung:
     @property
     def is_generator_bound(self) -> bool:
         """Whether the figures may be the generator's rather than the server's."""
-        late = 0.0 if self.generator_late is None else self.generator_late.p99
+        delays = (self.generator_late, self.generator_lag)
+        late = max((one.p99 for one in delays if one is not None), default=0.0)
         whole = 0.0 if self.e2e is None else self.e2e.p50
         return self.generator_cpu >= BOUND_CPU or (late > BOUND_LATE_MS and late > whole / 10)
 

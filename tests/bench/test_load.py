@@ -100,7 +100,8 @@ def test_a_generator_that_is_busy_or_sends_late_is_told() -> None:
     assert not with_late(0.010)  # a tenth of the request, and no more
     slow = streamed(5.0, ended_at=9.0)
     slow.late_s = 0.5
-    assert not summary(1, [slow], generator_cpu=0.1, lags=[]).is_generator_bound
+    assert not summary(1, [slow], generator_cpu=0.1, lags=[0.5]).is_generator_bound
+    assert summary(1, [slow], generator_cpu=0.1, lags=[1.0]).is_generator_bound
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from wkvm_bench import serve_flags
-from wkvm_bench.command import _command
+from wkvm_bench import serve, serve_flags
+from wkvm_bench.command import _command, main
 from wkvm_bench.figures import Rung, Streamed, summary
 from wkvm_bench.harness import BenchError, Comparison
 from wkvm_bench.serve import Case, case_name, compared, to_lines
@@ -216,3 +217,52 @@ def test_lines_have_what_was_asked_for_and_no_key() -> None:
     assert ratio["ratio"]["median"] == 0.5
     assert rung["command"] == "python -m wkvm_bench serve --api-key KEY --api-key KEY --seed 1"
     assert "s3cret" not in "".join(lines)
+
+
+class Kept:
+    """What a ladder told as it went on."""
+
+    def __init__(self) -> None:
+        self.found = list[Case | Comparison]()
+
+    def __call__(self, found: Sequence[Case | Comparison]) -> None:
+        self.found += found
+
+
+async def test_each_rung_is_kept_when_it_is_over_though_a_later_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @asynccontextmanager
+    async def connected(target: Target, asking: object) -> AsyncIterator[Connected]:
+        del asking
+        yield Connected(target, Named(), 10)
+
+    rungs = iter([rung_of(1.0), rung_of(1.0, error="ConnectionLostError")])
+
+    async def rung(*_: object) -> Rung:
+        return next(rungs)
+
+    monkeypatch.setattr(serve, "connected", connected)
+    monkeypatch.setattr(serve, "_rung", rung)
+    given, kept = options("--max-concurrency", "1,2,3"), Kept()
+    given.smoke = False
+    with pytest.raises(BenchError, match="every request failed: 1 ConnectionLostError"):
+        await serve.run(given, kept)
+    assert [one.record["failed"] for one in kept.found if isinstance(one, Case)] == [0, 1]
+
+
+def test_a_ladder_that_is_stopped_leaves_the_lines_of_what_was_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(given: argparse.Namespace, keep: serve.Keep) -> None:
+        del given
+        keep([Case(name="first", record={})])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "run", run)
+    assert main(["serve", "--results", str(tmp_path)]) == 130
+    (line,) = (tmp_path / "serve.jsonl").read_text().splitlines()
+    assert json.loads(line)["case"] == "first"
+    captured = capsys.readouterr()
+    assert captured.err == "serve: stopped\n"
+    assert captured.out == f"added to {tmp_path}/serve.jsonl\n"
