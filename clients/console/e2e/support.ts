@@ -1,8 +1,5 @@
 import { spawn, type ChildProcess } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium, type BrowserContext } from "playwright-core";
 
@@ -29,16 +26,15 @@ export const NARROW: Look = { width: 390, height: 844, scheme: "light" };
 
 /** A browser of its own; `WKVM_CHROMIUM` names the program. */
 export async function browser(look: Look = WIDE): Promise<BrowserContext> {
-  const folder = mkdtempSync(join(tmpdir(), "wkvm-console-"));
-  const context = await chromium.launchPersistentContext(folder, {
+  const program = await chromium.launch({
     executablePath: process.env["WKVM_CHROMIUM"] ?? "/usr/bin/chromium",
-    headless: true,
     args: FLAGS,
+  });
+  const context = await program.newContext({
     viewport: { width: look.width, height: look.height },
     colorScheme: look.scheme,
-    acceptDownloads: true,
   });
-  context.on("close", () => rmSync(folder, { recursive: true, force: true }));
+  context.on("close", () => void program.close());
   return context;
 }
 

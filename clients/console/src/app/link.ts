@@ -25,7 +25,7 @@ export interface Surroundings {
 }
 
 const FIRST_RETRY_MS = 500;
-const LAST_RETRY_MS = 10_000;
+const LAST_RETRY_MS = 5_000;
 
 /**
  * The one connection of the page, and its key. It is opened again whenever it breaks, until
