@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-UNSHOWN = {"json", "serve"}
-"""Benchmarks that decide something inside, which bench/NOTES.md has; loads on servers, whose many
+UNSHOWN = {"json", "serve", "ladders", "frontier", "peers", "kernels", "vllm"}
+"""Benchmarks that decide something inside, which bench/NOTES.md has; ladders and peers, whose many
 lines are in docs/performance.md."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GPU_BEGIN, GPU_END = "<!-- GPU figures: begin -->\n", "<!-- GPU figures: end -->\n"

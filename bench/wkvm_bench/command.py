@@ -28,6 +28,7 @@ BENCHES = {
     "json": "msgspec against orjson, for what the gateway reads and writes",
     "ladders": "fork, hibernate, resume, migrate by size and number, against bare files",
     "overload": "half to four times of what a server can do, over both doors: what is of use of it",
+    "peers": "the bundled model against llama.cpp, transformers and rwkv on the same CPU",
     "ping": "a ping over a unix socket against a bare uvloop echo",
     "serve": "loads on running servers, wkvm's or others: times and rates (serve --help)",
     "soak": "a day's work by counts on a server over both doors: what is left and what grows",

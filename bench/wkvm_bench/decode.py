@@ -12,6 +12,7 @@ import io
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     torch.set_num_threads(n_threads)
     try:
         model = load_model(BUNDLED, device="cpu", dtype="float32")
-        peer = _Peer(BUNDLED)
-        if peer.first_ids() != _first_ids(model):
+        peer = RwkvPackage(BUNDLED)
+        if [peer.step()[0] for _ in range(N_CHECKED)] != first_ids(model):
             raise BenchError("the two sides give different ids for the same prompt")
         comparisons = list[Comparison]()
         for batch, bar in BARS.items():
-            ours = _Ours(model, batch, n_steps * (n + 1))
+            ours = Ours(model, batch, n_steps * (n + 1))
 
-            async def of_wkvm(ours: _Ours = ours) -> float:
+            async def of_wkvm(ours: Ours = ours) -> float:
                 return ours.rate(n_steps)
 
             async def of_rwkv() -> float:
@@ -62,7 +63,7 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     return comparisons
 
 
-class _Ours:
+class Ours:
     """An engine with ``batch`` requests that decode, of which none ends before ``n_steps``."""
 
     def __init__(self, model: Model, batch: int, n_steps: int) -> None:
@@ -79,14 +80,14 @@ class _Ours:
     def rate(self, n_steps: int) -> float:
         """Ids per second of all requests together."""
         start = time.perf_counter()
-        n_ids = sum(len(_ids(self._engine.step(0.0))) for _ in range(n_steps))
+        n_ids = sum(len(ids_of(self._engine.step(0.0))) for _ in range(n_steps))
         rate = n_ids / (time.perf_counter() - start)
         if n_ids != n_steps * self._batch:
             raise BenchError(f"{n_ids} ids of {n_steps * self._batch}")
         return rate
 
 
-class _Peer:
+class RwkvPackage:
     """The rwkv package with one stream."""
 
     def __init__(self, path: Path) -> None:
@@ -98,37 +99,48 @@ class _Peer:
             self._model: Any = rwkv_model.RWKV(
                 model=str(Path(folder) / "model"), strategy="cpu fp32"
             )
-        self._id, self._state = self._start()
-
-    def first_ids(self) -> list[int]:
-        """The first greedy ids after the prompt."""
-        token_id, state = self._start()
-        ids = [token_id]
-        while len(ids) < N_CHECKED:
-            logits, state = self._model.forward([ids[-1]], state)
-            ids.append(int(logits.argmax()))
-        return ids
+        self.start(PROMPT)
 
     def rate(self, n_steps: int) -> float:
         """Ids per second."""
         start = time.perf_counter()
         for _ in range(n_steps):
-            logits, self._state = self._model.forward([self._id], self._state)
-            self._id = int(logits.argmax())
+            self.step()
         return n_steps / (time.perf_counter() - start)
 
-    def _start(self) -> tuple[int, Any]:
-        logits, state = self._model.forward(list(PROMPT), None)
-        return int(logits.argmax()), state
+    def start(self, prompt: Sequence[int]) -> None:
+        """Absorb a prompt, and choose the first id."""
+        self._state: Any = None
+        self._absorb(list(prompt))
+
+    def step(self) -> list[int]:
+        """Absorb the id that was chosen last, which is returned, and choose the next."""
+        ids = [self._id]
+        self._absorb(ids)
+        return ids
+
+    def absorb(self, prompt: Sequence[int]) -> int:
+        """The first id after a prompt of its own."""
+        self.start(prompt)
+        return self._id
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _absorb(self, ids: list[int]) -> None:
+        logits, self._state = self._model.forward(ids, self._state)
+        self._id = int(logits.argmax())
 
 
-def _first_ids(model: Model) -> list[int]:
+def first_ids(model: Model) -> list[int]:
+    """The first greedy ids after ``PROMPT``."""
     engine = Engine(model, EngineConfig(n_slots=1, n_threads=torch.get_num_threads()))
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=N_CHECKED)
     engine.submit(RequestSpec(prompt=PROMPT, params=params), 0.0)
     events = [event for _ in range(N_CHECKED) for event in engine.step(0.0)]
-    return _ids(events)
+    return ids_of(events)
 
 
-def _ids(events: list[Event]) -> list[int]:
+def ids_of(events: list[Event]) -> list[int]:
+    """All ids of a step's events."""
     return [i for event in events if isinstance(event, TokensEvent) for i in event.token_ids]

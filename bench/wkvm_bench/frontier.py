@@ -26,8 +26,8 @@ from wkvm.models.base import Model
 from wkvm.models.registry import load_model
 from wkvm_bench.harness import BenchError, Comparison, alternate
 
-CAP_BYTES = 1 << 30
-CONTEXTS = (256, 1024, 4096, 16_384, 65_536)
+CAP_BYTES = 1 << 28
+CONTEXTS = (256, 1024, 4096, 16_384)
 PROMPT = tuple(range(100, 108))
 N_STEPS = 2
 """Of a sample."""

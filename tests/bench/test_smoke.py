@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 from wkvm_bench.command import BENCHES
 
-PEERS = {"decode": "rwkv", "frontier": "transformers", "gateway": "fastapi", "json": "orjson"}
+PEERS = {
+    "decode": ["rwkv"],
+    "frontier": ["transformers"],
+    "gateway": ["fastapi"],
+    "json": ["orjson"],
+    "peers": ["llama_cpp", "gguf", "rwkv7_hf", "rwkv"],
+}
 """The optional packages that a benchmark compares with."""
 LEFT_OVER = [
     "tasks",
@@ -93,6 +99,16 @@ CASES = {
             "at twice the capacity: requests of all others that are whole in time",
         )
     ],
+    "peers": [
+        "decode, llama.cpp, 1 stream",
+        "a prompt of 16, llama.cpp",
+        "decode, transformers, 1 stream",
+        "a prompt of 16, transformers",
+        "decode, llama.cpp, 16 streams",
+        "decode, transformers, 16 streams",
+        "decode, rwkv, 1 stream",
+        "a prompt of 16, rwkv",
+    ],
     "ping": ["unix socket"],
     "server": [
         "tiny on cpu, 4 streams",
@@ -154,9 +170,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", [one for one in BENCHES if one != "soak"])
 def test_a_benchmark_runs_and_writes_a_line_a_case(name: str, tmp_path: Path) -> None:
-    peer = PEERS.get(name)
-    if peer is not None and importlib.util.find_spec(peer) is None:
-        pytest.skip(f"{peer}, the peer, is not installed")
+    missing = [peer for peer in PEERS.get(name, []) if importlib.util.find_spec(peer) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     done = run(name, "--smoke", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

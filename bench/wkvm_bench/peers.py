@@ -1,0 +1,156 @@
+"""The bundled model in wkvm against others that run it on a CPU, on the same weights in float32.
+
+The peers are llama.cpp (through ``llama-cpp-python``; the checkpoint becomes a GGUF file here),
+transformers (with the model of ``rwkv7-hf``) and the package ``rwkv``, which has no batches. All
+have as many threads, choose greedily, and must give wkvm's ids before anything is timed. wkvm's
+side is whole steps of the engine: scheduler, forward pass and sampler. A peer's is its forward
+pass and the argmax. Peers that are not installed are left out.
+"""
+
+import importlib.util
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from wkvm.assembly.models import BUNDLED
+from wkvm.core.config import EngineConfig
+from wkvm.core.request import RequestSpec
+from wkvm.core.sampling import SamplingParams
+from wkvm.engine.engine import Engine
+from wkvm.models.base import Model
+from wkvm.models.registry import load_model
+from wkvm_bench.decode import N_CHECKED, PROMPT, Ours, RwkvPackage, first_ids, ids_of
+from wkvm_bench.harness import BenchError, Comparison, alternate
+
+STREAMS = (1, 16)
+N_PROMPT = 512
+
+
+class Peer(Protocol):
+    """Sequences in another program."""
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Have every sequence absorb a prompt."""
+        ...
+
+    def step(self) -> list[int]:
+        """Absorb the ids that were chosen last, which are returned, and choose the next."""
+        ...
+
+    def absorb(self, prompt: Sequence[int]) -> int:
+        """The first id after a prompt of its own."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
+    """Run the benchmark.
+
+    Raises:
+        BenchError: no peer is installed, or one gives other ids.
+    """
+    n_steps, n_prompt, n = (3, 16, 1) if smoke else (64, N_PROMPT, 9)
+    n_threads_before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    comparisons = list[Comparison]()
+    try:
+        model = load_model(BUNDLED, device="cpu", dtype="float32")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, n_streams, make in _peers(Path(folder), n_threads):
+                peer = make()
+                try:
+                    _check(model, name, peer)
+                    side = f"{name}, {n_streams} stream{'s' if n_streams > 1 else ''}"
+                    comparisons.append(await _decoded(model, side, n_streams, peer, n_steps, n))
+                    if n_streams == 1:
+                        comparisons.append(await _absorbed(model, name, peer, n_prompt, n))
+                finally:
+                    peer.close()
+    finally:
+        torch.set_num_threads(n_threads_before)
+    if not comparisons:
+        raise BenchError("none of the peers is installed: llama-cpp-python, rwkv7-hf, rwkv")
+    return comparisons
+
+
+def _peers(folder: Path, n_threads: int) -> Iterator[tuple[str, int, Callable[[], Peer]]]:
+    """Those that are installed: a name, how many sequences, and what makes it."""
+    found = importlib.util.find_spec
+    for n_streams in STREAMS:
+        if found("llama_cpp") and found("gguf"):
+            from wkvm_bench.peer_llama import LlamaCpp
+
+            path = folder / "model.gguf"
+            sizes = {"n_streams": n_streams, "n_threads": n_threads}
+            yield "llama.cpp", n_streams, partial(LlamaCpp, BUNDLED, path, **sizes)
+        if found("rwkv7_hf"):
+            from wkvm_bench.peer_hf import Transformers
+
+            yield "transformers", n_streams, partial(Transformers, BUNDLED, n_streams=n_streams)
+    if found("rwkv"):
+        yield "rwkv", 1, partial(RwkvPackage, BUNDLED)
+
+
+def _check(model: Model, name: str, peer: Peer) -> None:
+    """The same ids for the same prompt, of every sequence."""
+    expected = first_ids(model)
+    peer.start(PROMPT)
+    for token_id in expected[:N_CHECKED]:
+        if set(peer.step()) != {token_id}:
+            raise BenchError(f"{name} gives other ids for the same prompt")
+
+
+async def _decoded(
+    model: Model, side: str, n_streams: int, peer: Peer, n_steps: int, n: int
+) -> Comparison:
+    """Ids a second of so many streams at once, on both sides."""
+    ours = Ours(model, n_streams, n_steps * (n + 1))
+    peer.start(PROMPT)
+
+    async def of_wkvm() -> float:
+        return ours.rate(n_steps)
+
+    async def of_peer() -> float:
+        start = time.perf_counter()
+        n_ids = sum(len(peer.step()) for _ in range(n_steps))
+        return n_ids / (time.perf_counter() - start)
+
+    a, b = await alternate(of_wkvm, of_peer, n)
+    return Comparison(f"decode, {side}", "wkvm", side.split(",")[0], "ids/s", a, b, None)
+
+
+async def _absorbed(model: Model, name: str, peer: Peer, n_prompt: int, n: int) -> Comparison:
+    """Ids a second of prompts, one at a time."""
+    engine = Engine(model, EngineConfig(n_slots=1, n_threads=torch.get_num_threads()))
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=1)
+    draw = random.Random(1)
+
+    def prompt() -> tuple[int, ...]:
+        # No two are alike: an engine goes on from what it has read before.
+        return tuple(draw.randrange(2, model.info.vocab_size) for _ in range(n_prompt))
+
+    async def of_wkvm() -> float:
+        spec = RequestSpec(prompt=prompt(), params=params)
+        start = time.perf_counter()
+        engine.submit(spec, 0.0)
+        while not ids_of(engine.step(0.0)):
+            pass
+        return n_prompt / (time.perf_counter() - start)
+
+    async def of_peer() -> float:
+        ids = prompt()
+        start = time.perf_counter()
+        peer.absorb(ids)
+        return n_prompt / (time.perf_counter() - start)
+
+    a, b = await alternate(of_wkvm, of_peer, n)
+    return Comparison(f"a prompt of {n_prompt}, {name}", "wkvm", name, "ids/s", a, b, None)
