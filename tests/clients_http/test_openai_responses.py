@@ -1,6 +1,11 @@
 """OpenAI's client on responses and conversations, against a real server."""
 
 import json
+import re
+import socket
+import socketserver
+import threading
+import urllib.parse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -207,3 +212,58 @@ def test_log_probabilities_are_told(client: "openai.OpenAI") -> None:
     assert part.type == "output_text"
     assert part.logprobs is not None
     assert [len(one.top_logprobs) for one in part.logprobs] == [2] * 4
+
+
+class Losing(socketserver.ThreadingTCPServer):
+    """Passes requests on to a server. The first answer to a request for a response is lost."""
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Lost)
+        parts = urllib.parse.urlsplit(url)
+        self.behind = (str(parts.hostname), parts.port or 0)
+        self.n_lost = 0
+
+
+class _Lost(socketserver.StreamRequestHandler):
+    server: Losing
+
+    def handle(self) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = self.rfile.readline()
+            if not line:
+                return
+            head += line
+        found = re.search(rb"(?i)content-length: (\d+)", head)
+        body = self.rfile.read(int(found[1])) if found else b""
+        with socket.create_connection(self.server.behind) as behind:
+            behind.sendall(re.sub(rb"(?i)(connection: )[^\r]*", rb"\1close", head) + body)
+            answer = b"".join(iter(lambda: behind.recv(65536), b""))
+        if head.startswith(b"POST /v1/responses ") and not self.server.n_lost:
+            self.server.n_lost += 1
+            return
+        self.wfile.write(answer)
+
+
+def test_a_turn_whose_answer_was_lost_is_in_its_conversation_once(
+    client: "openai.OpenAI", door: Door
+) -> None:
+    with Losing(door.url) as losing:
+        threading.Thread(target=losing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{losing.server_address[1]}/v1"
+        client = client.with_options(base_url=url, max_retries=2, timeout=60)
+        talk = client.conversations.create()
+        answer = client.responses.create(
+            model=MODEL,
+            input=QUESTION,
+            temperature=0,
+            conversation=talk.id,
+            extra_headers={"Idempotency-Key": "a turn"},
+        )
+        items = client.conversations.items.list(talk.id, order="asc").data
+        losing.shutdown()
+    assert losing.n_lost == 1
+    assert answer.output_text == ANSWER
+    assert [item.to_dict()["role"] for item in items] == ["user", "assistant"]

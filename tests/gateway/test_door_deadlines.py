@@ -1,8 +1,6 @@
 """Clients that are slow, silent or greedy: each loses its own connection, and nobody else's."""
 
 import asyncio
-import socket
-from contextlib import suppress
 
 import pytest
 from aiohttp import web
@@ -11,6 +9,7 @@ from tests.gateway.harness import TIMEOUT_S, gateway_running
 from tests.gateway.raw import GET, ROUTES, Spout, big, raw, until
 from wkvm.gateway.calls import Call, Route
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.door.connection import Connection
 
 SOON_S = 0.25
 """A deadline that passes soon, and yet not between two turns of the loop on a busy machine."""
@@ -35,27 +34,25 @@ async def test_headers_that_stop_are_answered_by_408_and_the_end(begun: bytes) -
         assert await one.rest() == b""
 
 
-async def test_headers_that_trickle_in_gain_no_time() -> None:
-    config = GatewayConfig(header_timeout_s=SOON_S)
-    loop = asyncio.get_running_loop()
-    # A plain socket: what was received can be read also when what is sent meets a closed peer.
-    with socket.socket(socket.AF_UNIX) as one:
-        one.setblocking(False)
-        async with gateway_running(config=config, routes=ROUTES) as running:
-            await loop.sock_connect(one, str(running.path))
+async def test_headers_that_trickle_in_gain_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, clocks = asyncio.Event(), list[asyncio.TimerHandle]()
+    real = Connection.data_received
 
-            async def trickle() -> None:
-                await loop.sock_sendall(one, HALF)
-                with suppress(ConnectionError):
-                    while True:
-                        await loop.sock_sendall(one, b"a")
-                        await asyncio.sleep(SOON_S / 10)
+    def data_received(connection: Connection, data: bytes) -> None:
+        real(connection, data)
+        assert connection._header_clock is not None
+        clocks.append(connection._header_clock)
+        heard.set()
 
-            trickling = asyncio.create_task(trickle())
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    async with gateway_running(routes=ROUTES) as running, raw(running.path) as one:
+        for part in (HALF, b"a", b"a", b"a"):
+            heard.clear()
+            one.send(part)
             async with asyncio.timeout(TIMEOUT_S):
-                assert (await loop.sock_recv(one, 4096)).startswith(b"HTTP/1.1 408 ")
-            trickling.cancel()
-            await asyncio.wait([trickling])
+                await heard.wait()
+    assert len(clocks) == 4
+    assert len(set(map(id, clocks))) == 1
 
 
 async def test_the_next_request_of_a_connection_has_a_deadline_too() -> None:
