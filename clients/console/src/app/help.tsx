@@ -6,7 +6,7 @@ import { KEYS } from "./keyboard.ts";
 /** All keys, and what they do. */
 export function Help({ onClose }: { onClose: () => void }) {
   return (
-    <Dialog title="Keys" verb="Good" onSubmit={() => {}} onClose={onClose}>
+    <Dialog title="Keys" onClose={onClose}>
       <dl class="facts help">
         {KEYS.map(([key, says]) => (
           <Fragment key={key}>

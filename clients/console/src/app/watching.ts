@@ -18,15 +18,19 @@ export async function follow(client: Client, shown: Shown, end: AbortSignal): Pr
       shown.count({ at: Number(message.at_us) / 1000, values });
       continue;
     }
-    if (message.restarts) picture = new Map();
+    const isFirst = message.restarts;
+    if (isFirst) picture = new Map();
     const rows = rowsOf(message);
     if (picture) {
       for (const row of rows) picture.set(row.info.name, row);
       for (const name of message.gone) picture.delete(name);
-      if (message.is_complete) shown.replace(picture);
-      // What can be seen already is shown; what is no more goes when all is known.
-      else shown.change(rows, []);
-      if (message.is_complete) picture = null;
+      if (message.is_complete) {
+        shown.replace(picture);
+        picture = null;
+      } else if (isFirst) {
+        // Something to see at once. The others come together, and what is no more goes then.
+        shown.change(rows, []);
+      }
     } else shown.change(rows, message.gone);
   }
 }

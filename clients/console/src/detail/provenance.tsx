@@ -1,4 +1,5 @@
 import { Fragment } from "preact";
+import { parseExactly } from "./exact.ts";
 import { useAnswer } from "./use.ts";
 
 interface Entry {
@@ -18,7 +19,12 @@ const SAID: Readonly<Record<string, string>> = {
 /** How a version came to be: the operation and all that it was given. */
 export function Provenance({ reference }: { reference: string }) {
   const asked = useAnswer(
-    async (client) => ((await client.states.log(reference, 0, 1)).entries as readonly Entry[])[0] ?? null,
+    async (client) => {
+      const request_id = client.newRequestId();
+      const reply = await client.ask({ type: "StateLog", request_id, state: reference, limit: 1 });
+      if (reply.type !== "StateText") return null;
+      return (parseExactly(reply.text) as readonly Entry[])[0] ?? null;
+    },
     [reference],
   );
   const { value, problem } = asked.value;
@@ -53,8 +59,8 @@ function flat(fields: Readonly<Record<string, unknown>>): Record<string, string>
   return found;
 }
 
+/** A parent is its name and its content id; where it had no name, that is empty. */
 function parentOf(parent: unknown): string {
-  if (typeof parent === "string") return parent;
-  const { ref } = parent as { ref?: string };
+  const [ref] = parent as readonly string[];
   return ref || "bytes without a name";
 }

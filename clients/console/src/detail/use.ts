@@ -43,3 +43,19 @@ export function useAnswer<T>(
   }, [client, ...on]);
   return answer;
 }
+
+/** A value that changes at most once in so many milliseconds: at once, or when the time is over. */
+export function useSettled<T>(value: T, everyMs: () => number): T {
+  const settled = useSignal(value);
+  const changedAt = useSignal(0);
+  useEffect(() => {
+    if (settled.peek() === value) return undefined;
+    const left = changedAt.peek() + everyMs() - performance.now();
+    const timer = setTimeout(() => {
+      changedAt.value = performance.now();
+      settled.value = value;
+    }, Math.max(0, left));
+    return () => clearTimeout(timer);
+  }, [value]);
+  return settled.value;
+}

@@ -1,9 +1,10 @@
 import { useComputed } from "@preact/signals";
+import { useMemo, useRef } from "preact/hooks";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
 import { countOf, partsOf } from "../app/words.ts";
 import { Inspector } from "../detail/inspector.tsx";
-import { useAnswer } from "../detail/use.ts";
+import { useAnswer, useSettled } from "../detail/use.ts";
 import { Button, Empty } from "../ui/controls.tsx";
 import { OriginSign } from "../ui/signs.tsx";
 import { Graph } from "./graph.tsx";
@@ -12,6 +13,9 @@ import { askVersions } from "./source.ts";
 import "./lineage.css";
 
 const EMPTY = layOut([]);
+/** While states change, the lineage is asked for no more often than this, and for one part in so many of the time. */
+const SETTLE_MS = 500;
+const SHARE = 10;
 
 /** Where states came from: all of them, or those that have to do with the one that is open. */
 export function LineagePane() {
@@ -26,14 +30,24 @@ export function LineagePane() {
     for (const { info } of feed.states.value.values()) text += `${info.name}@${info.head};`;
     return text;
   });
+  const took = useRef(0);
+  const settled = useSettled(mark.value, () => Math.max(SETTLE_MS, SHARE * took.current));
   const asked = useAnswer(
-    (client) => askVersions(client, [...feed.states.peek().values()].map((row) => row.info)),
-    ["all", mark.value],
+    async (client) => {
+      const start = performance.now();
+      const found = await askVersions(client, [...feed.states.peek().values()].map((row) => row.info));
+      took.current = performance.now() - start;
+      return found;
+    },
+    ["all", settled],
   );
   const found = asked.value.value;
-  const whole = found ? layOut(found.versions) : EMPTY;
-  const near = name !== null && !isAll ? relatives(whole, name) : null;
-  const picture = near && found ? layOut(found.versions.filter((one) => near.has(one.name))) : whole;
+  const whole = useMemo(() => (found ? layOut(found.versions) : EMPTY), [found]);
+  const picture = useMemo(() => {
+    if (name === null || isAll || !found) return whole;
+    const near = relatives(whole, name);
+    return layOut(found.versions.filter((one) => near.has(one.name)));
+  }, [whole, isAll ? null : name]);
   const open = (ref: string | null, replace: boolean): void =>
     router.go("lineage", ref ? [ref] : [], isAll && ref ? { all: "1" } : {}, replace);
   return (

@@ -83,7 +83,17 @@ function fits(info: StateInfo, word: string): boolean {
   return false;
 }
 
-const NAMES = new Intl.Collator("en", { numeric: true });
+/** Names as they are compared: numbers in them by their value. Thousands are sorted at each change, so each is made once. */
+const KEYS = new WeakMap<StateInfo, string>();
+
+function keyOf(info: StateInfo): string {
+  const known = KEYS.get(info);
+  if (known !== undefined) return known;
+  const key = info.name.toLowerCase().replace(/\d+/g, (digits) => digits.padStart(20, "0"));
+  KEYS.set(info, key);
+  return key;
+}
+
 const COMPARE: Record<Order, (a: Row, b: Row) => number> = {
   name: compareNames,
   version: (a, b) => Number(a.info.version) - Number(b.info.version),
@@ -95,7 +105,8 @@ const COMPARE: Record<Order, (a: Row, b: Row) => number> = {
 };
 
 function compareNames(a: Row, b: Row): number {
-  return NAMES.compare(a.info.name, b.info.name);
+  const [one, other] = [keyOf(a.info), keyOf(b.info)];
+  return one < other ? -1 : Number(one > other);
 }
 
 /** All tokens that belong to a state: absorbed, or pending. */

@@ -51,14 +51,14 @@ export function Field({ label, hint, wrong, children }: FieldProps) {
 
 interface DialogProps {
   title: string;
-  /** What the button says that does it: a verb. */
-  verb: string;
+  /** What the button says that does it: a verb. Without one there is something to read alone. */
+  verb?: string;
   danger?: boolean;
   disabled?: boolean;
   /** It stays open when it was done: what came of it is shown in it. */
   stays?: boolean;
   /** Do it. While it is done the dialog waits; what it throws is shown, and the dialog stays. */
-  onSubmit: () => Promise<void> | void;
+  onSubmit?: () => Promise<void> | void;
   onClose: () => void;
   children?: ComponentChildren;
 }
@@ -82,7 +82,7 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
     isBusy.value = true;
     problem.value = "";
     try {
-      await onSubmit();
+      await onSubmit?.();
       if (!stays) onClose();
     } catch (error) {
       problem.value = messageOf(error);
@@ -93,7 +93,9 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
   return (
     <dialog ref={element} class="dialog" aria-labelledby={id} onClose={onClose}>
       <form onSubmit={submit}>
-        <h2 id={id}>{title}</h2>
+        <h2 id={id} tabIndex={-1} autofocus={!verb}>
+          {title}
+        </h2>
         {children}
         {problem.value && (
           <p class="alert" role="alert">
@@ -102,15 +104,17 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
         )}
         <div class="buttons">
           <Button kind="plain" onClick={onClose}>
-            {stays ? "Close" : "Cancel"}
+            {stays || !verb ? "Close" : "Cancel"}
           </Button>
-          <Button
-            type="submit"
-            kind={danger ? "danger" : "main"}
-            disabled={Boolean(disabled) || isBusy.value}
-          >
-            {verb}
-          </Button>
+          {verb && (
+            <Button
+              type="submit"
+              kind={danger ? "danger" : "main"}
+              disabled={Boolean(disabled) || isBusy.value}
+            >
+              {verb}
+            </Button>
+          )}
         </div>
       </form>
     </dialog>
