@@ -229,26 +229,59 @@ class Kept:
         self.found += found
 
 
-async def test_each_rung_is_kept_when_it_is_over_though_a_later_one_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+Asked = list[tuple[str, str]]
+"""Which server was asked, and what seeded it."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Rungs of servers that are not there; those of more than 2 requests at a time fail."""
+
     @asynccontextmanager
     async def connected(target: Target, asking: object) -> AsyncIterator[Connected]:
         del asking
         yield Connected(target, Named(), 10)
 
-    rungs = iter([rung_of(1.0), rung_of(1.0, error="ConnectionLostError")])
+    found = Asked()
 
-    async def rung(*_: object) -> Rung:
-        return next(rungs)
+    async def rung(given: object, to: Connected, load: Load, place: str) -> Rung:
+        del given
+        found.append((to.target.label, place))
+        fails = load.cap is not None and load.cap > 2
+        return rung_of(1.0, error="ConnectionLostError" if fails else None)
 
     monkeypatch.setattr(serve, "connected", connected)
     monkeypatch.setattr(serve, "_rung", rung)
-    given, kept = options("--max-concurrency", "1,2,3"), Kept()
+    return found
+
+
+def ladder(*flags: str) -> argparse.Namespace:
+    given = options(*flags)
     given.smoke = False
+    return given
+
+
+async def test_each_rung_is_kept_when_it_is_over_though_a_later_one_fails(asked: Asked) -> None:
+    kept = Kept()
     with pytest.raises(BenchError, match="every request failed: 1 ConnectionLostError"):
-        await serve.run(given, kept)
+        await serve.run(ladder("--max-concurrency", "2,3,1"), kept)
     assert [one.record["failed"] for one in kept.found if isinstance(one, Case)] == [0, 1]
+    assert len(asked) == 2
+
+
+async def test_servers_take_turns_in_changing_order_with_what_has_the_same_seed(
+    asked: Asked,
+) -> None:
+    two = ["--target", "a=wkvm-binary@unix:///a", "--target", "b=wkvm-binary@unix:///b"]
+    kept = Kept()
+    await serve.run(ladder(*two, "--repeat", "2", "--max-concurrency", "1"), kept)
+    assert [label for label, _ in asked] == ["a", "b", "b", "a"]
+    first, again, other, once_more = (place for _, place in asked)
+    assert first == again != other == once_more
+    names = [one.name for one in kept.found if isinstance(one, Case)]
+    assert names[-1] == "a, 128 in, 128 out, 1 at a time, turn 2 of 2"
+    (whole,) = (one for one in kept.found if isinstance(one, Comparison))
+    assert (whole.a, whole.b) == ((1000.0, 1000.0), (1000.0, 1000.0))
 
 
 def test_a_ladder_that_is_stopped_leaves_the_lines_of_what_was_over(
