@@ -29,6 +29,8 @@ def environment() -> dict[str, object]:
         **({"gpu": gpu} if (gpu := _gpu_name(Path("/proc/driver/nvidia/gpus"))) else {}),
         "n_cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
+        # A run that others on the machine give way to is told from one that shares it.
+        **({"nice": nice} if (nice := os.getpriority(os.PRIO_PROCESS, 0)) else {}),
         "versions": {
             "python": platform.python_version(),
             "wkvm": wkvm.__version__,

@@ -30,6 +30,12 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
     assert record["versions"].keys() >= {"python", "wkvm", "msgspec", "uvloop"}
 
 
+def test_a_run_that_others_give_way_to_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nice" not in environment()
+    monkeypatch.setattr("os.getpriority", lambda which, who: -5)
+    assert environment()["nice"] == -5
+
+
 def test_the_name_of_a_gpu_is_what_its_driver_says(tmp_path: Path) -> None:
     assert _gpu_name(tmp_path) is None
     folder = tmp_path / "0000:00:1f.0"
