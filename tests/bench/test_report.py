@@ -12,6 +12,7 @@ from wkvm_bench.report import page
 from wkvm_bench.report.records import Record, latest, read
 from wkvm_bench.report.registry import sections
 from wkvm_bench.report.sections import Plot, Section, of_bench
+from wkvm_bench.report.serving import rungs
 from wkvm_bench.report.tables import cell, compared, figure, found
 
 if TYPE_CHECKING:
@@ -136,3 +137,56 @@ def test_names_of_sections_and_plots_are_their_own() -> None:
     plots = [plot.name for section in all_sections for plot in section.plots]
     assert len(set(names)) == len(names)
     assert len(set(plots)) == len(plots)
+
+
+def rung_line(
+    turn: int, throughput: float, label: str = "ours", rate: float | None = None
+) -> Record:
+    rung = {
+        "label": label,
+        "backend": "wkvm-binary",
+        "model_id": "m",
+        "input_len": 4,
+        "output_len": "2 to 6",
+        "request_rate": rate,
+        "max_concurrency": 8 if rate is None else None,
+        "goodput": {"ttft": 500.0},
+        "request_throughput": 2.0,
+        "request_goodput": 1.5,
+        "output_throughput": throughput,
+        "is_generator_bound": turn == 3,
+        **{f"{what}_ttft_ms": 12.0 for what in ("median", "p99")},
+    }
+    case = f"{label}, 8 at a time, turn {turn} of 3"
+    return {"bench": "serve", "case": case, "rung": rung, "command": "c", "device": "d"}
+
+
+def test_of_the_turns_of_a_load_the_one_in_the_middle_is_shown() -> None:
+    records = [rung_line(1, 30.0), rung_line(2, 10.0), rung_line(3, 20.0)]
+    records.append(rung_line(1, 99.0, label="theirs"))
+    rows = rungs(records).splitlines()[2:]
+    assert [row.split(" | ")[:5] for row in rows] == [
+        ["| 4 in, 2 to 6 out, 8 at a time", "ours †", "2", "1.5 (ttft 500 ms)", "20"],
+        ["| 4 in, 2 to 6 out, 8 at a time", "theirs", "2", "1.5 (ttft 500 ms)", "99"],
+    ]
+    assert "| 12 / 12 | - | - | - | d |" in rows[0]
+
+
+@pytest.mark.parametrize(("load", "told"), [(3.0, False), (3.1, True)])
+def test_a_load_on_a_machine_that_has_more_to_do_says_so(load: float, told: bool) -> None:
+    record = {**rung_line(1, 30.0), "load": load, "n_cores": 2}
+    assert ("d, at a load of 3 on 2 cores |" in rungs([record])) == told
+
+
+def test_loads_with_and_without_a_rate_are_drawn_apart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from wkvm_bench.report.drawing import draw
+
+    records = [rung_line(1, 30.0), rung_line(1, 30.0, rate=2.5)]
+    found = page.pictures(records, sections())
+    assert [(one.plot.name, len(one.records)) for one in found] == [
+        ("serving-closed", 1),
+        ("serving-open", 1),
+    ]
+    for one in found:
+        assert "ours" in draw(one, tmp_path).read_text()

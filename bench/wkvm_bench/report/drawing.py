@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wkvm_bench.harness import BenchError
 from wkvm_bench.report.page import Picture
+from wkvm_bench.report.tables import figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,13 +52,13 @@ def draw(picture: Picture, folder: Path) -> Path:
         raise BenchError("plots need matplotlib: pip install 'wkvm[bench]'") from error
     path = folder / picture.file
     with mpl.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
-        figure = Figure(figsize=picture.plot.size, layout="constrained")
-        picture.plot.draw(figure, picture.records)
+        drawn = Figure(figsize=picture.plot.size, layout="constrained")
+        picture.plot.draw(drawn, picture.records)
         about = {"Date": None, "Creator": "wkvm bench report", "Title": picture.plot.title}
         about["Description"] = f"lines {picture.digest}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, format="svg", metadata=about)
+            drawn.savefig(path, format="svg", metadata=about)
         except OSError as error:
             raise BenchError(f"{path}: {error.strerror}") from error
     text = path.read_text(encoding="utf-8")
@@ -70,6 +71,16 @@ def digest_of(path: Path) -> str | None:
     """The digest of the lines that a file was drawn from; None if it says none."""
     found = _DIGEST.search(path.read_text(encoding="utf-8"))
     return None if found is None else found[1]
+
+
+def milliseconds(axes: "Axes") -> None:
+    """A vertical axis of times, each tenfold of the one before."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: figure(value))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def powers_of_two(axes: "Axes", values: list[float]) -> None:

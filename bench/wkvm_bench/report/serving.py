@@ -25,12 +25,15 @@ last answer leaves these out ("coordinated omission").
 that bring text), *tpot* a request's time after its first id over the ids after it, *e2el* the time
 of a whole request; all in milliseconds, as median / 99th percentile. *Goodput* are the requests a
 second that kept all the bounds in the same row. A row is marked † where the load generator itself
-was so busy, or so late, that the server may do better."""
+was so busy, or so late, that the server may do better. Where a machine had other things to do at
+the same time, its load is told: such rows are told from each other by their ratios, if at all."""
 
 HEAD = (
     "| load | server | requests/s | goodput | tokens/s | ttft | itl | tpot | e2el | on |\n"
     "|---|---|---|---|---|---|---|---|---|---|\n"
 )
+SHARED = 1.5
+"""From so many processes a core on, a run shares the machine with others."""
 METRICS = ("ttft", "itl", "tpot", "e2el")
 
 
@@ -60,7 +63,7 @@ def rungs(records: Sequence[Record]) -> str:
             f"| {figure(rung['request_throughput'])} | {_goodput(rung)} "
             f"| {figure(rung['output_throughput'])} "
             + "".join(f"| {_times(rung, name)} " for name in METRICS)
-            + f"| {place(record)} |"
+            + f"| {place(record)}{_shared(record)} |"
         )
     return HEAD + "\n".join(rows) + "\n" if rows else ""
 
@@ -108,6 +111,12 @@ def _order(record: Record) -> tuple[object, ...]:
 def _times(rung: Record, name: str) -> str:
     median, p99 = rung.get(f"median_{name}_ms"), rung.get(f"p99_{name}_ms")
     return "-" if median is None or p99 is None else f"{figure(median)} / {figure(p99)}"
+
+
+def _shared(record: Record) -> str:
+    """How busy a machine was that had more to do than this."""
+    load, n_cores = record.get("load", 0.0), record.get("n_cores", 1)
+    return f", at a load of {load:.0f} on {n_cores} cores" if load > SHARED * n_cores else ""
 
 
 def _goodput(rung: Record) -> str:
@@ -161,7 +170,7 @@ def _named(records: Sequence[Record]) -> Callable[[Record], str]:
 
 def draw_closed(figure: "Figure", records: Sequence[Record]) -> None:
     """Rate and times by how many requests are open at a time."""
-    from wkvm_bench.report.drawing import powers_of_two
+    from wkvm_bench.report.drawing import milliseconds, powers_of_two
 
     records = of_turns(records)
     name, counts = _named(records), [float(r["rung"]["max_concurrency"]) for r in records]
@@ -169,21 +178,24 @@ def draw_closed(figure: "Figure", records: Sequence[Record]) -> None:
     panels = (
         (rate, "tokens a second, all together", [("output_throughput", "", "-")]),
         (first, "ms to the first id", _median_and_p99("ttft")),
-        (gap, "ms between ids", _median_and_p99("itl")),
+        (gap, "ms an id after the first", _median_and_p99("tpot")),
     )
     for axes, title, ys in panels:
         _curves(axes, records, "max_concurrency", ys, name)
         axes.set_title(title)
         axes.set_xlabel("requests at a time")
         powers_of_two(axes, counts)
-        axes.set_ylim(bottom=0)
-    first.set_yscale("log")
+    rate.set_ylim(bottom=0)
+    milliseconds(first)
+    milliseconds(gap)
     rate.legend()
     gap.legend(handles=_line_styles())
 
 
 def draw_open(figure: "Figure", records: Sequence[Record]) -> None:
     """Goodput and times by how many requests come a second."""
+    from wkvm_bench.report.drawing import milliseconds
+
     records = of_turns(records)
     name = _named(records)
     good, first, whole = figure.subplots(1, 3)
@@ -200,8 +212,8 @@ def draw_open(figure: "Figure", records: Sequence[Record]) -> None:
     most = max(record["rung"]["request_rate"] for record in records)
     good.plot([0, most], [0, most], ":", color="#8c959f", label="all that come")
     good.set_ylim(bottom=0)
-    first.set_yscale("log")
-    whole.set_yscale("log")
+    milliseconds(first)
+    milliseconds(whole)
     good.legend()
     whole.legend(handles=_line_styles())
 
