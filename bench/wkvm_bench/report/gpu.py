@@ -186,23 +186,24 @@ def draw_moves(figure_: "Figure", records: Sequence[Record]) -> None:
 
 
 def _is_step(record: Record) -> bool:
-    return record["file"] in DECODE_FILES and str(record.get("timing", "")).startswith(
+    return record.get("file") in DECODE_FILES and str(record.get("timing", "")).startswith(
         "decode step"
     )
 
 
 def _is_prompt(record: Record) -> bool:
     return (
-        record["file"] in PROMPT_FILES and _PROMPT.match(str(record.get("timing", ""))) is not None
+        record.get("file") in PROMPT_FILES
+        and _PROMPT.match(str(record.get("timing", ""))) is not None
     )
 
 
 def _is_family(record: Record) -> bool:
-    return record["file"] in FAMILY_FILES and record.get("what") in ("decode", "peer")
+    return record.get("file") in FAMILY_FILES and record.get("what") in ("decode", "peer")
 
 
 def _is_move(record: Record) -> bool:
-    return record["file"] == STATE_FILE and record.get("timing") in _MOVES
+    return record.get("file") == STATE_FILE and record.get("timing") in _MOVES
 
 
 SECTIONS = (
