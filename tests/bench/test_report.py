@@ -157,7 +157,7 @@ def rung_line(
         "is_generator_bound": turn == 3,
         **{f"{what}_ttft_ms": 12.0 for what in ("median", "p99")},
     }
-    case = f"{label}, 8 at a time, turn {turn} of 3"
+    case = f"{label}, {rate or 8} at a time, turn {turn} of 3"
     return {"bench": "serve", "case": case, "rung": rung, "command": "c", "device": "d"}
 
 
