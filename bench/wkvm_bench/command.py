@@ -26,6 +26,7 @@ BENCHES = {
     "grammars": "the mask of a token, and a batch of 64 rows with none, one and 64 grammars",
     "host": "a server beside a device that takes 3.2 ms a step: what its host takes",
     "json": "msgspec against orjson, for what the gateway reads and writes",
+    "kernels": "recurrences and products on a CPU, each under its roofline",
     "ladders": "fork, hibernate, resume, migrate by size and number, against bare files",
     "overload": "half to four times of what a server can do, over both doors: what is of use of it",
     "peers": "the bundled model against llama.cpp, transformers and rwkv on the same CPU",

@@ -81,6 +81,16 @@ CASES = {
         "body, 100 kB of ids, checked",
         "body, 100 kB of ids, parsed alone",
     ],
+    "kernels": [
+        f"{kernel}, {load}"
+        for load in ("2 rows", "a prompt of 8")
+        for kernel in (
+            "RWKV-7, 2 heads of 8",
+            "Mamba-2, 2 heads of 8 by 8",
+            "gated delta rule, 2 heads of 8",
+        )
+    ]
+    + [f"a product of 64 by 64, {n} rows" for n in (2, 8)],
     "ladders": [
         f"{operation}, 2 states of 0.1 MiB"
         for operation in ("fork", "hibernate", "resume", "migrate")
