@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from wkvm_bench.report.records import Record
 from wkvm_bench.report.sections import Section
 
-OWN = {"serve"}
-"""Benchmarks that have a section."""
+OWN = {"serve", "peers", "vllm", "frontier", "ladders", "kernels"}
+"""Benchmarks that have sections."""
 UNSHOWN = {"json", "aborts"}
 """Not of how fast something is, or deciding something inside, which bench/NOTES.md has."""
 

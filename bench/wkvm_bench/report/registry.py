@@ -9,7 +9,7 @@ import importlib
 
 from wkvm_bench.report.sections import Section
 
-MODULES = ("serving", "gpu", "others")
+MODULES = ("serving", "peers", "resident", "gpu", "rooflines", "others")
 """Modules of this package that have ``SECTIONS``, in the order of a report."""
 
 

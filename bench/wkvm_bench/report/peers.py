@@ -1,0 +1,69 @@
+"""wkvm beside other programs that run the same weights, on a CPU, and vLLM on a GPU."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wkvm_bench.report.records import Record
+from wkvm_bench.report.sections import Plot, Section, of_bench
+from wkvm_bench.report.tables import compared
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def in_order(records: Sequence[Record]) -> str:
+    """Rows by what is done, and then by the peer."""
+    return compared(sorted(records, key=lambda one: str(one["case"])))
+
+
+def draw_ratios(figure: "Figure", records: Sequence[Record]) -> None:
+    """A bar for each ratio, with its spread, and a line at one."""
+    records = sorted(records, key=lambda one: str(one["case"]), reverse=True)
+    axes = figure.subplots()
+    names = [str(record["case"]) for record in records]
+    ratios = [record["ratio"] for record in records]
+    middle = [ratio["median"] for ratio in ratios]
+    spread = [
+        [max(ratio["median"] - ratio["p10"], 0.0) for ratio in ratios],
+        [max(ratio["p90"] - ratio["median"], 0.0) for ratio in ratios],
+    ]
+    axes.barh(names, middle, xerr=spread, height=0.6, ecolor="#57606a", capsize=2)
+    axes.axvline(1.0, color="#57606a", linewidth=1.0)
+    axes.set_xscale("log")
+    axes.set_xlabel("wkvm's rate over the peer's")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(visible=False, axis="y")
+
+
+SECTIONS = (
+    Section(
+        name="peers",
+        title="The same weights in other programs, on a CPU",
+        text="""The bundled model in float32: llama.cpp (through `llama-cpp-python`, compiled for
+the processor, on a GGUF file made of the same weights), transformers (with the model of
+`rwkv7-hf`), and the package `rwkv`. All have as many threads, choose greedily, and gave the same
+ids before anything was timed. wkvm's side is whole steps of its engine, with scheduler and
+sampler; a peer's is its forward pass and the argmax. Above 1, wkvm is the faster one.""",
+        has=of_bench("peers"),
+        tables=in_order,
+        plots=(
+            Plot(
+                name="peers",
+                title="wkvm's rate over that of other programs on the same weights and CPU.",
+                has=of_bench("peers"),
+                draw=draw_ratios,
+                size=(8.0, 3.0),
+            ),
+        ),
+    ),
+    Section(
+        name="vllm",
+        title="vLLM on the same GPU",
+        text="""Servers of wkvm and of vLLM on one GPU, the same loads by turns over the same HTTP
+interface: random prompts of token ids, outputs of one length, greedy. Weights are random. Where
+both run the architecture it is one shape; else wkvm runs RWKV-7, and vLLM a transformer of that
+size. Rates above 1, and times below 1, are wkvm's advantage.""",
+        has=of_bench("vllm"),
+        tables=in_order,
+    ),
+)
