@@ -61,13 +61,14 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
         BenchError: no peer is installed, or one gives other ids.
     """
     n_steps, n_prompt, n = (3, 16, 1) if smoke else (64, N_PROMPT, 9)
+    streams = STREAMS[:1] if smoke else STREAMS
     n_threads_before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     comparisons = list[Comparison]()
     try:
         model = load_model(BUNDLED, device="cpu", dtype="float32")
         with tempfile.TemporaryDirectory() as folder:
-            for name, n_streams, make in _peers(Path(folder), n_threads):
+            for name, n_streams, make in _peers(Path(folder), streams, n_threads):
                 peer = make()
                 try:
                     _check(model, name, peer)
@@ -84,10 +85,12 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison]:
     return comparisons
 
 
-def _peers(folder: Path, n_threads: int) -> Iterator[tuple[str, int, Callable[[], Peer]]]:
+def _peers(
+    folder: Path, streams: Sequence[int], n_threads: int
+) -> Iterator[tuple[str, int, Callable[[], Peer]]]:
     """Those that are installed: a name, how many sequences, and what makes it."""
     found = importlib.util.find_spec
-    for n_streams in STREAMS:
+    for n_streams in streams:
         if found("llama_cpp") and found("gguf"):
             from wkvm_bench.peer_llama import LlamaCpp
 

@@ -114,8 +114,6 @@ CASES = {
         "a prompt of 16, llama.cpp",
         "decode, transformers, 1 stream",
         "a prompt of 16, transformers",
-        "decode, llama.cpp, 16 streams",
-        "decode, transformers, 16 streams",
         "decode, rwkv, 1 stream",
         "a prompt of 16, rwkv",
     ],

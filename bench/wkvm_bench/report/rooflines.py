@@ -72,16 +72,16 @@ def point(record: Record) -> Point | None:
         return None
     if found := _RWKV7.fullmatch(timing):
         # A state is read and written once: eight bytes for each number.
-        return _moved("RWKV-7", f"{found[2]} rows", RWKV7_EACH / 8, record["tb_per_s"])
+        return _moved("RWKV-7", _rows(found[2]), RWKV7_EACH / 8, record["tb_per_s"])
     if found := _SSM.fullmatch(timing):
         operations = SSM_EACH * SSM_NUMBERS * int(found[2])
         rate = operations / us * 1e6
-        return Point("Mamba-2", f"{found[2]} rows", SSM_EACH / 8, rate)
+        return Point("Mamba-2", _rows(found[2]), SSM_EACH / 8, rate)
     if found := _DELTA.fullmatch(timing):
         kind = f"gated delta rule, {found[1]}"
-        return _moved(kind, f"{found[2]} rows", DELTA_EACH / 8, record["tb_per_s"])
+        return _moved(kind, _rows(found[2]), DELTA_EACH / 8, record["tb_per_s"])
     if found := _ATTENTION.fullmatch(timing):
-        load = f"{found[2]} rows of {int(found[3]):,} tokens"
+        load = f"{_rows(found[2])} of {int(found[3]):,} tokens"
         return _moved(f"attention, {found[1]}", load, SHARED, record["tb_per_s"])
     return None
 
@@ -90,11 +90,15 @@ def _moved(kind: str, load: str, per_byte: float, tb_per_s: float) -> Point:
     return Point(kind, load, per_byte, per_byte * tb_per_s * 1e12)
 
 
+def _rows(n: str | int) -> str:
+    return f"{int(n):,} row{'' if int(n) == 1 else 's'}"
+
+
 def _product(record: Record) -> Point:
     n, k, rows = record["N"], record["K"], record["rows"]
     operations = 2.0 * n * k * rows
     n_bytes = 2.0 * (n * k + rows * (n + k))
-    load = f"{record['product']}, {rows} rows"
+    load = f"{record['product']}, {_rows(rows)}"
     return Point("products", load, operations / n_bytes, operations / record["us"] * 1e6)
 
 
@@ -107,7 +111,13 @@ def points(records: Sequence[Record]) -> list[Point]:
             key = (one.kind, one.load)
             if key not in best or best[key].rate < one.rate:
                 best[key] = one
-    return [best[key] for key in sorted(best)]
+    return sorted(best.values(), key=lambda one: (one.kind, _digits(one.load)))
+
+
+def _digits(text: str) -> tuple[str | int, ...]:
+    """So that 8 comes before 64: texts and numbers take turns, a text first."""
+    parts = re.split(r"(\d+)", text.replace(",", ""))
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def gpu_table(records: Sequence[Record]) -> str:
@@ -183,7 +193,8 @@ SECTIONS = (
         + """ One layer each, without the launch of others; of several plans and cuts the
 fastest. A recurrence of one token does less than ten operations for each number that it must read
 and write: what can be had is the memory's speed, and only that. Few rows do not fill the device.
-Weights of a single small product may lie in the device's cache: it can be above its roof.""",
+A copy reads and writes: what reads alone can be a little faster than its roof. The lines of
+products do not name their machine; they are of the same GPU.""",
         has=_is_point,
         tables=gpu_table,
         plots=(
