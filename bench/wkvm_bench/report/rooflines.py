@@ -37,6 +37,7 @@ RWKV7_EACH, SSM_EACH, DELTA_EACH = 9, 5, 7
 """Operations for each number of a state and token."""
 SSM_NUMBERS = 80 * 64 * 128
 """Of a state of that shape, in one layer."""
+MARKERS = "os^Dv"
 SHARED = 4
 """Query heads to a head of keys in Qwen3.5: so many operations a byte, in bfloat16."""
 
@@ -140,10 +141,10 @@ def draw_gpu(figure_: "Figure", records: Sequence[Record]) -> None:
     _roof(axes, (0.5, 2000.0), COPY_RATE, MATRIX_RATE)
     kinds = dict[str, list[Point]]()
     for one in points(records):
-        kinds.setdefault(one.kind, []).append(one)
+        kinds.setdefault(one.kind.partition(",")[0], []).append(one)
     for kind, found in kinds.items():
         x, y = [one.per_byte for one in found], [one.rate for one in found]
-        axes.plot(x, y, "o", label=kind)
+        axes.plot(x, y, MARKERS[len(axes.lines) % len(MARKERS)], label=kind)
     _logarithmic(axes)
 
 
@@ -157,21 +158,31 @@ def draw_cpu(figure_: "Figure", records: Sequence[Record]) -> None:
         kinds.setdefault(record["case"].partition(",")[0].partition(" of ")[0], []).append(record)
     for kind, found in kinds.items():
         x = [one["besides"]["operations a byte"] for one in found]
-        axes.plot(x, [one["a"]["median"] * 1e9 for one in found], "o", label=kind)
+        y = [one["a"]["median"] * 1e9 for one in found]
+        axes.plot(x, y, MARKERS[len(axes.lines) % len(MARKERS)], label=kind)
     _logarithmic(axes)
 
 
 def _roof(axes: "Axes", ends: tuple[float, float], copy: float, product: float) -> None:
     corner = product / copy
     x = sorted((*ends, corner))
-    axes.plot(x, [min(copy * one, product) for one in x], "-", color="#57606a", label="roof")
+    axes.plot(
+        x,
+        [min(copy * one, product) for one in x],
+        "-",
+        color="#1f2328",
+        linewidth=1.0,
+        label="roof",
+    )
 
 
 def _logarithmic(axes: "Axes") -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations a byte")
-    axes.set_ylabel("operations a second")
+    axes.set_ylabel("billions of operations a second")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:,g}")
     axes.grid(visible=True, which="major")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
