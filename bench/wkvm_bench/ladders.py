@@ -36,7 +36,8 @@ SIZES = {
 }
 """Models with states of that size: the first is as the bundled model's, the last as a 1.5B's."""
 TINY = {"0.1 MiB": Size(3, 128, 512, (32, 32, 32, 64))}
-COUNTS = (1, 8, 64)
+COUNTS = (1, 8, 32)
+"""A server takes at most 32 transfers of one tenant at a time, and migrations are transfers."""
 OPERATIONS = ("fork", "hibernate", "resume", "migrate")
 Times: TypeAlias = Mapping[str, float]
 """Milliseconds of one turn, by operation."""

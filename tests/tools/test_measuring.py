@@ -5,8 +5,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from wkvm_bench.command import BENCHES
+from wkvm_bench.random_model import SIZES
+from wkvm_bench.random_weights import blueprint
 
-from tools import quantization_accuracy, serve_profile, store_speed
+from tools import measure, peer_vllm, quantization_accuracy, serve_profile, store_speed
+from wkvm.gateway.text import load_tokenizer
 
 
 def test_the_store_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +45,27 @@ def test_quantised_weights_are_held_against_those_that_are_not(tmp_path: Path) -
 def test_the_parts_of_a_step_that_are_timed_exist() -> None:
     missing = [(o.__name__, m) for o, m in serve_profile.PARTS if not callable(getattr(o, m, None))]
     assert missing == []
+
+
+def test_what_is_measured_anew_are_benchmarks_that_exist() -> None:
+    assert set(measure.BENCHES) <= set(BENCHES)
+    with pytest.raises(SystemExit):
+        measure.main(["speed"])
+
+
+@pytest.mark.parametrize("shape", list(peer_vllm.CASES))
+def test_a_shape_that_vllm_is_compared_at_is_one_that_wkvm_has(shape: str) -> None:
+    case = peer_vllm.CASES[shape]
+    if isinstance(case.ours, str):
+        assert case.ours in SIZES
+        assert not case.is_same
+    else:
+        assert blueprint(case.ours).weights
+        theirs = case.theirs.get("text_config", case.theirs)
+        assert case.ours.items() <= theirs.items()
+
+
+def test_each_id_of_the_made_tokenizer_is_a_word_of_its_own(tmp_path: Path) -> None:
+    peer_vllm.write_texts(tmp_path, 300)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(range(300)).split() == [f"w{at}" for at in range(300)]
