@@ -1,5 +1,13 @@
 import { spawn, type ChildProcess } from "node:child_process";
+import { existsSync, readFileSync } from "node:fs";
+import {
+  createServer as createHttpServer,
+  request as ask,
+  type ClientRequest,
+  type IncomingMessage,
+} from "node:http";
 import { createServer } from "node:net";
+import { extname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium, type BrowserContext } from "playwright-core";
 
@@ -83,13 +91,71 @@ export class Server {
   }
 }
 
-/** Serves the built files as the server will, until it does so itself; for what has no `/` yet. */
+/** Where the console of a server is: at the server itself, or, where that serves none, at a preview. */
+export async function site(server: Server): Promise<{ url: string; close(): Promise<void> }> {
+  const answer = await fetch(`${server.url}/`);
+  const text = await answer.text();
+  if (answer.ok && text.includes("<script")) return { url: `${server.url}/`, close: async () => {} };
+  return await preview(server);
+}
+
+const BUILT = fileURLToPath(new URL("../../../wkvm/gateway/console/", import.meta.url));
+const TYPES: Readonly<Record<string, string>> = {
+  ".html": "text/html; charset=utf-8",
+  ".js": "text/javascript",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+};
+
+/**
+ * Serves the built files as the server will, until it does so itself; for what has no `/` yet. All
+ * else goes to the server, and a connection that the server loses is lost here, too.
+ */
 export async function preview(server: Server): Promise<{ url: string; close(): Promise<void> }> {
-  process.env["WKVM_URL"] = server.url;
-  const { preview: start } = await import("vite");
-  const root = fileURLToPath(new URL("..", import.meta.url));
-  const running = await start({ root, logLevel: "error", preview: { port: await freePort(), host: "127.0.0.1" } });
-  return { url: running.resolvedUrls!.local[0]!, close: () => running.close() };
+  const files = createHttpServer((request, response) => {
+    const path = (request.url ?? "/").split("?")[0]!;
+    const file = join(BUILT, path === "/" ? "index.html" : path.slice(1));
+    if (existsSync(file)) {
+      response.setHeader("Content-Type", TYPES[extname(file)] ?? "application/octet-stream");
+      response.end(readFileSync(file));
+      return;
+    }
+    const asked = requestOf(server, request);
+    asked.on("response", (answer) => {
+      response.writeHead(answer.statusCode!, answer.headers);
+      answer.pipe(response);
+      answer.on("error", () => response.destroy());
+    });
+    asked.on("error", () => response.destroy());
+    response.on("close", () => asked.destroy());
+    request.pipe(asked);
+  });
+  files.on("upgrade", (request, socket) => {
+    const asked = requestOf(server, request);
+    const refuse = (): unknown => socket.destroy();
+    socket.on("error", () => asked.destroy());
+    asked.on("error", refuse);
+    asked.on("response", refuse);
+    asked.on("upgrade", (answer, other) => {
+      const lines = Object.entries(answer.headers).map(([name, value]) => `${name}: ${String(value)}`);
+      socket.write(["HTTP/1.1 101 Switching Protocols", ...lines, "", ""].join("\r\n"));
+      other.on("error", refuse).on("close", refuse).pipe(socket);
+      socket.on("close", () => other.destroy()).pipe(other);
+    });
+    asked.end();
+  });
+  const port = await freePort();
+  await new Promise<void>((resolve) => files.listen(port, "127.0.0.1", resolve));
+  const close = async (): Promise<void> => {
+    files.close();
+    files.closeAllConnections();
+  };
+  return { url: `http://127.0.0.1:${port}/`, close };
+}
+
+function requestOf(server: Server, request: IncomingMessage): ClientRequest {
+  const { method, url, headers } = request;
+  return ask(new URL(url ?? "/", server.url), { method: method ?? "GET", headers, agent: false });
 }
 
 function freePort(): Promise<number> {

@@ -33,7 +33,8 @@ export function MutateDialog({ states: [state = ""], onClose }: DialogProps) {
       states.mutate(operation, [state, ...given], saveAs.value, values),
     );
     all.notices.done(`${operation} made ${refOf(made!)}`);
-    all.router.go("states", [made!.name], Object.fromEntries(all.router.route.peek().query));
+    const { pane, query } = all.router.route.peek();
+    if (pane !== "chat") all.router.go("states", [made!.name], Object.fromEntries(query));
   };
   return (
     <Dialog title={`Mutate ${state}`} verb="Mutate" disabled={!isReady} onSubmit={submit} onClose={onClose}>

@@ -4,7 +4,7 @@ import { hashOf } from "./routes.ts";
 
 /** What keys do beside the actions, for the page that tells. */
 export const KEYS: readonly [string, string][] = [
-  ["/", "to the filter"],
+  ["/", "to the filter; in a chat, to the message"],
   ["Arrows, j, k", "from row to row; in the lineage, from version to version"],
   ["Enter", "open the row"],
   ["Space", "mark the row, for actions on several"],
@@ -41,7 +41,7 @@ function press(key: string, page: Document, all: Console, isHelpOpen: { value: b
       isHelpOpen.value = true;
       return true;
     case "/": {
-      const filter = page.getElementById("filter");
+      const filter = page.getElementById(pane === "chat" && current ? "message" : "filter");
       filter?.focus();
       return filter !== null;
     }
@@ -52,9 +52,8 @@ function press(key: string, page: Document, all: Console, isHelpOpen: { value: b
       return true;
     default:
   }
-  // The chat has keys of its own.
-  if (pane === "chat") return false;
   if (key === "Escape") {
+    if (pane === "chat") return false;
     if (marked.peek().size) marked.value = new Set();
     else if (current) router.go(pane, [], Object.fromEntries(query));
     return true;

@@ -135,6 +135,12 @@ describe("a connection that is lost", () => {
     expect((await turn().run()).text).toBe("A fox.");
   });
 
+  test("by what stands between and does not reach the server is one, too", async () => {
+    const between = (): Response => new Response("<h1>Internal Server Error</h1>", { status: 500 });
+    script = [between, session(3, null), stream("t", 1, ["A fox"], ENDED)];
+    expect((await turn().run()).text).toBe("A fox.");
+  });
+
   test("each time it is asked is not gone on with for ever", async () => {
     for (let n = 0; n < MAX_ASKED; n += 1) script.push(stream(`t${n}`, 1, ["A "]), session(3, null));
     await expect(turn().run()).rejects.toBeInstanceOf(HttpError);

@@ -87,14 +87,13 @@ export function posted(body: object): RequestInit {
 async function errorOf(response: Response): Promise<HttpError> {
   const after = Number(response.headers.get("Retry-After") ?? Number.NaN);
   const retryAfterS = Number.isFinite(after) ? after : null;
-  let message = `the server answered ${response.status}`;
-  let code = "";
+  const message = `the server answered ${response.status}`;
   try {
     const { error } = (await response.json()) as { error?: { message?: string; code?: unknown } };
-    message = error?.message ?? message;
-    if (typeof error?.code === "string") code = error.code;
+    const code = typeof error?.code === "string" ? error.code : "";
+    return new HttpError(error?.message ?? message, response.status, code, retryAfterS);
   } catch {
-    // A proxy's page, or half an answer: the status has to do.
+    // Not the server's form: what stands between says that it does not reach it, in its own way.
+    return new HttpError(message, response.status < 500 ? response.status : 502, "", retryAfterS);
   }
-  return new HttpError(message, response.status, code, retryAfterS);
 }

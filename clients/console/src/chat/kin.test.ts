@@ -4,7 +4,7 @@ import { branchesOf, branchName, type Kin } from "./kin.ts";
 function kin(ref: string, parent = "", madeAs?: string): Kin {
   const [name = "", version] = ref.split("@");
   return {
-    ...{ name, version: Number(version), made_as: madeAs ?? name, operation: "generate" },
+    ...{ name, version: Number(version), madeAs: madeAs ?? name },
     parents: parent ? [parent] : [],
   };
 }

@@ -3,10 +3,9 @@
 /** What of a version's lineage matters here; see StateLineage in docs/protocol.md. */
 export interface Kin {
   readonly name: string;
-  readonly version: number | bigint;
+  readonly version: number;
   /** The name of its handle when it was made. */
-  readonly made_as: string;
-  readonly operation: string;
+  readonly madeAs: string;
   readonly parents: readonly string[];
 }
 
@@ -31,7 +30,7 @@ export function branchesOf(line: readonly string[], lineage: readonly Kin[]): Br
   const now = new Map<string, Kin>();
   const heads = new Map<string, Kin>();
   for (const one of lineage) {
-    now.set(`${one.made_as}@${one.version}`, one);
+    now.set(`${one.madeAs}@${one.version}`, one);
     const head = heads.get(one.name);
     if (!head || one.version > head.version) heads.set(one.name, one);
   }

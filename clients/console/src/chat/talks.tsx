@@ -1,9 +1,11 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
+import type { Client, StateInfo } from "wkvm-client";
 import { actionsOn, type ActionId } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
 import { countOf } from "../app/words.ts";
+import { askVersions } from "../lineage/source.ts";
 import { Button } from "../ui/controls.tsx";
 import { TierSign } from "../ui/signs.tsx";
 import { BranchDialog, type Branching } from "./branching.tsx";
@@ -129,11 +131,11 @@ function useBranches([talk]: readonly Talk[]): readonly Branch[] {
   const client = link.client.value;
   const nStates = feed.states.value.size;
   useEffect(() => {
-    if (!client || !refs || !client.canWatch) return undefined;
+    if (!client || !refs) return undefined;
     let isOver = false;
-    void lineageOf(client.states.lineage()).then(
-      (lineage) => {
-        if (!isOver) found.value = branchesOf(refs, lineage);
+    void kinOf(client, [...feed.states.peek().values()].map(({ info }) => info)).then(
+      (kin) => {
+        if (!isOver) found.value = branchesOf(refs, kin);
       },
       () => {}, // The connection is lost: it is asked again when there is another one.
     );
@@ -145,13 +147,14 @@ function useBranches([talk]: readonly Talk[]): readonly Branch[] {
 }
 
 /** Versions that are looked at for branches, at most. */
-const MAX_LINEAGE = 20_000;
+const MAX_KIN = 20_000;
 
-async function lineageOf(entries: AsyncIterable<Kin>): Promise<Kin[]> {
+async function kinOf(client: Client, heads: readonly StateInfo[]): Promise<readonly Kin[]> {
+  if (!client.canWatch) return (await askVersions(client, heads)).versions;
   const found: Kin[] = [];
-  for await (const entry of entries) {
-    found.push(entry);
-    if (found.length === MAX_LINEAGE) break;
+  for await (const { name, version, made_as, parents } of client.states.lineage()) {
+    found.push({ name, version: Number(version), madeAs: made_as, parents });
+    if (found.length === MAX_KIN) break;
   }
   return found;
 }
