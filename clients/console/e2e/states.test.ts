@@ -238,6 +238,11 @@ test("a server that goes away is said so, and all is there again when it is back
   await server.stop("SIGKILL");
   await page.getByText("the console goes on by itself").waitFor();
   expect(await row("tale").count()).toBe(1);
+  await row("tale").click();
+  await page.keyboard.press("f");
+  await dialog().getByRole("button", { name: "Fork" }).click();
+  await dialog().getByRole("alert").getByText("no connection").waitFor();
+  await dialog().getByRole("button", { name: "Cancel" }).click();
   await server.start();
   await page.getByText("the console goes on by itself").waitFor({ state: "detached" });
   await open("tale");

@@ -130,7 +130,7 @@ export function ExportDialog({ states: [state = ""], onClose }: DialogProps) {
   const all = useConsole();
   const format = useSignal("state");
   const submit = async (): Promise<void> => {
-    const client = await all.link.open();
+    const client = all.link.openNow();
     const bytes = await client.states.export(state, format.value);
     save(bytes, `${state}.safetensors`);
     all.notices.done(`Exported ${state}: ${bytesOf(bytes.length)}`);

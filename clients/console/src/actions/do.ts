@@ -5,9 +5,9 @@ import { messageOf } from "../app/words.ts";
 /** Do something to a state, and let the feed know what came of it. */
 export async function doOne(
   { link, feed }: Console,
-  call: (states: Awaited<ReturnType<Console["link"]["open"]>>["states"]) => Promise<StateInfo | readonly StateInfo[]>,
+  call: (states: ReturnType<Console["link"]["openNow"]>["states"]) => Promise<StateInfo | readonly StateInfo[]>,
 ): Promise<readonly StateInfo[]> {
-  const client = await link.open();
+  const client = link.openNow();
   const made = await call(client.states);
   const list: readonly StateInfo[] = Array.isArray(made) ? made : [made as StateInfo];
   feed.put(list);

@@ -16,7 +16,7 @@ export function MigrateDialog({ states: [state = ""], onClose }: DialogProps) {
   const key = useSignal("");
   const name = useSignal(own);
   const submit = async (): Promise<void> => {
-    const client = await all.link.open();
+    const client = all.link.openNow();
     const to = { address: address.value.trim(), key: key.value.trim(), name: name.value };
     const moved = await migrate(client, own, to);
     all.notices.done(`${own} is ${refOf(moved)} at ${to.address} now`);
@@ -89,7 +89,7 @@ export function TagDialog({ states: [state = ""], onClose }: DialogProps) {
     }
     await doOne(all, (states) => states.tag(own, tags));
     if (life.value !== "") {
-      const client = await all.link.open();
+      const client = all.link.openNow();
       await client.ask({
         ...{ type: "StateEdit", request_id: client.newRequestId(), state: own },
         expires_in_ms: Number(life.value),
@@ -156,7 +156,7 @@ export function CompareDialog({ states: [state = "", second = ""], onClose }: Di
   const problem = useSignal("");
   const compare = async (): Promise<void> => {
     problem.value = "";
-    const client = await all.link.open();
+    const client = all.link.openNow();
     found.value = (await client.states.diff(state, other.value)) as Difference;
   };
   useEffect(() => {

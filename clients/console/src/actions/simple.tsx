@@ -204,7 +204,7 @@ export function DeleteDialog({ states, onClose }: DialogProps) {
   const all = useConsole();
   const isVersion = states.length === 1 && partsOf(states[0]!).version !== null;
   const submit = async (): Promise<void> => {
-    const client = await all.link.open();
+    const client = all.link.openNow();
     await doAll(states, async (state) => {
       await client.states.delete(state);
       if (partsOf(state).version === null) all.feed.remove(state);

@@ -1,6 +1,7 @@
 import { effect, signal, type ReadonlySignal } from "@preact/signals";
 import { ConnectionLostError, type Client, type Integer, type StateInfo } from "wkvm-client";
 import type { Link } from "./link.ts";
+import { messageOf } from "./words.ts";
 
 /** Counters and gauges of the server at one moment. */
 export interface Reading {
@@ -32,8 +33,12 @@ export class Shown {
   /** The last readings of this connection, the oldest first. */
   readonly readings: ReadonlySignal<readonly Reading[]> = this.read;
 
+  /** Why the server tells nothing; empty while it does. */
+  readonly problem = signal("");
+
   /** A connection begins: what is shown stays until the server tells otherwise. */
   begin(): void {
+    this.problem.value = "";
     this.whole.value = false;
     this.read.value = [];
   }
@@ -72,6 +77,7 @@ export class Feed {
   readonly states = this.shown.states;
   readonly isWhole = this.shown.isWhole;
   readonly readings = this.shown.readings;
+  readonly problem: ReadonlySignal<string> = this.shown.problem;
   private stopped: (() => void) | null = null;
 
   constructor(
@@ -117,6 +123,7 @@ export class Feed {
       } catch (error) {
         // A new connection comes with a new effect; whatever else is wrong may pass.
         if (error instanceof ConnectionLostError) return;
+        this.shown.problem.value = messageOf(error);
       }
       if (!end.aborted) await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }

@@ -139,3 +139,11 @@ test("an answer of 401 to a request means that the key is no longer known", asyn
   await one.fetch("/v1/models");
   expect(one.state.value).toEqual({ kind: "key", problem: "wrong" });
 });
+
+test("what is asked for while there is no connection fails at once", async () => {
+  const world = new World();
+  world.isUp = false;
+  const one = link(world);
+  await settled();
+  expect(() => one.openNow()).toThrow(ConnectionLostError);
+});

@@ -1,7 +1,6 @@
 import { computed, signal, type ReadonlySignal } from "@preact/signals";
 import { connect, ConnectionLostError, ERROR_CODES, type Client, type HelloOk } from "wkvm-client";
 import type { KeyRing } from "./key.ts";
-import { messageOf } from "./words.ts";
 
 /** Why the server wants a key before it says anything. */
 export type KeyProblem = "needed" | "wrong" | "limited";
@@ -75,6 +74,17 @@ export class Link {
   /** Forget the key, and end the connection that it opened. */
   forgetKey(): void {
     this.useKey("", false);
+  }
+
+  /**
+   * The open connection.
+   *
+   * @throws ConnectionLostError there is none now. What a user asks for is not done later, unseen.
+   */
+  openNow(): Client {
+    const client = this.client.peek();
+    if (!client) throw new ConnectionLostError("There is no connection to the server now");
+    return client;
   }
 
   /** The open connection, as soon as there is one. */
@@ -151,7 +161,7 @@ export class Link {
   }
 
   private lose(error: Error): void {
-    const message = messageOf(error);
+    const { message } = error;
     const longest = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.nFailures);
     const delay = longest * (0.5 + 0.5 * this.around.random());
     this.nFailures += 1;

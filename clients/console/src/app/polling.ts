@@ -1,5 +1,6 @@
 import { ConnectionLostError, type Client } from "wkvm-client";
 import { rowOf, type Row, type Shown } from "./feed.ts";
+import { messageOf } from "./words.ts";
 
 const STATS_MS = 1_000;
 const LIST_MS = 2_000;
@@ -25,8 +26,9 @@ export async function poll(client: Client, shown: Shown, end: AbortSignal): Prom
     shown.replace(found);
   };
   await Promise.all([
-    repeat(end, read, () => STATS_MS, () => {}),
+    repeat(shown, end, read, () => STATS_MS, () => {}),
     repeat(
+      shown,
       end,
       list,
       (tookMs) => Math.max(LIST_MS, LIST_SHARE * tookMs),
@@ -36,6 +38,7 @@ export async function poll(client: Client, shown: Shown, end: AbortSignal): Prom
 }
 
 async function repeat(
+  shown: Shown,
   end: AbortSignal,
   ask: () => Promise<void>,
   pauseMs: (tookMs: number) => number,
@@ -45,9 +48,11 @@ async function repeat(
     const start = performance.now();
     try {
       await ask();
+      shown.problem.value = "";
     } catch (error) {
       if (error instanceof ConnectionLostError) throw error;
       // Such as too many operations at once: the next time may do.
+      shown.problem.value = messageOf(error);
     }
     await pause(pauseMs(performance.now() - start), end, waking);
   }

@@ -27,6 +27,10 @@ export function Shell() {
   const state = link.state.value;
   const isHelpOpen = useSignal(false);
   useEffect(() => listen(document, all, isHelpOpen), [all]);
+  const about = route.parts[0] ?? PANES.find(([pane]) => pane === route.pane)![1];
+  useEffect(() => {
+    document.title = `${about} · wkvm`;
+  }, [about]);
   return (
     <div class="shell">
       <header class="shell-head bar">
@@ -93,7 +97,7 @@ function Buttons({ onHelp }: { onHelp: () => void }) {
       <Button small kind="plain" icon label={says} onClick={() => theme.next()}>
         {sign}
       </Button>
-      <Button small kind="plain" icon label="Keys (?)" onClick={onHelp}>
+      <Button small kind="plain" icon class="shell-help" label="Keys (?)" onClick={onHelp}>
         ?
       </Button>
     </span>

@@ -13,6 +13,7 @@ export async function follow(client: Client, shown: Shown, end: AbortSignal): Pr
   let picture: Map<string, Row> | null = null;
   let values: ReadonlyMap<string, Integer> = new Map();
   for await (const message of client.watch(options)) {
+    shown.problem.value = "";
     if (message.type === "StatsChanges") {
       values = new Map([...values, ...message.values]);
       shown.count({ at: Number(message.at_us) / 1000, values });

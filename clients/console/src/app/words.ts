@@ -1,4 +1,4 @@
-import type { Integer, StateInfo } from "wkvm-client";
+import { ConnectionLostError, type Integer, type StateInfo } from "wkvm-client";
 
 const COUNT = new Intl.NumberFormat("en");
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"] as const;
@@ -49,6 +49,9 @@ export function partsOf(reference: string): { name: string; version: number | nu
 
 /** What an error says, for people. */
 export function messageOf(error: unknown): string {
+  if (error instanceof ConnectionLostError && error.closeCode !== null) {
+    return `${error.message}. It may have been done: that is seen when the server is back`;
+  }
   return error instanceof Error ? error.message : String(error);
 }
 
