@@ -47,6 +47,7 @@ from wkvm.core.grammar import MAX_GRAMMAR_BYTES
 from wkvm.core.prefixes import Budget
 from wkvm.core.sampling import MAX_BIASED_IDS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, SamplingParams
 from wkvm.core.scheduler import Scheduler
+from wkvm.engine.states.watching import MAX_CHANGED
 from wkvm.server.operations import (
     LARGE_TRANSFERS_PER_TENANT,
     OPERATIONS_PER_CONNECTION,
@@ -54,7 +55,7 @@ from wkvm.server.operations import (
     TRANSFERS_PER_TENANT,
 )
 from wkvm.server.state_bytes import TRANSFER_TIMEOUT_S, WHOLE_TRANSFER_S, WINDOW_BYTES
-from wkvm.server.watches import MAX_CHANGED, WATCHES_PER_CONNECTION, WATCHES_PER_TENANT
+from wkvm.server.watches import WATCHES_PER_CONNECTION, WATCHES_PER_TENANT
 from wkvm.state.exchange import MAX_INLINE_BYTES
 
 DOC = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ from wkvm.core.states import (
     Tier,
 )
 from wkvm.engine.interface import EngineInfo
+from wkvm.server.interface import StateWatch
 
 FILE_BYTES = 3_000_000
 """Length of every file of a state here."""
@@ -179,6 +180,9 @@ class ScriptedStates:
         if use is not None:
             self.uses.update(dict.fromkeys(ids, use))
         return ids
+
+    def watch(self, tenant: str, prefix: str, wake: Callable[[], None]) -> StateWatch:
+        raise NotImplementedError("watches are tried over the service of states")
 
     def cancel(self, request_id: int) -> None:
         self.loop.cancel(request_id)

@@ -28,7 +28,7 @@ from tests.server.scripted_states import ScriptedStates
 from wkvm.core.config import ServerConfig
 from wkvm.server.serve import Server
 
-FEATURES = ("states", "grammar")
+FEATURES = ("states", "grammar", "watch")
 
 
 @dataclass

@@ -125,6 +125,12 @@ CALLS: list[tuple[Any, str, tuple[Any, ...]]] = [
     (wire.StateDiff(0, "a", "b@2"), "difference", (Ref("a"), Ref("b", 2))),
     (wire.StateLog(0, "a", before=9, limit=3), "log", ("a", 9, 3)),
     (wire.StateReplay(0, "a@2", 2000), "replay", (Ref("a", 2), 2.0)),
+    (
+        wire.StateLineage(0, "pre", "", 8, "a@4", 7),
+        "lineage",
+        ("pre", None, 8, Ref("a", 4), 7),
+    ),
+    (wire.StateLineage(0, state="a"), "lineage", ("", "a", None, None, 1024)),
     (wire.MigrateBegin(0, "a", 5000), "migrate_begin", ("a", 5.0)),
     (
         wire.MigrateEnd(0, "a", True, "tcp://h:1", "b", 2),
@@ -147,7 +153,7 @@ EACH = [pytest.param(*case, id=type(case[0]).__name__) for case in ONE_EACH]
 
 
 def test_there_is_a_case_for_every_operation() -> None:
-    assert {type(message) for message, _, _ in CALLS} == set(wire.REPLIES) - {wire.StateLineage}
+    assert {type(message) for message, _, _ in CALLS} == set(wire.REPLIES)
 
 
 @pytest.mark.parametrize(("message", "call", "arguments"), BY_NAME)
@@ -239,6 +245,16 @@ BAD_VALUES: list[tuple[Any, str]] = [
     (wire.StateList(0, versions_of="a", cursor="²"), "cursor"),
     (wire.StateLog(0, "a", limit=0), "limit"),
     (wire.StateLog(0, "a", limit=257), "limit"),
+    (wire.StateLineage(0, limit=0), "limit"),
+    (wire.StateLineage(0, limit=1025), "limit"),
+    (wire.StateLineage(0, "pre", "a"), "state"),
+    (wire.StateLineage(0, state="a@1"), "state"),
+    (wire.StateLineage(0, cursor="a b"), "cursor"),
+    (wire.Watch(0, interval_ms=19), "interval_ms"),
+    (wire.Watch(0, interval_ms=60_001), "interval_ms"),
+    (wire.Watch(0, stats_ms=99), "stats_ms"),
+    (wire.Watch(0, stats_ms=60_001), "stats_ms"),
+    (wire.Watch(0, wants_states=False), "wants_states"),
     (wire.StateFork(0, "a", ()), "names"),
     (wire.StateFork(0, "a", ("x", "x")), "names"),
     (wire.StateFork(0, "a", ("x",), durability="tape"), "durability"),
@@ -318,6 +334,34 @@ async def test_a_page_that_would_not_fit_a_frame_is_shorter() -> None:
         assert 1 < len(page.states) < 200
         assert page.next == page.states[-1].name
         assert len(msgspec.msgpack.encode(page)) <= 64 * 1024
+
+
+async def test_forks_of_which_a_frame_could_not_tell_are_refused_before_they_are_made() -> None:
+    tags = {f"key{n}": "ä" * 256 for n in range(32)}
+    async with serving_states(max_frame_bytes=64 * 1024) as rig:
+        client = await rig.client()
+        few, many = (tuple(f"f{n}" for n in range(n)) for n in (3, 4))
+        failed = await refusal(client, wire.StateFork(0, "a", many, tags=tags))
+        assert (failed.code, failed.field) == (ErrorCode.INVALID_PARAMETER, "names")
+        assert rig.states.asked == []
+        await ask(client, wire.StateFork(0, "a", few, tags=tags))
+        await ask(client, wire.StateFork(0, "a", tuple(f"f{n:0128}" for n in range(64))))
+
+
+async def test_a_page_of_a_lineage_that_would_not_fit_a_frame_is_shorter() -> None:
+    states = ScriptedStates()
+    states.page = [info_of(f"{'n' * 120}{n:04}") for n in range(1100)]
+    async with serving_states(states, max_frame_bytes=64 * 1024) as rig:
+        client, seen, cursor = await rig.client(), list[str](), ""
+        while True:
+            page = await ask(client, wire.StateLineage(0, cursor=cursor))
+            assert len(msgspec.msgpack.encode(page)) <= 64 * 1024
+            seen += [one.name for one in page.entries]
+            cursor = page.next
+            if not cursor:
+                break
+            assert cursor == f"{page.entries[-1].name}@{page.entries[-1].version}"
+        assert seen == [one.handle.name for one in states.page]
 
 
 async def test_versions_are_paged_to_the_first() -> None:

@@ -277,6 +277,7 @@ def about(message: Any) -> Any:
     for name, value in (
         ("state", "a"),
         ("other", "a"),
+        ("prefix", ""),
         ("states", ("a",)),
         ("save_as", "z"),
         ("expected_version", None),

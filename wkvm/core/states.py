@@ -191,6 +191,25 @@ class StatePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateNews:
+    """What one who watches a tenant's states is told at once.
+
+    Attributes:
+        states: handles that are new or have changed, each with its head.
+        used_at: when each of them was last used, in seconds since 1970; None if not known.
+        gone: names that are no more.
+        restarts: all that was told before is to be forgotten: a picture of everything begins.
+        is_complete: nothing is left to be told.
+    """
+
+    states: tuple[StateInfo, ...]
+    used_at: tuple[float | None, ...]
+    gone: tuple[str, ...]
+    restarts: bool
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Descent:
     """A version, and under which name it was made, which is what those made of it call it."""
 

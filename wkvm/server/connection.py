@@ -33,6 +33,7 @@ MESSAGES_PER_TURN = 64
 """Messages of one connection that are carried out before other connections have their turn.
 
 One that concerns several choices counts as so many: it is as much work."""
+LITTLE_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a connection that is at fault may take to read the reason and close its side."""
 
@@ -210,6 +211,11 @@ class Connection(asyncio.Protocol):
         """Whether too much waits to be sent, so that nothing more is to be produced."""
         return self._output is not None and self._output.is_full
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more than a little waits to be sent."""
+        return self._output is None or self._output.n_unsent > LITTLE_BYTES
+
     def room(self, request_id: int) -> int:
         """How many bytes of a state may be sent on a lane, as the peer granted them."""
         return self._wire.room(request_id)
@@ -278,6 +284,7 @@ class Connection(asyncio.Protocol):
                 case Refused(answer=answer):
                     self.send([answer])
                 case GoAway():
+                    self._shared.dispatcher.leaves(self)
                     if self._wire.is_drained:
                         self.close()
                 case _:
@@ -288,7 +295,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _hello(self, hello: Hello) -> None:
-        shared, info = self._shared, self._shared.info
+        shared = self._shared
         tenant = LOCAL_TENANT if self._is_trusted else shared.keyring.tenant_of(hello.api_key)
         if tenant is None:
             self._fail(ErrorCode.UNAUTHENTICATED, "no such key")
@@ -303,21 +310,7 @@ class Connection(asyncio.Protocol):
                 self._fail(ErrorCode.TOO_MANY_CONNECTIONS, why)
                 return
         self.tenant = tenant
-        self._write(
-            self._wire.send_hello_ok(
-                ping_interval_ms=round(self._config.ping_interval_s * 1000),
-                server=shared.server,
-                model=info.model,
-                model_digest=info.model_digest,
-                layout_fingerprint=info.layout_fingerprint,
-                tokenizer_digest=info.tokenizer_digest,
-                vocab_size=info.vocab_size,
-                eos_ids=info.eos_ids,
-                n_slots=info.n_slots,
-                max_model_len=info.max_model_len or 0,
-                tenant=tenant,
-            )
-        )
+        self._write(shared.hello_ok(self._wire, tenant))
         self._is_open = True
         shared.dispatcher.opened(self)
         self._clocks.opens()

@@ -28,6 +28,7 @@ from wkvm.server.routes import Routes, routes_of
 from wkvm.server.scores import score_spec
 from wkvm.server.specs import NO_HINT, spec_of
 from wkvm.server.state_fields import use_of
+from wkvm.server.watches import Watches
 
 
 class Client(StateClient, Protocol):
@@ -62,6 +63,7 @@ class Dispatcher:
         self._loop = loop
         self._states = states
         self._operations = None if states is None else Operations(states, time.time)
+        self._watches = Watches(states, self._values)
         self._choices: dict[int, Choice] = {}
         self._clients: dict[Outbox, Client] = {}
         self._hints: dict[Outbox, wire.PromptHint] = {}
@@ -85,7 +87,8 @@ class Dispatcher:
         return 0 if self._operations is None else self._operations.n_open
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """End the operations on states, those that are left after ``grace_s`` by force."""
+        """End watches, and operations on states, those that are left after ``grace_s`` by force."""
+        await self._watches.close()
         if self._operations is not None:
             await self._operations.close(grace_s)
 
@@ -99,8 +102,13 @@ class Dispatcher:
         self._hints.pop(client.box, None)
         for lane in list(client.lanes.values()):
             self._close(client, lane, is_lost=True)
+        self._watches.lost(client)
         if self._operations is not None:
             self._operations.lost(client)
+
+    def leaves(self, client: Client) -> None:
+        """End what of a connection has no end by itself: it asks nothing more."""
+        self._watches.lost(client)
 
     def hold(self, client: Client) -> None:
         """Let nothing more be produced for a connection until ``release``."""
@@ -133,16 +141,18 @@ class Dispatcher:
                 if lane is not None:
                     for engine_id in list(lane.choices):
                         self._loop.cancel(engine_id)
-                elif self._operations is not None:
+                elif not self._watches.cancel(client, request_id) and self._operations is not None:
                     self._operations.cancel(client, request_id)
             case wire.Credit(request_id=request_id, n_tokens=n_tokens):
                 lane = client.lanes.get(request_id)
                 if lane is not None:
                     self._credit(lane, n_tokens)
+                else:
+                    self._watches.grant(client, request_id, n_tokens)
             case wire.Stats(request_id=request_id):
-                client.send([self._stats(request_id)])
+                client.send([wire.StatsReply(request_id, self._values())])
             case wire.Watch():
-                raise RuntimeError("watching was not agreed")
+                self._watches.open(client, message)
             case wire.Hello() | wire.Ping() | wire.Pong() | wire.GoAway() | Ignored():
                 # the connection itself has answered those that have an answer
                 pass
@@ -292,14 +302,14 @@ class Dispatcher:
         for index, n_tokens in grants:
             self._loop.grant(lane.engine_ids[index], n_tokens)
 
-    def _stats(self, request_id: int) -> wire.StatsReply:
+    def _values(self) -> dict[str, int]:
         values = dict(self._loop.stats())
         values["n_connections"] = len(self._clients)
         values["memory_refuses"] = 0 if self.pressure is None else self.pressure.memory()
         values["n_lanes"] = sum(len(client.lanes) for client in self._clients.values())
         lag_s, n_stalls = self.lag()
         values["loop_lag_us"], values["loop_stalls_total"] = round(lag_s * 1e6), n_stalls
-        return wire.StatsReply(request_id=request_id, values=values)
+        return values
 
     # --- out ------------------------------------------------------------------------------
 

@@ -9,7 +9,16 @@ from typing import Any, Protocol
 
 from wkvm.core.registry import Durability, Ref, VersionRecord
 from wkvm.core.request import Event, RequestSpec
-from wkvm.core.states import LineagePage, Moved, Replayed, StateInfo, StatePage, StateUse, Tier
+from wkvm.core.states import (
+    LineagePage,
+    Moved,
+    Replayed,
+    StateInfo,
+    StateNews,
+    StatePage,
+    StateUse,
+    Tier,
+)
 from wkvm.engine.interface import EngineInfo
 
 
@@ -120,6 +129,33 @@ class Source(Protocol):
         ...
 
 
+class StateWatch(Protocol):
+    """What one who watches a tenant's states has still to be told."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        ...
+
+    @property
+    def is_in_picture(self) -> bool:
+        """Whether not everything has been told for the first time."""
+        ...
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """How long until there is something to tell by itself; None for never."""
+        ...
+
+    async def next(self, limit: int) -> StateNews:
+        """What is to be told next: up to ``limit`` handles, as they are now."""
+        ...
+
+    def close(self) -> None:
+        """Nobody watches any more."""
+        ...
+
+
 class States(Protocol):
     """Carries out what clients ask about states. Used from the loop's thread.
 
@@ -134,6 +170,14 @@ class States(Protocol):
 
     def submit(self, spec: RequestSpec, use: StateUse | None = None) -> tuple[int, ...]:
         """As a Loop's. One with an idempotency key may have the ids of an earlier one."""
+        ...
+
+    def watch(self, tenant: str, prefix: str, wake: Callable[[], None]) -> StateWatch:
+        """Begin to tell what states there are, and what changes.
+
+        Args:
+            wake: called when there may be something to tell, never from within a call.
+        """
         ...
 
     def interrupt(self, request_id: int, keep: int | None = None) -> None:

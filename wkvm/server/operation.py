@@ -21,6 +21,11 @@ class StateClient(Protocol):
         """Longest message that it takes."""
         ...
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more than a little of what was sent to it waits to be read."""
+        ...
+
     def send(self, messages: Sequence[wire.ServerMessage]) -> None:
         """Send messages with one write; nothing happens once it closes."""
         ...

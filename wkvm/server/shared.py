@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from wkvm_protocol.connection import ServerConnection
 from wkvm_protocol.messages import (
     EMBED_FEATURE,
     GRAMMAR_FEATURE,
@@ -11,6 +12,7 @@ from wkvm_protocol.messages import (
     SCORE_FEATURE,
     STATES_FEATURE,
     TENANT_FEATURE,
+    WATCH_FEATURE,
 )
 
 from wkvm.core.config import ServerConfig
@@ -61,5 +63,22 @@ class Shared:
         if self.info.takes_grammars:
             features.append(GRAMMAR_FEATURE)
         if self.dispatcher.takes_states:
-            features.append(STATES_FEATURE)
+            features += [STATES_FEATURE, WATCH_FEATURE]
         return features
+
+    def hello_ok(self, wire: ServerConnection, tenant: str) -> bytes:
+        """What a client is told that is let in."""
+        info = self.info
+        return wire.send_hello_ok(
+            ping_interval_ms=round(self.config.ping_interval_s * 1000),
+            server=self.server,
+            model=info.model,
+            model_digest=info.model_digest,
+            layout_fingerprint=info.layout_fingerprint,
+            tokenizer_digest=info.tokenizer_digest,
+            vocab_size=info.vocab_size,
+            eos_ids=info.eos_ids,
+            n_slots=info.n_slots,
+            max_model_len=info.max_model_len or 0,
+            tenant=tenant,
+        )

@@ -24,6 +24,8 @@ from wkvm.server.state_fields import (
 
 MAX_LOG = 256
 """Versions in one part of a log."""
+MAX_INFO_BYTES = 1000
+"""Of what is told of a fork, beside its tags: one parent, and 32 ids."""
 ROOM = 256
 """Bytes that a reply has beside its list."""
 
@@ -85,6 +87,8 @@ async def carry_out(
             replayed = await states.replay(tenant, parse_ref(message.state), timeout_s=timeout_s)
             return wire.StateText(lane, canonical_json(replayed_json(replayed)), 0)
         case _:
+            if isinstance(message, wire.StateFork):
+                _check_answer_fits(message, max_bytes)
             infos = await _versions_made(states, tenant, message, now)
             return wire.StateVersions(lane, tuple(map(info_message, infos)))
 
@@ -261,6 +265,19 @@ async def _lineage(
     return wire.StateLineagePage(
         message.request_id, tuple(entries[:n]), "" if following is None else str(following)
     )
+
+
+def _check_answer_fits(message: wire.StateFork, max_bytes: int) -> None:
+    """Check before anything is done that what is told of all forks fits a frame.
+
+    Raises:
+        InvalidParameterError: it would not.
+    """
+    tags = len(msgspec.msgpack.encode(message.tags))
+    if len(message.names) * (tags + MAX_INFO_BYTES) > max_bytes - ROOM:
+        raise InvalidParameterError(
+            "names", "with these tags the answer is longer than a frame; fork fewer at once"
+        )
 
 
 def _fitting(text: str, max_bytes: int) -> str:

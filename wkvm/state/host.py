@@ -16,6 +16,7 @@ from torch import Tensor
 from wkvm.core.layout import StateLayout
 from wkvm.core.registry import Carried, Identity
 from wkvm.state.image import StateImage
+from wkvm.state.notices import Notices
 
 
 @dataclass(slots=True)
@@ -41,12 +42,15 @@ class HostTier:
     Args:
         limit: bytes; an image that is larger is not taken.
 
+        notices: told what comes and what leaves.
+
     Attributes:
         limit: likewise.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, notices: Notices | None = None) -> None:
         self.limit = limit
+        self._notices = Notices() if notices is None else notices
         self._held = OrderedDict[str, _Held]()
         self._alive = dict[str, _Alive]()
         self._n_bytes = 0
@@ -115,6 +119,7 @@ class HostTier:
             if is_only_copy:
                 self._n_only[tenant] += image.nbytes
             self._n_bytes += image.nbytes
+            self._notices.note_payload(payload)
             return True
 
     def settle(self, payload: str) -> None:
@@ -186,5 +191,6 @@ class HostTier:
 
     def _remove(self, payload: str) -> None:
         held = self._held.pop(payload)
+        self._notices.note_payload(payload)
         self._settle(held)
         self._n_bytes -= held.image.nbytes

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from wkvm.state.columns import HANDLE_COLUMNS, HANDLE_WIDTH, PAYLOAD_COLUMNS, VERSION_COLUMNS
 from wkvm.state.columns import VERSION_WIDTH as _VERSION_WIDTH
+from wkvm.state.notices import Notices
 
 Key: TypeAlias = tuple[str, str, int | None]
 """Tenant, name and version; None for the head."""
@@ -35,22 +36,40 @@ MAX_ENTRIES = 16_384
 MAX_REFRESHED = 8
 """Heads that a transaction puts in. Those of others are read when they are asked for."""
 
+_OF_HANDLE = ", ".join(
+    f"(SELECT {column} FROM main.handles WHERE id = {{0}})" for column in ("tenant", "name")
+)
+
 _TRIGGERS = (
-    ("insert", "INSERT ON main.handles", "0, new.id"),
-    ("update", "UPDATE ON main.handles", "0, old.id"),
-    ("delete", "DELETE ON main.handles", "0, old.id"),
-    ("version_insert", "INSERT ON main.versions", "0, new.handle"),
-    ("version_update", "UPDATE ON main.versions", "0, old.handle"),
-    ("version_update_to", "UPDATE OF handle ON main.versions", "0, new.handle"),
-    ("version_delete", "DELETE ON main.versions", "0, old.handle"),
+    ("insert", "INSERT ON main.handles", "0, new.id, new.tenant, new.name"),
+    ("update", "UPDATE ON main.handles", "0, old.id, old.tenant, old.name"),
+    ("update_to", "UPDATE OF tenant, name ON main.handles", "0, new.id, new.tenant, new.name"),
+    ("delete", "DELETE ON main.handles", "0, old.id, old.tenant, old.name"),
+    # Its handle's row changes with it.
+    ("version_insert", "INSERT ON main.versions", "0, new.handle, NULL, NULL"),
+    (
+        "version_update",
+        "UPDATE ON main.versions",
+        f"0, old.handle, {_OF_HANDLE.format('old.handle')}",
+    ),
+    (
+        "version_update_to",
+        "UPDATE OF handle ON main.versions",
+        f"0, new.handle, {_OF_HANDLE.format('new.handle')}",
+    ),
+    (
+        "version_delete",
+        "DELETE ON main.versions",
+        f"0, old.handle, {_OF_HANDLE.format('old.handle')}",
+    ),
     # Not when it is counted who uses it: nobody reads that number here.
     (
         "payload_update",
         "UPDATE OF id, uid, tenant, content_id, digest, n_bytes, identity, n_computed, n_pending, "
         "tail, file, object, damage ON main.payloads",
-        "1, old.id",
+        "1, old.id, NULL, old.uid",
     ),
-    ("payload_delete", "DELETE ON main.payloads", "1, old.id"),
+    ("payload_delete", "DELETE ON main.payloads", "1, old.id, NULL, NULL"),
 )
 
 
@@ -75,9 +94,15 @@ class Entry:
 
 
 class Index:
-    """Rows by key. ``find`` and ``fill`` are any thread's, the rest is the writer's."""
+    """Rows by key. ``find`` and ``fill`` are any thread's, the rest is the writer's.
+
+    Attributes:
+        notices: told which handles a transaction has changed, once it is committed.
+    """
 
     def __init__(self) -> None:
+        self.notices = Notices()
+        self._named = set[tuple[str | None, str]]()
         self._entries = dict[Key, Entry]()
         self._keys = dict[tuple[int, int], set[Key]]()
         self._lock = threading.Lock()
@@ -103,7 +128,7 @@ class Index:
 
     def watch(self, writer: sqlite3.Connection) -> None:
         """Be told what the transactions of a connection touch, and know the newest heads."""
-        writer.create_function("touch", 2, lambda kind, at: self._touched.add((kind, at)))
+        writer.create_function("touch", 4, self._touch)
         for name, event, what in _TRIGGERS:
             writer.execute(
                 f"CREATE TEMP TRIGGER touch_{name} AFTER {event} BEGIN SELECT touch({what}); END"
@@ -114,6 +139,7 @@ class Index:
     def begin(self) -> None:
         """A transaction begins."""
         self._touched.clear()
+        self._named.clear()
 
     def before_commit(self) -> None:
         """It will be committed, or fail to be."""
@@ -133,6 +159,16 @@ class Index:
             for row in rows:
                 self._put((row[1], row[2], None), Entry(row))
             self._epoch += 1
+        for tenant, name in self._named:
+            if tenant is None:
+                self.notices.note_payload(name)
+            else:
+                self.notices.note(tenant, name)
+
+    def _touch(self, kind: int, at: int, tenant: str | None, name: str | None) -> None:
+        self._touched.add((kind, at))
+        if name is not None:
+            self._named.add((tenant, name))
 
     def _put(self, key: Key, entry: Entry) -> None:
         if key in self._entries:

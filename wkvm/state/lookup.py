@@ -1,6 +1,6 @@
 """What a store can be asked without changing it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from wkvm.state import reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.condition import Refusal
 from wkvm.state.image import StateImage, check_same
+from wkvm.state.notices import Notices
 from wkvm.state.reading import Lineage, find_version
 from wkvm.state.shelf import Shelf
 from wkvm.state.tables import HandleRow, PayloadRow
@@ -98,6 +99,20 @@ class Lookup:
             after=after,
             limit=limit,
         )
+
+    @property
+    def notices(self) -> Notices:
+        """Told of each handle that changes, and of each payload that changes its tier."""
+        return self._catalogue.index.notices
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, by the clock that handles expire by."""
+        return self._clock()
+
+    def headed_by(self, uids: Iterable[str]) -> list[tuple[str, str]]:
+        """Tenant and name of the handles whose heads are these payloads."""
+        return reading.list_heads_of(self._catalogue, uids)
 
     def tagged(self, tag: str) -> list[tuple[str, str, str]]:
         """Tenant, name and the tag's value of the handles of all tenants that have a tag."""

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from wkvm.core.errors import StateDamagedError, StateNotFoundError
 from wkvm.core.registry import HandleRecord, RandomKey, Ref, VersionRecord
@@ -43,6 +43,10 @@ _LINEAGE = (
     "WHERE h.tenant = ? AND h.name >= ? AND h.name < ? "
     "AND (h.expires_at IS NULL OR h.expires_at > ?) AND (h.name > ? OR v.version > ?) "
     "AND v.version > coalesce(h.head - ?, 0) ORDER BY h.name, v.version LIMIT ?"
+)
+_HEADED_BY = (
+    "SELECT h.tenant, h.name FROM payloads p CROSS JOIN versions v ON v.payload = p.id "
+    "CROSS JOIN handles h ON h.id = v.handle AND h.head = v.version WHERE p.uid = ?"
 )
 _AFTER_NAMES = "\x7f"
 """Comes after every character that a name may have."""
@@ -195,6 +199,15 @@ def list_lineage(
             continue
         versions.append(Descent(record=record, made_as=version.name))
     return LineagePage(versions=tuple(versions), next_after=after if len(found) == limit else None)
+
+
+def list_heads_of(catalogue: Catalogue, uids: Iterable[str]) -> list[tuple[str, str]]:
+    """Tenant and name of the handles whose heads are these payloads."""
+
+    def look(db: sqlite3.Connection) -> list[tuple[str, str]]:
+        return [row for uid in uids for row in rows(db, _HEADED_BY, (uid,))]
+
+    return catalogue.view(look)
 
 
 def list_versions(

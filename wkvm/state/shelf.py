@@ -94,7 +94,7 @@ class Shelf:
         self._catalogue = catalogue
         self.payloads = payloads
         self.objects = objects
-        self.host = HostTier(limit)
+        self.host = HostTier(limit, catalogue.index.notices)
         self.moving = set[str]()
 
     def write(self, draft: Draft) -> None:

@@ -131,8 +131,14 @@ class Backing:
             if name is not None:
                 self.used.pop((tenant, name), None)
                 self.used[tenant, name] = self.clock()
+                self.store.notices.note(tenant, name)
         while len(self.used) > MAX_USED:
             del self.used[next(iter(self.used))]
+
+    def used_at(self, tenant: str, name: str) -> float | None:
+        """When a handle was last used, in seconds since 1970; None if that is not known."""
+        used = self.used.get((tenant, name))
+        return None if used is None else self.store.now - (self.clock() - used)
 
     def told(self, record: VersionRecord) -> VersionRecord:
         """A version as clients are told of it: without a disk nothing is durable."""
@@ -141,6 +147,16 @@ class Backing:
     def told_handle(self, handle: HandleRecord) -> HandleRecord:
         """A handle as clients are told of it."""
         return handle if self.has_disk else replace(handle, head=self.told(handle.head))
+
+    def head_info(self, tenant: str, handle: HandleRecord) -> StateInfo:
+        """What is told of a handle and its head. Called in a thread.
+
+        Raises:
+            StateNotFoundError: it was deleted meanwhile.
+        """
+        told = self.told_handle(handle)
+        tier = self.store.tier(tenant, handle.head.ref)
+        return StateInfo(handle=told, version=told.head, tier=tier)
 
     def info(self, tenant: str, record: VersionRecord) -> StateInfo:
         """What is told of a version. Called in a thread."""

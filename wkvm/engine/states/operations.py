@@ -2,12 +2,19 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
-from wkvm.core.errors import InvalidParameterError, StateExistsError, StateNotFoundError, WkvmError
+from wkvm.core.errors import (
+    InvalidParameterError,
+    StateDamagedError,
+    StateExistsError,
+    StateNotFoundError,
+    WkvmError,
+)
 from wkvm.core.limits import check_given
 from wkvm.core.registry import Ref, VersionRecord
 from wkvm.core.states import LineagePage, StateInfo, StatePage, Tier
@@ -75,17 +82,26 @@ class Operations:
             )
             infos = list[StateInfo]()
             for handle in handles[:limit]:
-                try:
-                    tier = self._backing.store.tier(tenant, handle.head.ref)
-                except StateNotFoundError:
-                    continue  # deleted meanwhile
-                told = self._backing.told_handle(handle)
-                infos.append(StateInfo(handle=told, version=told.head, tier=tier))
+                with suppress(StateNotFoundError):  # deleted meanwhile
+                    infos.append(self._backing.head_info(tenant, handle))
             next_after = handles[limit - 1].name if len(handles) > limit else None
             return StatePage(states=tuple(infos), next_after=next_after)
 
         page = await self._read(look)
         return replace(page, states=tuple(self._live(tenant, page.states)))
+
+    async def some(self, tenant: str, names: Sequence[str]) -> list[StateInfo]:
+        """Those of some handles that there are, each with its head; damaged ones are left out."""
+
+        def look() -> list[StateInfo]:
+            infos = list[StateInfo]()
+            for name in names:
+                with suppress(StateNotFoundError, StateDamagedError):
+                    handle = self._backing.store.handle(tenant, name)
+                    infos.append(self._backing.head_info(tenant, handle))
+            return infos
+
+        return self._live(tenant, await self._read(look))
 
     async def versions(
         self, tenant: str, name: str, *, before: int | None = None, limit: int = 100

@@ -205,6 +205,8 @@ class Requests(Flow):
             started = replace(started, credit=None)
         self._loop.submit(started, ids)
         turn.move(Phase.RUNNING)
+        if use.save_as is not None:
+            self._backing.store.notices.note(spec.tenant, use.save_as)  # it is on the device
         if turn.origin is not None:
             self._n_starts += 1
             self._n_cached += turn.n_start

@@ -13,6 +13,7 @@ from wkvm.engine.states.disk import DiskWatch
 from wkvm.engine.states.interface import StepLoop
 from wkvm.engine.states.migration import Migration
 from wkvm.engine.states.parking import Parking
+from wkvm.engine.states.watching import Watch, Watching
 
 SWEEPS_PER_IDLE_TIME = 4
 
@@ -53,6 +54,7 @@ class StateService(Migration):
         backing.note_kept_elsewhere()
         self._loop = loop
         self._closed = closed
+        self._watching = Watching(backing, self)
         self._disk: DiskWatch | None = None
         if backing.has_disk:
             n_bytes = backing.layout.record_bytes
@@ -107,6 +109,10 @@ class StateService(Migration):
         """Its client is gone: cancel it, let it finish or interrupt it, as its use says."""
         self._requests.disconnected(request_id)
 
+    def watch(self, tenant: str, prefix: str, wake: Callable[[], None]) -> Watch:
+        """Begin to tell what states of a tenant there are, and what changes: see ``Watching``."""
+        return self._watching.open(tenant, prefix, wake)
+
     def grant(self, request_id: int, n_tokens: int) -> None:
         """Add to a request's credit."""
         self._requests.grant(request_id, n_tokens)
@@ -133,6 +139,7 @@ class StateService(Migration):
 
         What is in memory alone goes to the disk, where there is one.
         """
+        await self._watching.close()
         if self._disk is not None:
             await self._disk.close()
         if self._sweeping is not None:
