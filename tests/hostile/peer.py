@@ -34,7 +34,7 @@ from wkvm_protocol.messages import (
 from tests.hostile.grammar import Draw, mutated
 
 LIMIT = 2**20
-USED = ("score", "embed", "prefix", "states")
+USED = ("score", "embed", "prefix", "states", "watch")
 """All features but that of grammars, of which fakes have none."""
 HELLO: Codec[Any] = Codec(Hello)
 _CLIENT: Codec[Any] = Codec(*FROM_CLIENT)
@@ -48,7 +48,13 @@ _OPENING = tuple(
     for one in FROM_CLIENT
     if one not in (*_WITHIN, *_SILENT, Ping, GoAway, wire.GenerateConstrained)
 )
-_WHOLE = (wire.StateVersions, wire.StatePage, wire.StateText, wire.StatsReply)
+_WHOLE = (
+    wire.StateVersions,
+    wire.StatePage,
+    wire.StateText,
+    wire.StateLineagePage,
+    wire.StatsReply,
+)
 """What closes a lane by itself."""
 
 
