@@ -75,6 +75,7 @@ class Kept:
         count: tried in all parts that passed.
         n_passed, n_failed: parts; the others have not been run.
         seconds: of all parts that passed, together.
+        commits: that these ran at.
         figures: what was measured, over all parts.
     """
 
@@ -84,6 +85,7 @@ class Kept:
     n_passed: int
     n_failed: int
     seconds: float
+    commits: Sequence[str]
     figures: str
 
     @property
@@ -121,6 +123,7 @@ def _kept_of(trial: Trial, promise: Promise, lines: Sequence[Line]) -> Kept:
         n_passed=len(passed),
         n_failed=len(lines) - len(passed),
         seconds=sum(line["seconds"] for line in passed),
+        commits=sorted({line["commit"] for line in passed}),
         figures=_figures(told),
     )
 
@@ -157,14 +160,19 @@ def table(trials: Iterable[Trial], latest: Latest) -> str:
         )
     ran = [line for trial in trials for line in _lines_of(trial, latest)]
     places = sorted({f"{line['device']}, {line['n_cores']} cores" for line in ran})
-    commits = sorted({line["commit"] for line in ran})
     if ran:
-        lines += ["", f"Run on {'; '.join(places)}; at {', '.join(commits)}."]
+        lines += [
+            "",
+            f"Run on {'; '.join(places)}. Each part's commit is named: later changes of the code "
+            "are held by the small forms of the same tests.",
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _parts(one: Kept) -> str:
     parts = f"{one.n_passed} of {one.trial.n_parts}"
+    if one.commits:
+        parts += f" at {', '.join(one.commits)}"
     return f"{parts}, {one.n_failed} failed" if one.n_failed else parts
 
 
