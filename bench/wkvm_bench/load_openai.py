@@ -131,6 +131,9 @@ class OpenAiSource:
         except (OSError, BenchError) as error:  # a TimeoutError is an OSError
             streamed.ended_at = time.perf_counter()
             streamed.error = "timeout" if isinstance(error, TimeoutError) else "connection lost"
+            if isinstance(error, BenchError):
+                # It may be this process that has no room for more.
+                streamed.error = f"no connection ({error})"
             if one is not None:
                 one.close()
             return streamed
@@ -163,9 +166,10 @@ class OpenAiSource:
         Raises:
             BenchError: it names none, or refuses to.
         """
-        one = await HttpConnection.connect(self._url)
+        one: HttpConnection | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
+                one = await HttpConnection.connect(self._url)
                 answer = await one.ask(self._request("GET", "/v1/models", b""))
             if why := _message(answer):
                 raise BenchError(f"{self._url}: {why}")
@@ -173,7 +177,8 @@ class OpenAiSource:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BenchError(f"{self._url} names no model: give one with --model") from error
         finally:
-            one.close()
+            if one is not None:
+                one.close()
         return name
 
     @property

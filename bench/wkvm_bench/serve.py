@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from wkvm.server.process import raise_file_limit
 from wkvm_bench import serve_flags
 from wkvm_bench.ceiling import ceiling
 from wkvm_bench.figures import BOUND_CEILING, Rung
@@ -86,6 +87,7 @@ async def _servers_without_a_model() -> AsyncIterator[list[Target]]:
 async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: Keep) -> None:
     rungs, asking = serve_flags.loads(options), serve_flags.asking(options)
     lengths = serve_flags.lengths(options)
+    raise_file_limit(asking.n_streams * len(targets))  # over HTTP each has a connection
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(connected(one, asking)) for one in targets]
         ceilings = dict[str, float]()

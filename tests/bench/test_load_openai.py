@@ -201,6 +201,15 @@ async def test_a_server_that_refuses_to_name_models_says_why(tmp_path: Path) -> 
             pass
 
 
+async def test_a_connection_that_cannot_be_had_is_told_from_one_that_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with source_of(tmp_path, Scripted()) as source:
+        (tmp_path / "http.sock").unlink()
+        result = await source.stream([1], 3)
+    assert result.error == f"no connection (unix://{tmp_path}/http.sock: No such file or directory)"
+
+
 async def test_no_server_is_an_error_of_the_benchmark(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"none\.sock"):
         async with connected(

@@ -269,6 +269,18 @@ async def test_each_rung_is_kept_when_it_is_over_though_a_later_one_fails(asked:
     assert len(asked) == 2
 
 
+async def test_there_are_files_for_all_requests_that_are_open(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = list[int]()
+    monkeypatch.setattr(serve, "raise_file_limit", limits.append)
+    two = ["--target", "a=wkvm-binary@unix:///a", "--target", "b=wkvm-binary@unix:///b"]
+    await serve.run(ladder(*two, "--max-concurrency", "1,2"), Kept())
+    await serve.run(ladder("--request-rate", "5", "--num-prompts", "70"), Kept())
+    assert limits == [4, 70]
+    assert len(asked) == 5
+
+
 async def test_servers_take_turns_in_changing_order_with_what_has_the_same_seed(
     asked: Asked,
 ) -> None:
