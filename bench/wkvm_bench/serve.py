@@ -199,8 +199,15 @@ def compared(
                 continue  # nothing came of a turn
             case = f"{words[0]} in, {words[1]} out, {load.words}: {what}"
             names = called(first), called(other)
-            found.append(Comparison(case, *names, unit, tuple(a), tuple(b), None))
+            failed = {f"failed, {called(s)}": _n_failed(turns[s.target]) for s in (first, other)}
+            besides = failed if any(failed.values()) else {}
+            found.append(Comparison(case, *names, unit, tuple(a), tuple(b), None, besides))
     return found
+
+
+def _n_failed(turns: Sequence[Mapping[str, object]]) -> float:
+    counts = (one.get("failed") for one in turns)
+    return sum(n for n in counts if isinstance(n, int))
 
 
 def called(server: Connected) -> str:

@@ -191,7 +191,18 @@ def test_servers_that_took_turns_are_compared_with_the_first_pair_by_pair() -> N
     (found,) = compared(Load(None, 4, 1), (5, 6), [first, other], turns)
     assert (found.case, found.a_name) == ("5 in, 6 out, 4 at a time: output", "ours")
     assert (found.b_name, found.ratio.median) == ("theirs", 2.5)
+    assert found.besides == {}
     assert compared(Load(None, 4, 1), (5, 6), [first], turns) == []
+
+
+def test_a_ratio_says_how_many_requests_it_leaves_out() -> None:
+    first, other = server("ours"), server("theirs")
+    turns = {
+        first.target: [{"output_throughput": 10.0, "failed": 0}] * 2,
+        other.target: [{"output_throughput": 5.0, "failed": n} for n in (3, 4)],
+    }
+    (found,) = compared(Load(None, 4, 1), (5, 6), [first, other], turns)
+    assert found.besides == {"failed, ours": 0, "failed, theirs": 7}
 
 
 def test_a_turn_of_which_nothing_came_is_compared_with_none() -> None:
