@@ -2,6 +2,8 @@
 # make test   the tests that need no GPU
 # make soak   the tests of docs/reliability.md as often as it promises: hours of one core
 # make check  format, lint, types and layers
+# make console       build the console again, from clients/console; needs Node
+# make console-test  its tests, in Chromium too (CHROMIUM names it); needs Node
 # make evaluation  an environment of its own for the slow tests with lm-eval and other clients
 #
 # All but the last make .venv when it is missing, and bring it up to date when pyproject.toml or
@@ -15,6 +17,7 @@ PORT ?= 8000
 BINARY_PORT ?= 8001
 MODEL ?=
 WORKERS ?= 2
+CHROMIUM ?= /usr/bin/chromium
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
@@ -31,7 +34,7 @@ LIMITS := $(STAMPS)/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(LIMITS)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: run test soak check evaluation wheel clean
+.PHONY: run test soak check console console-test evaluation wheel clean
 .DEFAULT_GOAL := run
 .DELETE_ON_ERROR:
 
@@ -55,6 +58,13 @@ check: $(STAMPS)/lint
 
 wheel: $(STAMPS)/test
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+console:
+	cd clients/console && npm ci && npm run build
+
+console-test: $(STAMPS)/engine
+	cd clients/console && npm ci && npm test && \
+	  WKVM_CHROMIUM='$(CHROMIUM)' WKVM_PYTHON='$(abspath $(BIN)/python)' npm run e2e
 
 # What these clients ask for does not go with the versions in constraints.txt.
 evaluation: pyproject.toml

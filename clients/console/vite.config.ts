@@ -1,5 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { defineConfig } from "vite";
+import { licences } from "./build/licences.ts";
 import { manifest } from "./build/manifest.ts";
 
 const clients = fileURLToPath(new URL("..", import.meta.url));
@@ -23,7 +24,7 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     reportCompressedSize: true,
   },
-  plugins: [manifest(clients, target)],
+  plugins: [licences(), manifest(clients, target)],
   server: {
     proxy: Object.fromEntries(
       ["/v1", "/health", "/ready", "/tokenize", "/detokenize", "/tokenizer_info"].map((path) => [

@@ -51,3 +51,10 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
 def test_the_lock_file_names_no_registry() -> None:
     lock = (CLIENTS / "console/package-lock.json").read_text(encoding="utf-8")
     assert '"resolved"' not in lock
+
+
+def test_what_is_built_in_of_others_comes_with_its_licence() -> None:
+    package = json.loads((CLIENTS / "console/package.json").read_text(encoding="utf-8"))
+    licences = (BUILT / "licences.txt").read_text(encoding="utf-8")
+    assert {name for name in package["dependencies"] if f"{name} " not in licences} == set()
+    assert set(re.findall(r"^[@\w/.-]+ [\d.]+: (.+)$", licences, re.M)) == {"MIT"}
