@@ -97,9 +97,12 @@ TINY: dict[str, Any] = MAMBA2 | {
     "state_size": 16,
 }
 
+TRITON = ("--gdn-prefill-backend", "triton")
+"""On a Hopper vLLM takes FlashInfer's kernel for prompts, installed or not."""
+
 CASES = {
     "mamba2-2.7B": Case(MAMBA2, {**MAMBA2, "architectures": ["Mamba2ForCausalLM"]}),
-    "olmo-hybrid-7B": Case(OLMO, {**OLMO, "architectures": ["OlmoHybridForCausalLM"]}),
+    "olmo-hybrid-7B": Case(OLMO, {**OLMO, "architectures": ["OlmoHybridForCausalLM"]}, TRITON),
     "qwen3.5-9B": Case(
         {"model_type": "qwen3_5_text"},
         {
@@ -107,7 +110,7 @@ CASES = {
             "architectures": ["Qwen3_5ForConditionalGeneration"],
             "text_config": {"model_type": "qwen3_5_text"},
         },
-        ("--language-model-only",),
+        ("--language-model-only", *TRITON),
     ),
     "1.5B": Case("1.5B", QWEN2, is_same=False),
     "tiny": Case(TINY, {**TINY, "architectures": ["Mamba2ForCausalLM"]}),

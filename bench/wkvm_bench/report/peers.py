@@ -10,6 +10,8 @@ from wkvm_bench.report.tables import compared
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
 
 def in_order(records: Sequence[Record]) -> str:
     """Rows by what is done, and then by the peer."""
@@ -17,7 +19,7 @@ def in_order(records: Sequence[Record]) -> str:
 
 
 def draw_ratios(figure: "Figure", records: Sequence[Record]) -> None:
-    """A bar for each ratio, with its spread, and a line at one."""
+    """A point for each ratio, with its spread, and a line at one."""
     records = sorted(records, key=lambda one: str(one["case"]), reverse=True)
     axes = figure.subplots()
     names = [str(record["case"]) for record in records]
@@ -27,12 +29,13 @@ def draw_ratios(figure: "Figure", records: Sequence[Record]) -> None:
         [max(ratio["median"] - ratio["p10"], 0.0) for ratio in ratios],
         [max(ratio["p90"] - ratio["median"], 0.0) for ratio in ratios],
     ]
-    axes.barh(names, middle, xerr=spread, height=0.6, ecolor="#57606a", capsize=2)
+    axes.errorbar(middle, names, xerr=spread, fmt="o", ecolor="#8c959f", capsize=3)
     axes.axvline(1.0, color="#57606a", linewidth=1.0)
     axes.set_xscale("log")
     axes.set_xlabel("wkvm's rate over the peer's")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(visible=False, axis="y")
+    ticks = [tick for tick in TICKS if min(middle) / 2 < tick < max(middle) * 2]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
 
 
 SECTIONS = (

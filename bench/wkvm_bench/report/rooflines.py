@@ -145,7 +145,7 @@ def draw_gpu(figure_: "Figure", records: Sequence[Record]) -> None:
     for kind, found in kinds.items():
         x, y = [one.per_byte for one in found], [one.rate for one in found]
         axes.plot(x, y, MARKERS[len(axes.lines) % len(MARKERS)], label=kind)
-    _logarithmic(axes)
+    _logarithmic(axes, "trillions", 1e12)
 
 
 def draw_cpu(figure_: "Figure", records: Sequence[Record]) -> None:
@@ -160,7 +160,7 @@ def draw_cpu(figure_: "Figure", records: Sequence[Record]) -> None:
         x = [one["besides"]["operations a byte"] for one in found]
         y = [one["a"]["median"] * 1e9 for one in found]
         axes.plot(x, y, MARKERS[len(axes.lines) % len(MARKERS)], label=kind)
-    _logarithmic(axes)
+    _logarithmic(axes, "billions", 1e9)
 
 
 def _roof(axes: "Axes", ends: tuple[float, float], copy: float, product: float) -> None:
@@ -176,13 +176,14 @@ def _roof(axes: "Axes", ends: tuple[float, float], copy: float, product: float) 
     )
 
 
-def _logarithmic(axes: "Axes") -> None:
+def _logarithmic(axes: "Axes", what: str, unit: float) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations a byte")
-    axes.set_ylabel("billions of operations a second")
+    axes.set_ylabel(f"{what} of operations a second")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:,g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / unit:,g}")
+    axes.yaxis.set_minor_formatter("")
     axes.grid(visible=True, which="major")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
