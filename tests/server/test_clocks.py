@@ -151,3 +151,13 @@ async def test_what_is_left_to_send_at_the_end_is_waited_for_so_long() -> None:
     assert bench.transport.end == "closed"
     bench.clock.turn(0.5)
     assert bench.transport.end == "aborted"
+
+
+async def test_what_is_left_is_waited_for_no_longer_when_nothing_else_is_due() -> None:
+    bench = Bench(write_timeout_s=10, ping_interval_s=0, idle_timeout_s=1000)
+    bench.clock.turn(100)
+    bench.connection.close()
+    bench.clock.turn(9.5)
+    assert bench.transport.end == "closed"
+    bench.clock.turn(0.5)
+    assert bench.transport.end == "aborted"
