@@ -18,7 +18,10 @@ from tests.gateway.responding import (
     text_of,
 )
 from tests.gateway.stateful import ask
-from wkvm.gateway.responses.keys import MAX_KEY
+from wkvm.gateway.calls import Call
+from wkvm.gateway.responses import handlers
+from wkvm.gateway.responses.keys import MAX_KEY, Key
+from wkvm.gateway.responses.records import Record
 from wkvm.gateway.responses.writer import told_again
 
 SUN = "What is the sun?"
@@ -84,6 +87,24 @@ async def test_of_two_at_once_one_is_made(running: Running) -> None:
     )
     assert both[0] == both[1]
     assert len(await items_of(running, talk)) == 2
+
+
+async def test_of_two_that_were_both_new_when_they_came_one_is_made(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, n = handlers._made_before, 0
+
+    async def made_before(call: Call, key: Key) -> Record | None:
+        nonlocal n
+        n += 1
+        return None if n <= 2 else await real(call, key)
+
+    monkeypatch.setattr(handlers, "_made_before", made_before)
+    both = await asyncio.gather(
+        *(respond(running, SUN, idempotency_key="both new") for _ in range(2))
+    )
+    assert both[0] == both[1]
+    assert n == 3
 
 
 async def test_a_background_response_that_is_asked_for_again_is_the_one_that_runs(

@@ -252,4 +252,57 @@ DOORS = (
         "torch.load(path, mmap=True",
         ("tests/supply/test_nothing_is_run.py::test_no_module_runs_what_it_reads",),
     ),
+    Fault(
+        "each byte of headers gives them more time",
+        "wkvm/gateway/door/connection.py",
+        "        if self._header_clock is None:\n            self._header_clock =",
+        "        self._stop_header_clock()\n"
+        "        if self._header_clock is None:\n"
+        "            self._header_clock =",
+        ("tests/gateway/test_door_deadlines.py::test_headers_that_trickle_in_gain_no_time",),
+    ),
+    Fault(
+        "whoever reads slowly loses the connection",
+        "wkvm/gateway/door/connection.py",
+        "        if n_read < MIN_READ_RATE * self._config.write_timeout_s:\n",
+        "        if True:\n",
+        ("tests/gateway/test_door_deadlines.py::test_who_reads_slowly_but_reads_gets_everything",),
+    ),
+    Fault(
+        "what is left of an answer keeps a connection open",
+        "wkvm/gateway/door/connection.py",
+        "        finally:\n            self._expect_reading()\n",
+        "        finally:\n            pass\n",
+        (
+            "tests/gateway/test_door_deadlines.py::test_what_is_left_of_an_answer_keeps_no_closing_connection_open",
+        ),
+    ),
+    Fault(
+        "as many ids wait however much is told of each",
+        "wkvm/gateway/streams/choices.py",
+        "MAX_WAITING // (1 + n_logprobs) if",
+        "MAX_WAITING if",
+        (
+            "tests/gateway/test_windows.py::test_fewer_ids_wait_the_more_is_told_of_each_and_two_of_each_choice",
+        ),
+    ),
+    Fault(
+        "a silent peer is pinged for ever",
+        "wkvm/server/clocks.py",
+        "        return Overdue.PONG if is_late else Overdue.PING\n",
+        "        return Overdue.PING\n",
+        (
+            "tests/server/test_clocks.py::test_a_silent_peer_is_pinged_and_given_up_after_so_many_misses",
+        ),
+    ),
+    Fault(
+        "a peer that does not read holds the end up",
+        "wkvm/server/clocks.py",
+        "        self._close_due = self._loop.time() + timeout_s\n"
+        "        self._arm(self._close_due)\n",
+        "        self._close_due = self._loop.time() + timeout_s\n",
+        (
+            "tests/server/test_clocks.py::test_what_is_left_is_waited_for_no_longer_when_nothing_else_is_due",
+        ),
+    ),
 )

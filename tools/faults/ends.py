@@ -110,4 +110,72 @@ ENDS = (
         "",
         ("tests/cli/test_engine_fails.py::test_every_open_request_is_told_and_the_status_is_70",),
     ),
+    Fault(
+        "time in which the whole process stood still counts",
+        "wkvm/server/watchdog.py",
+        "        seen = min(now - self._looked_at, 2 * PERIOD_S)\n",
+        "        seen = now - self._looked_at\n",
+        (
+            "tests/server/test_watchdog.py::test_time_in_which_the_whole_process_stood_still_does_not_end_it",
+        ),
+    ),
+    Fault(
+        "a loop that stands still is told to nobody",
+        "wkvm/server/watchdog.py",
+        '        self._tell("loop", self._loop_stood_s)\n',
+        "",
+        ("tests/server/test_watchdog.py::test_a_loop_that_stands_still_is_told_after_its_limit",),
+    ),
+    Fault(
+        "a loop that stands still is waited for",
+        "wkvm/server/guard.py",
+        "            self._leave(EXIT_STALLED)\n",
+        "            pass\n",
+        ("tests/server/test_guard.py::test_a_loop_that_stands_still_ends_the_process_at_once",),
+    ),
+    Fault(
+        "the end waits for the disk of reports",
+        "wkvm/server/guard.py",
+        "        self.end_within(END_TIMEOUT_S, EXIT_ENGINE_FAILED)\n"
+        '        self._report("engine_failed", EXIT_ENGINE_FAILED, error)\n',
+        '        self._report("engine_failed", EXIT_ENGINE_FAILED, error)\n'
+        "        self.end_within(END_TIMEOUT_S, EXIT_ENGINE_FAILED)\n",
+        (
+            "tests/server/test_guard.py::test_a_disk_for_reports_that_does_not_answer_holds_no_end_up",
+        ),
+    ),
+    Fault(
+        "crash reports have no number",
+        "wkvm/server/crashes.py",
+        "found[: max(0, len(found) - (MAX_REPORTS - 1))]",
+        "found[:0]",
+        (
+            "tests/server/test_crashes.py::test_the_newest_reports_are_kept_and_nothing_else_is_touched",
+        ),
+    ),
+    Fault(
+        "a link in the place of a crash report is followed",
+        "wkvm/server/crashes.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL",
+        "os.O_WRONLY | os.O_CREAT",
+        ("tests/server/test_crashes.py::test_a_link_in_the_place_of_a_report_is_not_followed",),
+    ),
+    Fault(
+        "a crash report has what an exception says",
+        "wkvm/server/crashes.py",
+        "        if isinstance(one, RuntimeError) and _DEVICE.match(str(one)):\n",
+        "        if isinstance(one, Exception):\n",
+        (
+            "tests/server/test_crashes.py::test_a_report_names_types_and_places_and_says_what_a_device_said_and_nothing_else",
+        ),
+    ),
+    Fault(
+        "a part of a crash report is left on a full disk",
+        "wkvm/server/crashes.py",
+        "                        path.unlink(missing_ok=True)\n",
+        "",
+        (
+            "tests/server/test_crashes.py::test_a_report_for_which_the_disk_has_no_room_leaves_no_part_of_it",
+        ),
+    ),
 )

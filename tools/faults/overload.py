@@ -61,4 +61,54 @@ OVERLOAD = (
             "tests/states/test_stops.py::test_a_server_that_is_told_to_end_keeps_all_that_it_has_acknowledged",
         ),
     ),
+    Fault(
+        "what waits of all tenants has no limit",
+        "wkvm/core/checks.py",
+        "        and n_waiting > most // waiting.n_tenants_with(tenant)\n",
+        "        and n_waiting < 0\n",
+        (
+            "tests/core/test_scheduler_submit.py::test_all_tenants_together_have_a_limit_that_keeps_out_who_has_its_share",
+        ),
+    ),
+    Fault(
+        "one tenant's requests keep another out",
+        "wkvm/core/checks.py",
+        "        and n_waiting > most // waiting.n_tenants_with(tenant)\n",
+        "",
+        (
+            "tests/core/test_scheduler_submit.py::test_all_tenants_together_have_a_limit_that_keeps_out_who_has_its_share",
+        ),
+    ),
+    Fault(
+        "requests that would wait are taken when memory is short",
+        "wkvm/server/pressure.py",
+        '            if isinstance(message, REQUESTS) and not stats().get("n_free_slots", 1):\n',
+        "            if False:\n",
+        (
+            "tests/states/test_pressure.py::test_short_of_memory_no_request_is_taken_that_would_wait",
+        ),
+    ),
+    Fault(
+        "new states are taken when memory is short",
+        "wkvm/server/pressure.py",
+        "            if is_new:\n",
+        "            if False:\n",
+        ("tests/states/test_pressure.py::test_short_of_memory_there_are_no_new_states",),
+    ),
+    Fault(
+        "new states are taken when the disk is short",
+        "wkvm/server/pressure.py",
+        "        if is_new and self._is_disk_short:\n",
+        "        if False:\n",
+        ("tests/states/test_pressure.py::test_on_a_disk_that_is_short_there_are_no_new_states",),
+    ),
+    Fault(
+        "what would be in time is refused where many wait",
+        "wkvm/core/foresight.py",
+        "        if wait_s > _may_wait_s(needed_s, least_s, timeout_s, TAKEN):\n",
+        "        if wait_s > 0:\n",
+        (
+            "tests/core/test_foresight.py::test_who_would_be_over_in_time_is_taken_although_many_wait",
+        ),
+    ),
 )

@@ -304,4 +304,18 @@ STORE = (
             "tests/state/test_mutations.py::test_tokens_in_the_ring_are_folded_first_and_the_ring_is_left_empty",
         ),
     ),
+    Fault(
+        "the catalogue is in a mapped file",
+        "wkvm/state/catalogue.py",
+        "?vfs=unix-excl",
+        "",
+        ("tests/state/test_store_catalogue.py::test_no_file_of_a_store_is_mapped",),
+    ),
+    Fault(
+        "the database of responses is in a mapped file",
+        "wkvm/gateway/responses/database.py",
+        '("TRUNCATE" if is_shared',
+        '("WAL" if is_shared',
+        ("tests/gateway/test_responses_kept.py::test_no_file_of_what_is_kept_is_mapped",),
+    ),
 )

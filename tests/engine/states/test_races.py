@@ -258,6 +258,7 @@ async def test_a_turn_that_is_loaded_until_its_handle_has_moved_does_not_begin(
         gate.open()
         end = await rig.end(turn)
         assert isinstance(end.error, StateMovedError)
+        assert turn not in rig.ids
         assert rig.store.get(TENANT, Ref("chat")).version == 1
 
 
