@@ -245,7 +245,7 @@ def read_answer(
         return
     if usage is None:
         # Without it nobody knows how many ids an event had.
-        streamed.error = "no usage in the answer"
+        streamed.error = "no usage in the answer (see --count-events)"
         return
     streamed.n_ids, streamed.n_prompt = usage.completion_tokens, usage.prompt_tokens
     is_short = streamed.n_ids < n_out and not may_be_short

@@ -113,11 +113,11 @@ async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: 
                     bound = bool(record["is_generator_bound"])
                     bounds = dict(options.goodput)
                     print(row(rung, load, bounds=bounds, ceiling=most_taken, is_bound=bound))
+                    if not rung.n_completed:
+                        raise BenchError(f"every request failed: {errors(rung)}")
                     turns[server.target].append(record)
                     suffix = f", turn {turn + 1} of {options.repeat}" if options.repeat > 1 else ""
                     keep([Case(name=f"{in_words}{suffix}", record=record)])
-                    if not rung.n_completed:
-                        raise BenchError(f"every request failed: {errors(rung)}")
             # Ids of servers without a model come all at once, or not: there is no ratio of nothing.
             figures = [name for name in COMPARED if not (options.smoke and name == AN_ID)]
             found = compared(load, lengths.words, servers, turns, figures)

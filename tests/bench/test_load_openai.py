@@ -146,7 +146,7 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
         "HTTP 422 (no such field)",
         "error: server_error",
         "short output",
-        "no usage in the answer",
+        "no usage in the answer (see --count-events)",
         "connection lost",
         None,
     ]
@@ -292,7 +292,7 @@ async def test_chunks_that_are_none_are_named(body: bytes, tmp_path: Path) -> No
     async with source_of(tmp_path, server) as source:
         assert (await source.stream([1], 1)).error in {
             "unreadable events",
-            "no usage in the answer",
+            "no usage in the answer (see --count-events)",
         }
 
 

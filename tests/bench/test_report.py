@@ -1,6 +1,7 @@
 """Reports: what is read, what a section gets, and that plots say which lines they are of."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,3 +191,16 @@ def test_loads_with_and_without_a_rate_are_drawn_apart(tmp_path: Path) -> None:
     ]
     for one in found:
         assert "ours" in draw(one, tmp_path).read_text()
+
+
+def test_without_matplotlib_a_report_has_no_plots_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    lines, output = write(tmp_path / "x.jsonl", [rung_line(1, 30.0)]), tmp_path / "x.md"
+    assert main(["report", str(lines), "--output", str(output)]) == 1
+    why = "report: plots need matplotlib: pip install 'wkvm[bench]'\n"
+    assert capsys.readouterr().err == why
+    assert main(["report", str(lines), "--output", str(output), "--no-images"]) == 0
+    assert "## Loads on servers" in output.read_text()
+    assert not (tmp_path / "img").exists()
