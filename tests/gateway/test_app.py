@@ -56,7 +56,7 @@ async def test_whoever_has_a_key_is_told_that_a_path_is_unknown() -> None:
         ("POST", "/v1/completion", "there is no /v1/completion, but /completion: "),
         ("GET", "/docs", "there is no /docs; /openapi.json names all routes"),
         ("GET", "/v1", "there is no /v1; /openapi.json names all routes"),
-        ("GET", "/", "there is no /; /openapi.json names all routes"),
+        ("GET", "/none", "there is no /none; /openapi.json names all routes"),
     ],
 )
 async def test_an_unknown_path_is_answered_by_the_one_that_may_be_meant(

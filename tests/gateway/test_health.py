@@ -49,8 +49,9 @@ async def cached_readiness(running: Running) -> tuple[int, str | None]:
         return response.status, body.get("reason")
 
 
-def test_no_route_is_open_but_health_and_ready() -> None:
-    assert {route.path for route in ROUTES if route.is_open} == {"/health", "/ready"}
+def test_no_route_is_open_but_health_and_ready_and_the_files_of_the_console() -> None:
+    page = {"/", "/assets/{file}", "/icon.svg"}
+    assert {route.path for route in ROUTES if route.is_open} == {"/health", "/ready", *page}
 
 
 async def test_without_a_key_every_route_that_is_not_open_is_refused() -> None:

@@ -38,6 +38,7 @@ from wkvm.gateway.monitoring.watch import EngineWatch
 from wkvm.gateway.native.submitted import Submitted
 from wkvm.gateway.nesting import read_json
 from wkvm.gateway.offload import Offload
+from wkvm.gateway.pages import Pages
 from wkvm.gateway.peers import Peers
 from wkvm.gateway.policy import Policy
 from wkvm.gateway.responses.shelf import Shelf
@@ -82,6 +83,7 @@ class Gateway:
         limits: of keys.
         log: of requests.
         lag_s: how late the event loop was lately, in seconds; set by who watches it.
+        pages: of the console.
         is_draining: set once, by ``begin_drain``; from then on new requests are answered by 503.
     """
 
@@ -109,6 +111,7 @@ class Gateway:
     turns: Turns = field(init=False)
     responses: Shelf = field(init=False)
     held: Held = field(init=False)
+    pages: Pages = field(default_factory=Pages)
 
     def __post_init__(self) -> None:
         self.watch = EngineWatch(self.engines)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from wkvm_client.states import Difference, Durability, Replay, StateInfo
 
-from wkvm.gateway import completions, embeddings, models, openapi, tokens
+from wkvm.gateway import completions, embeddings, models, openapi, page_routes, tokens
 from wkvm.gateway.anthropic import routes as anthropic
 from wkvm.gateway.calls import Route
 from wkvm.gateway.chat import completions as chat
@@ -82,6 +82,8 @@ ROUTES: tuple[Route, ...] = (
     *llama_cpp.ROUTES,
     *responses.ROUTES,
     *sglang.ROUTES,
+    Route("GET", "/", page_routes.console, is_open=True, doc=Doc(media="text/html")),
+    Route("GET", "/assets/{file}", page_routes.asset, is_open=True, doc=Doc(media=BYTES)),
     Route(
         "POST",
         "/detokenize",
@@ -89,6 +91,7 @@ ROUTES: tuple[Route, ...] = (
         doc=Doc(body=tokens.DetokenizeBody, answer=tokens.Text),
     ),
     Route("GET", "/health", health.health, is_open=True, doc=_STATUS),
+    Route("GET", "/icon.svg", page_routes.icon, is_open=True, doc=Doc(media="image/svg+xml")),
     Route(
         "GET",
         "/metrics",
