@@ -13,7 +13,7 @@ from wkvm_bench.report import page
 from wkvm_bench.report.records import Record, latest, read
 from wkvm_bench.report.registry import sections
 from wkvm_bench.report.sections import Plot, Section, of_bench
-from wkvm_bench.report.serving import rungs
+from wkvm_bench.report.serving import beside, rungs
 from wkvm_bench.report.tables import cell, compared, figure, found
 
 if TYPE_CHECKING:
@@ -171,6 +171,19 @@ def test_of_the_turns_of_a_load_the_one_in_the_middle_is_shown() -> None:
         ["| 4 in, 2 to 6 out, 8 at a time", "theirs", "2", "1.5 (ttft 500 ms)", "99"],
     ]
     assert "| 12 / 12 | - | - | - | d |" in rows[0]
+
+
+def test_servers_under_one_load_are_laid_side_by_side() -> None:
+    records = [rung_line(1, 30.0), rung_line(1, 99.0, label="theirs")]
+    alone = {**rung_line(1, 7.0, label="alone"), "device": "another"}
+    lines = beside([*records, alone, rung_line(1, 8.0, rate=3.0)]).splitlines()
+    assert lines[0] == "| load | | ours | theirs |"
+    assert lines[2:4] == [
+        "| 4 in, 2 to 6 out, 8 at a time, on d | tokens/s | 30 | 99 |",
+        "|  | ttft, median, ms | 12 | 12 |",
+    ]
+    assert lines[4:] == ["|  | ttft, p99, ms | 12 | 12 |", "|  | goodput, requests/s | 1.5 | 1.5 |"]
+    assert beside([alone]) == ""
 
 
 @pytest.mark.parametrize(("load", "told"), [(3.0, False), (3.1, True)])

@@ -32,6 +32,16 @@ HEAD = (
     "| load | server | requests/s | goodput | tokens/s | ttft | itl | tpot | e2el | on |\n"
     "|---|---|---|---|---|---|---|---|---|---|\n"
 )
+BESIDE = {
+    "tokens/s": "output_throughput",
+    "ttft, median, ms": "median_ttft_ms",
+    "ttft, p99, ms": "p99_ttft_ms",
+    "tpot, median, ms": "median_tpot_ms",
+    "tpot, p99, ms": "p99_tpot_ms",
+    "e2el, p99, ms": "p99_e2el_ms",
+    "goodput, requests/s": "request_goodput",
+}
+"""What servers are laid side by side by, and its field."""
 SHARED = 1.5
 """From so many processes a core on, a run shares the machine with others."""
 METRICS = ("ttft", "itl", "tpot", "e2el")
@@ -68,9 +78,33 @@ def rungs(records: Sequence[Record]) -> str:
     return HEAD + "\n".join(rows) + "\n" if rows else ""
 
 
+def beside(records: Sequence[Record]) -> str:
+    """Loads that several servers were put under, a column for each server."""
+    loads = dict[str, dict[str, Record]]()
+    for record in sorted(of_turns(records), key=_order):
+        # The same load on another machine is no column beside these.
+        where = f"{workload(record['rung'])}, on {place(record)}"
+        loads.setdefault(where, {})[server_of(record)] = record["rung"]
+    shared = {where: servers for where, servers in loads.items() if len(servers) > 1}
+    names = sorted({name for servers in shared.values() for name in servers})
+    if not shared:
+        return ""
+    lines = [f"| load | | {' | '.join(map(cell, names))} |", "|---" * (len(names) + 2) + "|"]
+    for where, servers in shared.items():
+        told = cell(where)
+        for what, field in BESIDE.items():
+            values = [servers.get(name, {}).get(field) for name in names]
+            if any(value is not None for value in values):
+                cells = " | ".join("-" if value is None else figure(value) for value in values)
+                lines.append(f"| {told} | {what} | {cells} |")
+                told = ""
+    return "\n".join(lines) + "\n"
+
+
 def tables(records: Sequence[Record]) -> str:
-    """All loads, and below them the ratios of those that took turns."""
-    return "\n".join(part for part in (rungs(records), compared(records)) if part)
+    """Servers side by side, all loads, and the ratios of those that took turns."""
+    parts = (beside(records), rungs(records), compared(records))
+    return "\n".join(part for part in parts if part)
 
 
 def of_turns(records: Sequence[Record]) -> list[Record]:
