@@ -161,11 +161,7 @@ def table(trials: Iterable[Trial], latest: Latest) -> str:
     ran = [line for trial in trials for line in _lines_of(trial, latest)]
     places = sorted({f"{line['device']}, {line['n_cores']} cores" for line in ran})
     if ran:
-        lines += [
-            "",
-            f"Run on {'; '.join(places)}. Each part's commit is named: later changes of the code "
-            "are held by the small forms of the same tests.",
-        ]
+        lines += ["", f"Run on {'; '.join(places)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -197,6 +197,8 @@ class Line:
                 case wire.StateCredit() | wire.StateExportBegin() if opens:
                     # It waits for bytes, or for a grant.
                     self.write(cancel)
+                case wire.StateChanges() | wire.StatsChanges() if kind is wire.Watch:
+                    self.write(cancel)  # It has no end else.
                 case wire.End() | wire.EndOn():
                     n_ends += 1
                     outcome.closing = message
@@ -207,7 +209,12 @@ class Line:
                 case wire.Failed() | wire.StatsReply() | wire.StateMoved() | wire.StateBytesEnd():
                     outcome.closing = message
                     return outcome
-                case wire.StateVersions() | wire.StatePage() | wire.StateText():
+                case (
+                    wire.StateVersions()
+                    | wire.StatePage()
+                    | wire.StateText()
+                    | wire.StateLineagePage()
+                ):
                     outcome.closing = message
                     return outcome
                 case _:

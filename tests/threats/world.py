@@ -34,7 +34,7 @@ from wkvm.gateway.sglang.bodies import SamplingBody
 
 VOCAB_SIZE = 256
 MODEL = "fake"
-FEATURES = ("states", "grammar", "score", "embed", "prefix")
+FEATURES = ("states", "grammar", "score", "embed", "prefix", "watch")
 CONTROL = (5, 6, 7)
 FULL = frozenset({503, 507, 529})
 """That there is no room now is no fault; 529 is Anthropic's word for 503."""

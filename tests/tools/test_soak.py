@@ -264,10 +264,10 @@ def test_the_table_says_what_was_promised_and_what_was_done() -> None:
     lines = [a_line(1), a_line(2), a_line(3, passed=False)]
     text = table([FLIPS], {(one["trial"], one["part"]): one for one in lines})
     assert text.splitlines()[2:] == [
-        "| 5: damaged files | flips | 3,000 tries | 2,000 | 2 of 3, 1 failed | 2.0 "
+        "| 5: damaged files | flips | 3,000 tries | 2,000 | 2 of 3 at abc, 1 failed | 2.0 "
         "| on x; p99 ms 1.5 to 3 |",
         "",
-        "Run on a CPU, 2 cores; at abc.",
+        "Run on a CPU, 2 cores.",
     ]
 
 
