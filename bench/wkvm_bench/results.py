@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def _origin(
     return {
         "settings": settings,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": " ".join(command),
+        "command": shlex.join(command),
         **environment,
     }
 

@@ -217,3 +217,30 @@ def test_without_matplotlib_a_report_has_no_plots_and_says_what_is_missing(
     assert main(["report", str(lines), "--output", str(output), "--no-images"]) == 0
     assert "## Loads on servers" in output.read_text()
     assert not (tmp_path / "img").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"bench": "serve", "case": "x", "rung": {}}, "Loads on servers: a line lacks 'input_len'"),
+        (
+            {"bench": "b", "case": "x", "unit": "s", "ratio": {"median": "fast"}},
+            "Each benchmark by itself: a line lacks 'a'",
+        ),
+        (
+            {"bench": "b", "case": "x", "unit": "s", "value": 1.0, "settings": 7},
+            "Each benchmark by itself: a line cannot be read",
+        ),
+    ],
+)
+def test_a_line_that_is_not_as_benchmarks_write_it_is_an_error_of_one_line(
+    record: Record, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "x.jsonl", [record])
+    assert main(["report", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"report: {why}")
+    assert error.count("\n") == 1
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(path), "--output", str(tmp_path / "x.md")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -13,7 +13,7 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
     line = to_line(
         "decode",
         COMPARISON,
-        command=["python", "-m", "wkvm_bench", "decode"],
+        command=["python", "-m", "wkvm_bench", "decode", "--a=b c"],
         settings={"threads": 1},
         environment=environment(),
     )
@@ -25,7 +25,7 @@ def test_a_line_has_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
     record = json.loads(first)
     assert record["a"] == {"name": "wkvm", "median": 15.1667, "p10": 3.3, "p90": 27.0333, "n": 2}
     assert (record["ratio"]["n"], record["met"], record["bar"]) == (2, False, "at least 2")
-    assert record["command"] == "python -m wkvm_bench decode"
+    assert record["command"] == "python -m wkvm_bench decode '--a=b c'"
     assert record.keys() >= {"commit", "device", "n_cores", "load", "versions", "settings", "at"}
     assert record["versions"].keys() >= {"python", "wkvm", "msgspec", "uvloop"}
 

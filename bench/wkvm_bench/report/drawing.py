@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wkvm_bench.harness import BenchError
-from wkvm_bench.report.page import Picture
+from wkvm_bench.report.page import UNREADABLE, Picture, unreadable
 from wkvm_bench.report.tables import figure
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def draw(picture: Picture, folder: Path) -> Path:
         The file's path.
 
     Raises:
-        BenchError: matplotlib is not installed, or the file cannot be written.
+        BenchError: matplotlib is not installed, the file cannot be written, or a line not be read.
     """
     try:
         import matplotlib as mpl
@@ -53,7 +53,10 @@ def draw(picture: Picture, folder: Path) -> Path:
     path = folder / picture.file
     with mpl.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
         drawn = Figure(figsize=picture.plot.size, layout="constrained")
-        picture.plot.draw(drawn, picture.records)
+        try:
+            picture.plot.draw(drawn, picture.records)
+        except UNREADABLE as error:
+            raise unreadable(picture.plot.title, error) from error
         about = {"Date": None, "Creator": "wkvm bench report", "Title": picture.plot.title}
         about["Description"] = f"lines {picture.digest}"
         try:

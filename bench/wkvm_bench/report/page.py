@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wkvm_bench.harness import BenchError
 from wkvm_bench.report.records import Record, latest, place
 from wkvm_bench.report.sections import Plot, Section
 
@@ -30,6 +31,10 @@ before: a ratio is the median of the pairs' ratios, with their 10th and 90th per
 without a ratio are of one machine on one day: they tell how a curve runs, and not which of two
 programs is the faster one.
 """
+
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+"""What comes of a line that is not as a section knows it: anybody may have written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,21 @@ def markdown(
                 f"![{one.plot.title}]({images}/{one.file})\n\n*{one.plot.title}*"
                 for one in pictures(of_section, [section])
             ]
-        parts += [
-            part for part in (section.tables(of_section).rstrip(), _origin(of_section)) if part
-        ]
+        parts += [part for part in (_tables(section, of_section), _origin(of_section)) if part]
     return "\n\n".join(parts) + "\n"
+
+
+def _tables(section: Section, records: Sequence[Record]) -> str:
+    try:
+        return section.tables(records).rstrip()
+    except UNREADABLE as error:
+        raise unreadable(section.title, error) from error
+
+
+def unreadable(title: str, error: Exception) -> BenchError:
+    """The error of a line that has what its benchmark writes, but not as it writes it."""
+    why = f"lacks {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
+    return BenchError(f"{title}: a line {why}")
 
 
 def relative(images: Path, output: Path) -> str:
