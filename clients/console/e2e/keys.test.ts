@@ -3,14 +3,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { BrowserContext, Page } from "playwright-core";
 import { afterAll, beforeAll, beforeEach, expect, test } from "vitest";
-import { browser, preview, Server } from "./support.ts";
+import { browser, Server, site as siteOf } from "./support.ts";
 
 const ANNA = "anna-key-0123456789";
 const BERT = "bert-key-0123456789";
 const CARL = "carl-key-0123456789";
 let folder: string;
 let server: Server;
-let site: Awaited<ReturnType<typeof preview>>;
+let site: Awaited<ReturnType<typeof siteOf>>;
 let context: BrowserContext;
 let page: Page;
 
@@ -19,7 +19,7 @@ beforeAll(async () => {
   const keys = join(folder, "keys.txt");
   writeFileSync(keys, `anna:${ANNA}\nbert:${BERT}\n[requests=60]\ncarl:${CARL}\n`, { mode: 0o600 });
   server = await Server.start("--api-keys-file", keys);
-  site = await preview(server);
+  site = await siteOf(server);
   const headers = { Authorization: `Bearer ${ANNA}` };
   const body = JSON.stringify({ name: "annas", text: "A fox." });
   await fetch(`${server.url}/v1/states`, { method: "POST", headers, body });

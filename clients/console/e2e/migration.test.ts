@@ -1,14 +1,14 @@
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { browser, preview, Server } from "./support.ts";
+import { browser, Server, site as siteOf } from "./support.ts";
 
 let source: Server;
 let target: Server;
 let closed: Server;
-let site: Awaited<ReturnType<typeof preview>>;
+let site: Awaited<ReturnType<typeof siteOf>>;
 
 beforeAll(async () => {
   source = await Server.start();
-  site = await preview(source);
+  site = await siteOf(source);
   target = await Server.start("--allowed-origins", new URL(site.url).origin);
   closed = await Server.start();
   const body = JSON.stringify({ name: "mover", text: "A fox named Omar." });

@@ -3,11 +3,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from "vitest";
-import { browser, NARROW, preview, Server, WIDE } from "./support.ts";
+import { browser, NARROW, Server, site as siteOf, WIDE } from "./support.ts";
 
 let folder: string;
 let server: Server;
-let site: Awaited<ReturnType<typeof preview>>;
+let site: Awaited<ReturnType<typeof siteOf>>;
 let context: BrowserContext;
 let page: Page;
 let errors: string[];
@@ -15,7 +15,7 @@ let errors: string[];
 beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), "wkvm-states-"));
   server = await Server.start("--state-dir", join(folder, "states"));
-  site = await preview(server);
+  site = await siteOf(server);
   context = await browser(WIDE);
 });
 
@@ -30,6 +30,9 @@ beforeEach(async () => {
   errors = [];
   page = await context.newPage();
   page.on("pageerror", (error) => errors.push(error.message));
+  page.on("console", (message) => {
+    if (message.text().includes("Content Security Policy")) errors.push(message.text());
+  });
   await page.goto(site.url);
 });
 

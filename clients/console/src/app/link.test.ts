@@ -15,12 +15,18 @@ class World implements Surroundings {
   private timers: (() => void)[] = [];
   private breaks: ((error: ConnectionLostError) => void)[] = [];
 
-  connect(url: string, key: string): Promise<Client> {
+  /** Connections that are made when the test says so. */
+  held: (() => void)[] | null = null;
+  readonly closed: string[] = [];
+
+  async connect(url: string, key: string): Promise<Client> {
     this.urls.push(url);
     this.keys.push(key);
-    if (!this.isUp || this.status !== 400) return Promise.reject(new ConnectionLostError("no WebSocket"));
+    if (!this.isUp || this.status !== 400) throw new ConnectionLostError("no WebSocket");
+    await new Promise<void>((resolve) => (this.held ? this.held.push(resolve) : resolve()));
     const closed = new Promise<ConnectionLostError>((resolve) => this.breaks.push(resolve));
-    return Promise.resolve({ closed, info: { model: "tiny" }, close: () => {} } as unknown as Client);
+    const close = (): void => void this.closed.push(key);
+    return { closed, info: { model: "tiny", tenant: key }, close } as unknown as Client;
   }
 
   fetch(): Promise<Response> {
@@ -146,4 +152,14 @@ test("what is asked for while there is no connection fails at once", async () =>
   const one = link(world);
   await settled();
   expect(() => one.openNow()).toThrow(ConnectionLostError);
+});
+
+test("a connection that was begun with another key is closed, and never used", async () => {
+  const world = new World();
+  world.held = [];
+  const one = link(world, "first");
+  one.useKey("second", false);
+  for (const made of world.held) made();
+  expect((await one.open()).info.tenant).toBe("second");
+  expect(world.closed).toEqual(["first"]);
 });

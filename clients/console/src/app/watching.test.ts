@@ -66,3 +66,9 @@ test("counters that did not change are what they were", async () => {
     [2, { n: 5, m: 2 }],
   ]);
 });
+
+test("a picture that begins again before it was complete has nothing of its first beginning", async () => {
+  const first = told({ restarts: true, is_complete: false, states: [state("a")] });
+  const again = told({ restarts: true, states: [state("b")] });
+  expect([...(await after(first, again)).states.value.keys()]).toEqual(["b"]);
+});

@@ -24,7 +24,10 @@ export function Inspector({ reference, onClose }: InspectorProps) {
   const { name, version } = partsOf(reference);
   const head = feed.states.value.get(name)?.info;
   const isHead = version === null || Number(head?.head) === version;
-  const asked = useAnswer((client) => client.states.get(reference), [reference, head?.head, head?.updated_ms]);
+  const asked = useAnswer(
+    async (client) => (head && isHead ? null : await client.states.get(reference)),
+    [reference, head?.head, head?.updated_ms],
+  );
   const info = (isHead ? head : undefined) ?? asked.value.value;
   return (
     <aside class="inspector" aria-label={`State ${reference}`}>

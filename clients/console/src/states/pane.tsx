@@ -68,7 +68,7 @@ export function StatesPane() {
         <p class="states-foot faint number" role="status">
           {countOf(rows.value.length)} of {countOf(total)} states
           {link.info.value?.tenant && ` of tenant ${link.info.value.tenant}`}
-          {feed.problem.value ? `: ${feed.problem.value}` : feed.isWhole.value ? "" : ", more are coming"}
+          {feed.problem.value && link.client.value ? `: ${feed.problem.value}` : feed.isWhole.value ? "" : ", more are coming"}
         </p>
       </section>
       {current && (
@@ -168,7 +168,7 @@ function MarkedBar() {
 function Nothing() {
   const { feed, link, asked } = useConsole();
   if (!feed.isWhole.value) {
-    if (feed.problem.value) return <Empty title={feed.problem.value} />;
+    if (feed.problem.value && link.client.value) return <Empty title={feed.problem.value} />;
     return <Empty title={link.client.value ? "Looking for states" : "Not connected"} />;
   }
   const line = `curl ${location.origin}/v1/chat/completions -d '{"model": "${link.info.value?.model ?? "..."}", "messages": [{"role": "user", "content": "Tell me a story about a fox named Omar."}], "save_as": "tale"}'`;
