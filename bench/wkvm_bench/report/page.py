@@ -30,6 +30,14 @@ Two things that are compared took turns in one run, each pair in the other order
 before: a ratio is the median of the pairs' ratios, with their 10th and 90th percentile. Times
 without a ratio are of one machine on one day: they tell how a curve runs, and not which of two
 programs is the faster one.
+
+A server of your own, wkvm's or any other that speaks OpenAI's interfaces, is measured by
+[`wkvm bench serve`](cli.md#wkvm-bench-serve), and [`wkvm bench report`](cli.md#wkvm-bench-report)
+makes such a page of the lines that it writes:
+
+    wkvm bench serve --target one=openai-completions@http://127.0.0.1:8000 \\
+        --target other=openai-completions@http://127.0.0.1:8100 --repeat 5 --results mine
+    wkvm bench report mine --output mine/report.md
 """
 
 
