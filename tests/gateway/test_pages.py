@@ -38,6 +38,7 @@ async def test_every_file_of_the_console_is_there_without_a_key_and_whole(name: 
             "js": "text/javascript",
             "css": "text/css",
             "svg": "image/svg",
+            "txt": "text/plain",
         }
         assert response.content_type.startswith(kinds[name.rsplit(".", 1)[1]])
 

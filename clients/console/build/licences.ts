@@ -2,7 +2,7 @@ import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join, posix, sep } from "node:path";
 import type { Plugin } from "vite";
 
-/** Writes `licences.txt` beside the built files: what is built in of others, with their licences. */
+/** Writes `licences-DIGEST.txt` beside the built files: what is built in of others, with their licences. */
 export function licences(): Plugin {
   return {
     name: "wkvm-licences",
@@ -17,7 +17,7 @@ export function licences(): Plugin {
         }
       }
       const parts = [...folders].map(licenceOf).sort();
-      this.emitFile({ type: "asset", fileName: "licences.txt", source: parts.join("\n\n") });
+      this.emitFile({ type: "asset", name: "licences.txt", source: parts.join("\n\n") });
     },
   };
 }
