@@ -160,6 +160,7 @@ def draw_cpu(figure_: "Figure", records: Sequence[Record]) -> None:
         x = [one["besides"]["operations a byte"] for one in found]
         y = [one["a"]["median"] * 1e9 for one in found]
         axes.plot(x, y, MARKERS[len(axes.lines) % len(MARKERS)], label=kind)
+    axes.set_ylim(1e9, 1e11)
     _logarithmic(axes, "billions", 1e9)
 
 
