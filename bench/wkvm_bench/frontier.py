@@ -3,7 +3,8 @@
 One side is the engine on the bundled model, with as many slots as states fit the cap. The other
 is a transformer of as many parameters, layers and width with random weights, run by transformers
 with its own static cache, as many sessions as caches fit the cap. On both sides all resident
-sessions decode at once, greedily, in float32, in this process with as many threads.
+sessions decode at once, greedily, in this process with as many threads. States, caches and sums
+are in float32; so are the transformer's weights, of which wkvm keeps large matrices in float16.
 
 A session's past is not what is timed: the transformer's cache is filled with random keys and
 values, and wkvm's sessions have read eight tokens: a state takes as many bytes, and a step as

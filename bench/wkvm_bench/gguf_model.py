@@ -44,12 +44,17 @@ _LOW_RANK = re.compile(r"attn\.([wavg])_lora\.lora\.(0\.weight|2\.weight|2\.bias
 _DIGIT = {"0.weight": "1", "2.weight": "2", "2.bias": "0"}
 _MIXES = "rwkvag"
 """In the order in which they are one tensor."""
+LARGE = 1 << 16
+"""Numbers of a tensor that is a large matrix. The low-rank maps are none."""
 CONTEXT = 1 << 20
 """The file must name one; the architecture has none."""
 
 
-def write_gguf(folder: Path, path: Path) -> None:
-    """Write a model folder as one file in float32.
+def write_gguf(folder: Path, path: Path, *, is_half: bool) -> None:
+    """Write a model folder as one file.
+
+    Args:
+        is_half: large matrices in float16; all else is in float32 in any case.
 
     Raises:
         ImportError: ``gguf`` is not installed.
@@ -73,9 +78,11 @@ def write_gguf(folder: Path, path: Path) -> None:
     writer.add_iclr_lora_rank(config["a_low_rank_dim"])
     writer.add_value_residual_mix_lora_rank(config["v_low_rank_dim"])
     writer.add_gate_lora_rank(config["gate_low_rank_dim"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    kind = gguf.LlamaFileType
+    writer.add_file_type(kind.MOSTLY_F16 if is_half else kind.ALL_F32)
     for name, tensor in _renamed(tensors, config["num_hidden_layers"]):
-        writer.add_tensor(name, tensor.float().contiguous().numpy())
+        dtype = torch.float16 if is_half and tensor.numel() >= LARGE else torch.float32
+        writer.add_tensor(name, tensor.to(dtype).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

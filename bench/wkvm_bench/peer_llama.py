@@ -1,4 +1,4 @@
-"""llama.cpp through ``llama-cpp-python``, on the weights of a checkpoint of wkvm's in float32."""
+"""llama.cpp through ``llama-cpp-python``, on the weights of a checkpoint of wkvm's."""
 
 import contextlib
 import importlib
@@ -20,20 +20,23 @@ class LlamaCpp:
     Args:
         folder: of the checkpoint.
         path: for the file that is made of it.
+        is_half: whether its large matrices are in float16.
         n_streams: sequences.
 
     Raises:
         BenchError: the file cannot be loaded.
     """
 
-    def __init__(self, folder: Path, path: Path, *, n_streams: int, n_threads: int) -> None:
+    def __init__(
+        self, folder: Path, path: Path, *, is_half: bool, n_streams: int, n_threads: int
+    ) -> None:
         # Untyped: its functions are found in a library when it is imported.
         self._lib: Any = importlib.import_module("llama_cpp")
         # Kept: the library calls it for as long as it lives.
         self._log = self._lib.llama_log_callback(lambda *_: None)
         self._lib.llama_log_set(self._log, None)
         if not path.exists():
-            write_gguf(folder, path)
+            write_gguf(folder, path, is_half=is_half)
         lib, self._n_streams = self._lib, n_streams
         self._model = lib.llama_model_load_from_file(
             str(path).encode(), lib.llama_model_default_params()

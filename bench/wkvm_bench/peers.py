@@ -1,10 +1,11 @@
-"""The bundled model in wkvm against others that run it on a CPU, on the same weights in float32.
+"""The bundled model in wkvm against others that run it on a CPU, on the same weights.
 
 The peers are llama.cpp (through ``llama-cpp-python``; the checkpoint becomes a GGUF file here),
-transformers (with the model of ``rwkv7-hf``) and the package ``rwkv``, which has no batches. All
-have as many threads, choose greedily, and must give wkvm's ids before anything is timed. wkvm's
-side is whole steps of the engine: scheduler, forward pass and sampler. A peer's is its forward
-pass and the argmax. Peers that are not installed are left out.
+with large matrices in float16, as wkvm keeps them on a CPU, and all in float32; transformers (with
+the model of ``rwkv7-hf``) and the package ``rwkv``, which has no batches, both in float32. States
+and sums are in float32 everywhere. All have as many threads, choose greedily, and must give wkvm's
+ids before anything is timed. wkvm's side is whole steps of the engine: scheduler, forward pass and
+sampler. A peer's is its forward pass and the argmax. Peers that are not installed are left out.
 """
 
 import importlib.util
@@ -94,9 +95,10 @@ def _peers(
         if found("llama_cpp") and found("gguf"):
             from wkvm_bench.peer_llama import LlamaCpp
 
-            path = folder / "model.gguf"
-            sizes = {"n_streams": n_streams, "n_threads": n_threads}
-            yield "llama.cpp", n_streams, partial(LlamaCpp, BUNDLED, path, **sizes)
+            for name, is_half in (("llama.cpp", True), ("llama.cpp in float32", False)):
+                path = folder / f"{name}.gguf"
+                make = partial(LlamaCpp, BUNDLED, path, is_half=is_half)
+                yield name, n_streams, partial(make, n_streams=n_streams, n_threads=n_threads)
         if found("rwkv7_hf"):
             from wkvm_bench.peer_hf import Transformers
 

@@ -112,6 +112,8 @@ CASES = {
     "peers": [
         "decode, llama.cpp, 1 stream",
         "a prompt of 16, llama.cpp",
+        "decode, llama.cpp in float32, 1 stream",
+        "a prompt of 16, llama.cpp in float32",
         "decode, transformers, 1 stream",
         "a prompt of 16, transformers",
         "decode, rwkv, 1 stream",

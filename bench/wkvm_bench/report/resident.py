@@ -120,11 +120,12 @@ SECTIONS = (
         title="Sessions under a cap of memory",
         text="""How many sessions of a context stay resident in so much memory, and how fast all
 of them decode at once: states of the bundled model, against caches of a transformer of as many
-parameters, layers and width, run by transformers with its static cache. Both are in float32, in
-one process, with as many threads as each other. A state takes as many bytes, and a step as long,
-whatever was read before; a cache grows with each token. The transformer has as many heads of keys
-as of queries: one that shares them, or keeps them in fewer bits, holds so many times more, and
-falls in the same way.""",
+parameters, layers and width, run by transformers with its static cache. States, caches and sums
+are in float32; so are the transformer's weights, of which wkvm keeps large matrices in float16.
+Both are in one process, with as many threads as each other. A state takes as many bytes, and a
+step as long, whatever was read before; a cache grows with each token. The transformer has as many
+heads of keys as of queries: one that shares them, or keeps them in fewer bits, holds so many times
+more, and falls in the same way.""",
         has=of_bench("frontier"),
         tables=frontier_table,
         plots=(
