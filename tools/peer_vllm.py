@@ -214,15 +214,16 @@ async def vllm(folder: Path, uds: Path, options: argparse.Namespace) -> AsyncIte
 
 async def _answers(address: str) -> bool:
     try:
-        async with _source(address, 1, 0.0):
+        async with source(address, 1, 0.0):
             return True
     except BenchError:
         return False
 
 
-def _source(
+def source(
     address: str, vocab_size: int, temperature: float
 ) -> contextlib.AbstractAsyncContextManager[load_openai.OpenAiSource]:
+    """A connection to a server, prompts as ids."""
     return load_openai.connected(
         address,
         model=None,
@@ -253,7 +254,7 @@ async def compared(options: argparse.Namespace, folder: Path) -> list[Comparison
         address = await stack.enter_async_context(vllm(theirs, folder / "vllm.http", options))
         await stack.enter_async_context(serving(model, folder / "wkvm.sock", flags))
         sources = [
-            await stack.enter_async_context(_source(one, n_ids, options.temperature))
+            await stack.enter_async_context(source(one, n_ids, options.temperature))
             for one in (f"unix://{folder / 'wkvm.http'}", address)
         ]
         for n_streams in options.concurrency:
@@ -358,16 +359,21 @@ def main() -> int:
     for result in results:
         print(to_text("vllm", result))
     settings = {name: getattr(options, name) for name in SETTINGS}
-    command = ["python", *sys.argv]
-    for path, name in ((options.output, "FILE"), (options.vllm_site, "DIR")):
-        command = [name if one == str(path) else one for one in command]
     lines = [
-        to_line("vllm", one, command=command, settings=settings, environment=before)
+        to_line("vllm", one, command=command_of(options), settings=settings, environment=before)
         for one in results
     ]
     append(options.output.parent, options.output.stem, lines)
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
+
+
+def command_of(options: argparse.Namespace) -> list[str]:
+    """What ran, without paths of this machine."""
+    command = ["python", *sys.argv]
+    for path, name in ((options.output, "FILE"), (options.vllm_site, "DIR")):
+        command = [name if one == str(path) else one for one in command]
+    return command
 
 
 def vllm_version(site: Path) -> str:

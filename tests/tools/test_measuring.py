@@ -5,12 +5,21 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from wkvm_bench.command import BENCHES
-from wkvm_bench.random_model import SIZES
+from wkvm_bench.random_model import SIZES, write_random
 from wkvm_bench.random_weights import blueprint
 
-from tools import measure, peer_vllm, quantization_accuracy, serve_profile, store_speed
+from tools import (
+    measure,
+    peer_capacity,
+    peer_vllm,
+    quantization_accuracy,
+    serve_profile,
+    store_speed,
+)
 from wkvm.gateway.text import load_tokenizer
+from wkvm.models.registry import load_model
 
 
 def test_the_store_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +78,12 @@ def test_each_id_of_the_made_tokenizer_is_a_word_of_its_own(tmp_path: Path) -> N
     peer_vllm.write_texts(tmp_path, 300)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.decode(range(300)).split() == [f"w{at}" for at in range(300)]
+
+
+def test_what_is_counted_of_a_session_is_what_a_state_takes(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    write_random(path, SIZES["tiny"], dtype=torch.float32, device="cpu")
+    model = load_model(path, device="cpu", dtype="float32")
+    assert peer_capacity.session_bytes("tiny", "cpu") == model.layout.payload_bytes
+    assert peer_capacity.sessions(10 * 2048 * 28_672, 2048 - 16 - 32, 32) == 10
+    assert peer_capacity.sessions(10 * 2048 * 28_672, 2048 - 16 - 31, 32) == 9

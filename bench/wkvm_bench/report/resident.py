@@ -78,7 +78,7 @@ def frontier_table(records: Sequence[Record]) -> str:
         "| context, cap | sessions: wkvm, transformer | ids/s: wkvm, transformer | ratio | on |",
         "|---|---|---|---|---|",
     ]
-    for record in sorted(records, key=lambda one: one["besides"][CONTEXT]):
+    for record in sorted(records, key=lambda one: (place(one), one["besides"][CONTEXT])):
         besides, ratio = record["besides"], record["ratio"]
         lines.append(
             f"| {besides[CONTEXT]:,.0f} tokens, {besides['cap, MiB']:,.0f} MiB "
@@ -91,19 +91,24 @@ def frontier_table(records: Sequence[Record]) -> str:
 
 
 def draw_frontier(figure_: "Figure", records: Sequence[Record]) -> None:
-    """Sessions and ids a second by context, on both sides."""
-    records = sorted(records, key=lambda one: one["besides"][CONTEXT])
-    contexts = [record["besides"][CONTEXT] for record in records]
+    """Sessions and ids a second by context, on both sides, for each machine."""
     sessions, rate = figure_.subplots(1, 2)
-    for side, name in (("wkvm", "wkvm"), ("transformer", "transformer of as many parameters")):
-        counts = [record["besides"][f"sessions, {side}"] for record in records]
-        sessions.plot(contexts, counts, "o-", label=name)
-    for side in ("a", "b"):
-        low, middle, high = (
-            [record[side][part] for record in records] for part in ("p10", "median", "p90")
-        )
-        (line,) = rate.plot(contexts, middle, "o-")
-        rate.fill_between(contexts, low, high, color=line.get_color(), alpha=0.2)
+    places = sorted({place(record) for record in records})
+    for number, where in enumerate(places):
+        found = [record for record in records if place(record) == where]
+        found.sort(key=lambda one: one["besides"][CONTEXT])
+        contexts = [record["besides"][CONTEXT] for record in found]
+        for side, part, style in (("wkvm", "a", "o-"), ("transformer", "b", "s--")):
+            colour, label = f"C{2 * number + (part == 'b')}", side
+            if len(places) > 1:
+                label = f"{side}, {where}"
+            counts = [record["besides"][f"sessions, {side}"] for record in found]
+            sessions.plot(contexts, counts, style, color=colour, label=label)
+            low, middle, high = (
+                [record[part][name] for record in found] for name in ("p10", "median", "p90")
+            )
+            rate.plot(contexts, middle, style, color=colour)
+            rate.fill_between(contexts, low, high, color=colour, alpha=0.2)
     for axes, title in ((sessions, "sessions resident"), (rate, "ids a second, all together")):
         axes.set_title(title)
         axes.set_xscale("log", base=2)
@@ -125,7 +130,8 @@ are in float32; so are the transformer's weights, of which wkvm keeps large matr
 Both are in one process, with as many threads as each other. A state takes as many bytes, and a
 step as long, whatever was read before; a cache grows with each token. The transformer has as many
 heads of keys as of queries: one that shares them, or keeps them in fewer bits, holds so many times
-more, and falls in the same way.""",
+more, and falls in the same way. On a GPU, where there are lines of one, the transformer is of
+Qwen2.5's 1.5B shape, which shares heads of keys, and vLLM serves it; wkvm serves a 1.5B RWKV-7.""",
         has=of_bench("frontier"),
         tables=frontier_table,
         plots=(
