@@ -90,7 +90,11 @@ def main(argv: Sequence[str], trials: Sequence[Trial] = TRIALS, root: Path = ROO
         new = written(old, trials, read(arguments.output))
         document.write_text(new, encoding="utf-8")
         return 0
-    wanted = [one for one in trials if not arguments.only or one.layer in arguments.only]
+    wanted = [
+        one
+        for one in trials
+        if (not arguments.only or one.layer in arguments.only) and arguments.match in one.name
+    ]
     latest = read(arguments.output)
     chosen = choose(wanted, root, latest)
     facts: Line = dict(environment())
@@ -162,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(LAYERS),
         metavar="LAYER",
         help="this layer; may be given more than once (default: all)",
+    )
+    parser.add_argument(
+        "--match",
+        default="",
+        metavar="TEXT",
+        help="only trials whose tests have this in their names",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="parts side by side (default 1)"

@@ -214,6 +214,13 @@ def test_one_layer_can_be_run(checkout: Checkout) -> None:
     assert [line["layer"] for line in checkout.lines()] == [2]
 
 
+def test_trials_can_be_chosen_by_their_names(checkout: Checkout) -> None:
+    one = checkout.trial("one", "tell(5, 'one', 10, 'tries')")
+    two = checkout.trial("two", "tell(5, 'two', 10, 'tries')")
+    assert checkout.run(one, two, argv=("--match", "test_two")) == 0
+    assert [line["trial"] for line in checkout.lines()] == [two.name]
+
+
 def test_what_needs_a_program_that_is_not_here_is_left_out_and_said(
     checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
