@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from wkvm.gateway.chat.messages import Message
+from wkvm.gateway.chat.replies import LikelyToken, TokenLogprob
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.parsing.events import CallArguments, CallBegins, CallEnds, Reasoning, Text
 from wkvm.gateway.responses.items import Item, Part, chat_messages, kept_items
@@ -109,6 +111,19 @@ def test_an_answer_becomes_items_in_the_order_in_which_it_was_given() -> None:
     assert indices == [0, 1, 2, 3]
     thoughts = [one["delta"] for one in events if one["type"] == "response.reasoning_text.delta"]
     assert thoughts == ["I ", "see."]
+
+
+def test_log_probabilities_wait_for_the_end_of_a_text_as_json() -> None:
+    likely = [LikelyToken(str(n), -float(n), [48 + n]) for n in range(5)]
+    told = TokenLogprob("a", -1.0, [97], likely)
+    writer = EventWriter({})
+    (*_, delta) = writer.read([Text("a")], [told])
+    writer.end(is_whole=True)
+    (part,) = writer.output[0]["content"]
+    for held in (delta["logprobs"], part["logprobs"]):
+        # As objects of Python's they are five times the size.
+        assert {type(one) for one in held} == {msgspec.Raw}
+        assert msgspec.json.encode(held) == msgspec.json.encode([told])
 
 
 def test_an_answer_that_says_nothing_is_an_empty_message() -> None:

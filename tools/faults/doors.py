@@ -305,4 +305,36 @@ DOORS = (
             "tests/server/test_clocks.py::test_what_is_left_is_waited_for_no_longer_when_nothing_else_is_due",
         ),
     ),
+    Fault(
+        "connections take the last files that a process may open",
+        "wkvm/gateway/door/listening.py",
+        "                if is_full or self._is_full()\n",
+        "                if is_full\n",
+        ("tests/gateway/test_door.py::test_connections_do_not_take_the_last_files",),
+    ),
+    Fault(
+        "who is one too many is reset before the answer is read",
+        "wkvm/gateway/door/connection.py",
+        "        if self._wire.can_write_eof():\n            self._wire.write_eof()\n",
+        "        self._wire.close()\n",
+        (
+            "tests/gateway/test_door.py::test_one_connection_too_many_is_told_so_also_if_it_has_sent_a_request",
+        ),
+    ),
+    Fault(
+        "a handshake that stops has no deadline",
+        "wkvm/gateway/door/listening.py",
+        "                    ssl_handshake_timeout=handshake_s,\n",
+        "",
+        ("tests/gateway/test_door.py::test_a_handshake_that_stops_is_given_up",),
+    ),
+    Fault(
+        "log probabilities wait as objects of Python's",
+        "wkvm/gateway/responses/writer.py",
+        "        self._held += (msgspec.Raw(msgspec.json.encode(one)) for one in logprobs)\n",
+        "        self._held += logprobs\n",
+        (
+            "tests/gateway/test_responses_items.py::test_log_probabilities_wait_for_the_end_of_a_text_as_json",
+        ),
+    ),
 )

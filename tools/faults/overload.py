@@ -111,4 +111,39 @@ OVERLOAD = (
             "tests/core/test_foresight.py::test_who_would_be_over_in_time_is_taken_although_many_wait",
         ),
     ),
+    Fault(
+        "the bodies of open requests have no limit together",
+        "wkvm/gateway/door/held.py",
+        "        if self._n_bytes[tenant] + n_bytes > self._limit:\n",
+        "        if n_bytes > self._limit:\n",
+        (
+            "tests/gateway/test_app.py::test_the_bodies_of_a_tenants_open_requests_have_a_limit_together",
+        ),
+    ),
+    Fault(
+        "a tenant forks as often as it likes",
+        "wkvm/engine/states/making.py",
+        "        backing.forks.take(tenant, len(names), backing.clock())\n",
+        "",
+        (
+            "tests/states/test_overload.py::test_a_tenant_forks_as_many_states_in_a_second_as_it_may",
+        ),
+    ),
+    Fault(
+        "lanes of a connection have no limit",
+        "protocol/wkvm_protocol/server.py",
+        "        if len(self._lanes) > self._max_lanes:\n",
+        "        if False:\n",
+        ("tests/server/test_requests.py::test_a_lane_too_many_is_refused_and_the_others_go_on",),
+    ),
+    Fault(
+        "a request without credit keeps its slot for ever",
+        "wkvm/core/lives.py",
+        "        return min(request.deadline, "
+        "request.paused_since + self._config.stall_timeout_s)\n",
+        "        return request.deadline\n",
+        (
+            "tests/core/test_scheduler_commit.py::test_a_request_without_credit_keeps_its_slot_for_so_long",
+        ),
+    ),
 )
