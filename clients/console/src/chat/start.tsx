@@ -6,6 +6,7 @@ import { Button, Field } from "../ui/controls.tsx";
 import type { Http } from "./http.ts";
 import { branchName } from "./kin.ts";
 import { toGoOn } from "./pending.ts";
+import { SamplingFields } from "./sampling.tsx";
 import { begin } from "./talk.ts";
 
 /** Conversations that were used last, so many of them. */
@@ -89,6 +90,10 @@ function New({ http }: { http: Http }) {
           />
         )}
       </Field>
+      <details>
+        <summary>Sampling</summary>
+        <SamplingFields />
+      </details>
       {problem.value && (
         <p class="alert" role="alert">
           {problem}

@@ -43,24 +43,35 @@ export function Turns({ label, turns, branches, name, actions, children }: Turns
             <Said key={at} message={message} />
           ))}
           <TurnFoot turn={turn} actions={actions}>
-            {branches
-              .filter((branch) => branch.from === turn.ref)
-              .map((branch) => (
-                <a
-                  key={branch.ref}
-                  class="badge chat-branch"
-                  href={hashOf("chat", [name, branch.isHead ? branch.ref.split("@")[0]! : branch.ref])}
-                  aria-label={`Compare with ${branch.ref}`}
-                  title={`Compare with ${branch.ref}, which goes on from here`}
-                >
-                  {branch.ref}
-                </a>
-              ))}
+            <Branches name={name} branches={branches.filter((branch) => branch.from === turn.ref)} />
           </TurnFoot>
         </li>
       ))}
       {children}
     </ol>
+  );
+}
+
+/** Branches of one turn that are named; of the others it is told how many there are. */
+const N_BRANCHES = 6;
+
+function Branches({ name, branches }: { name: string; branches: readonly Branch[] }) {
+  const nMore = branches.length - N_BRANCHES;
+  return (
+    <>
+      {branches.slice(0, N_BRANCHES).map(({ ref, isHead }) => (
+        <a
+          key={ref}
+          class="badge chat-branch"
+          href={hashOf("chat", [name, isHead ? ref.split("@")[0]! : ref])}
+          aria-label={`Compare with ${ref}`}
+          title={`Compare with ${ref}, which goes on from here`}
+        >
+          {ref}
+        </a>
+      ))}
+      {nMore > 0 && <a href={hashOf("lineage", [name])}>{countOf(nMore)} more</a>}
+    </>
   );
 }
 
@@ -79,6 +90,7 @@ function TurnFoot({
       <span class="mono faint" title={`${countOf(turn.end)} tokens`}>
         {turn.ref}
       </span>
+      {children}
       <Button small kind="plain" label={`Branch from ${turn.ref}`} onClick={() => actions.branch(turn)}>
         Branch
       </Button>
@@ -92,7 +104,6 @@ function TurnFoot({
           Ask otherwise
         </Button>
       )}
-      {children}
     </div>
   );
 }
