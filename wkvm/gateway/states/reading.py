@@ -20,8 +20,8 @@ from wkvm.gateway.states.fields import FileLog, log_of_file
 
 MAX_IDS = 2**18
 """Ids that one answer has, at most."""
-MAX_CUTS = 1024
-"""Places at which the text of one answer is cut, at most."""
+MAX_CUTS = 512
+"""Places at which the text of one answer is cut, at most: a line of HTTP has room for them."""
 
 
 class StateText(msgspec.Struct, kw_only=True):

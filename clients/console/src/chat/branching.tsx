@@ -1,4 +1,5 @@
 import { useSignal } from "@preact/signals";
+import { isName, NameField } from "../actions/namefield.tsx";
 import { useConsole } from "../app/context.ts";
 import { Dialog, Field } from "../ui/controls.tsx";
 import type { Http } from "./http.ts";
@@ -34,21 +35,14 @@ export function BranchDialog({ http, from, message, beside, onClose }: BranchDia
     router.go("chat", [beside, given]);
   };
   return (
-    <Dialog title={`Branch from ${from}`} verb="Branch" onSubmit={submit} onClose={onClose}>
-      <Field label="Name of the new state">
-        {(tied) => (
-          <input
-            {...tied}
-            class="input mono"
-            required
-            maxLength={128}
-            value={name}
-            onInput={(event) => {
-              name.value = event.currentTarget.value;
-            }}
-          />
-        )}
-      </Field>
+    <Dialog
+      title={`Branch from ${from}`}
+      verb="Branch"
+      disabled={!isName(name.value)}
+      onSubmit={submit}
+      onClose={onClose}
+    >
+      <NameField name={name} label="Name of the new state" />
       <Field label="Ask there" hint="Empty: nothing yet">
         {(tied) => (
           <textarea

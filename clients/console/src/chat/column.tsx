@@ -58,6 +58,9 @@ export function Column({ talk, from, branches, actions }: ColumnProps) {
       </Turns>
       {!turns.length && !asked && <p class="chat-wait faint">Nothing more.</p>}
       <Trouble talk={talk} />
+      <p class="unseen" role="status">
+        {asked ? `${talk.name} is answering` : `${talk.name} has ${conversation.turns.length} steps`}
+      </p>
       <div ref={end} />
     </div>
   );

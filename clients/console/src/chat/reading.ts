@@ -1,12 +1,12 @@
 /** Reads a state as a conversation: its records, its text, and the template that wrote it. */
 
 import { stepsOf, turnsOf, type Step, type Turn } from "./conversation.ts";
-import type { Http } from "./http.ts";
+import { HttpError, type Http } from "./http.ts";
 import { Records } from "./records.ts";
 import { marksOf, type Marks } from "./template.ts";
 
-/** Versions that are gone through, at most: the newest ones. */
-const MAX_STEPS = 400;
+/** Versions that are gone through, at most: the newest ones. Each has two texts, and 512 are told at once. */
+const MAX_STEPS = 250;
 /** Tokens that are read, at most: the last ones. What one answer of the server has is more. */
 const MAX_TOKENS = 200_000;
 
@@ -70,8 +70,14 @@ export class Reader {
     if (first === undefined) return [[], 0];
     const query = new URLSearchParams({ start: String(first.start) });
     for (const span of spans.slice(1)) query.append("cut", String(span.start));
-    const told = await this.http.get<StateText>(`/v1/states/${ref}/text?${query}`);
-    return [told.texts, told.n_tokens];
+    try {
+      const told = await this.http.get<StateText>(`/v1/states/${ref}/text?${query}`);
+      return [told.texts, told.n_tokens];
+    } catch (error) {
+      // Larger than the server reads for a page: one can talk with it, and see where to branch.
+      if (!(error instanceof HttpError) || error.status !== 413) throw error;
+      return [spans.map((span) => `(${span.end - span.start} tokens)`), spans.at(-1)!.end];
+    }
   }
 }
 
