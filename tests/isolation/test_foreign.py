@@ -43,7 +43,7 @@ BODIES: dict[str, Any] = {
 }
 """What is asked where a route takes a body; without an entry, an empty object."""
 QUERIES = {"/slots/{id}": "?action=restore"}
-NOT_OF_TENANTS = {"/v1/models/{id:.+}"}
+NOT_OF_TENANTS = {"/v1/models/{id:.+}", "/assets/{file}"}
 """What all tenants see."""
 MAKING = {"/v1/states/{ref}/import"}
 """Routes that make what they name, which is free to each tenant."""
