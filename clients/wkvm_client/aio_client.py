@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from wkvm_protocol.messages import HelloOk, Stats, StatsReply, unpack_ids
 
 from wkvm_client.addresses import resolve
-from wkvm_client.aio_connections import Connections, answer_of
+from wkvm_client.aio_connections import Connections, answer_of, changed
 from wkvm_client.aio_follow import Followers
 from wkvm_client.aio_link import Where
 from wkvm_client.aio_session import Session
@@ -22,6 +22,7 @@ from wkvm_client.errors import (
     RequestTimeoutError,
 )
 from wkvm_client.states import Durability, Keep, OnDisconnect
+from wkvm_client.watching import News, news_of, watch_message
 
 
 class Client(Texts):
@@ -329,6 +330,50 @@ class Client(Texts):
         told = await self.connections.ask(Stats(0), timeout_s)
         assert isinstance(told, StatsReply)
         return told.values
+
+    async def watch(
+        self,
+        *,
+        states: bool = True,
+        prefix: str = "",
+        interval_s: float = 0.2,
+        stats_interval_s: float | None = None,
+    ) -> AsyncGenerator[News, None]:
+        """Be told what states there are and, from then on, what changes of them.
+
+        It goes on until the loop over it is left. Who reads slowly is told less often of how
+        things are now, never more. After a lost connection watch again: all is told anew.
+
+        Args:
+            states: whether to tell of states.
+            prefix: of their names.
+            interval_s: the least time between two lots of changes, 0.02 to 60.
+            stats_interval_s: between two readings of counters and gauges, 0.1 to 60; None for
+                none.
+
+        Raises:
+            UnsupportedOperationError: the server does not tell.
+            QueueFullError: as many watches are open as may be.
+            GoingAwayError: the server goes away.
+            LinkError: there is no connection, or it ended meanwhile.
+        """
+        message = watch_message(
+            states=states,
+            prefix=prefix,
+            interval_s=interval_s,
+            stats_interval_s=stats_interval_s,
+        )
+        link = await self.connections.ready()
+        told = link.core.watch(message)
+        try:
+            while True:
+                await changed(told, lambda: bool(told.messages) or told.is_over)
+                while told.messages:
+                    yield news_of(link.core.operations.take_told(told))
+                if told.error is not None:
+                    raise told.error.again()
+        finally:
+            link.core.operations.abandon(told)
 
     async def aclose(self) -> None:
         """Close the connection. What is open fails with ClientClosedError, on the server too."""

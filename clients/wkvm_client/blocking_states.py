@@ -14,6 +14,7 @@ from wkvm_client.states import (
     Durability,
     Exported,
     Format,
+    LineagePage,
     Log,
     Replay,
     StateInfo,
@@ -281,6 +282,26 @@ class States:
             before: versions below this one; 0 starts at the newest.
         """
         return self._ask(calls.log(state, before, limit))
+
+    def lineage(
+        self,
+        prefix: str = "",
+        *,
+        state: str = "",
+        newest: int = 0,
+        cursor: str = "",
+        limit: int = 1024,
+    ) -> LineagePage:
+        """Tell of all versions what they were made from, by name and number: a page of them.
+
+        Args:
+            prefix: of the names of handles.
+            state: a name: of this handle alone, and no prefix.
+            newest: only numbers among so many up to each head's; 0 for all.
+            cursor: the ``next`` of the page before; empty for the first.
+            limit: how many at most, 1 to 1,024.
+        """
+        return self._ask(calls.lineage(prefix, state, newest, cursor, limit))
 
     def replay(self, state: str) -> Replay:
         """Do again what made a state, and compare the bytes. It takes as long as it took."""

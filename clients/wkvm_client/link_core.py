@@ -65,7 +65,7 @@ from wkvm_client.lanes import Lane
 from wkvm_client.open_lanes import OpenLanes
 from wkvm_client.operations import Operations
 from wkvm_client.pings import MAX_MISSES, Pings
-from wkvm_client.replies import Reply
+from wkvm_client.replies import Reply, Told
 
 CLIENT_NAME = "wkvm_client"
 OFFERED = (*dict.fromkeys(FEATURES.values()), TENANT_FEATURE)
@@ -182,6 +182,16 @@ class LinkCore:
             return
         # the request id stays taken until the server has ended the lane
         self._lanes.add(lane.heir())
+
+    def watch(self, message: Watch) -> Told:
+        """Send what opens a watch, whatever its number.
+
+        Raises:
+            ClientError: as ``open``.
+        """
+        told = self.ask(message)
+        assert isinstance(told, Told)
+        return told
 
     def ask(self, message: Stats | StateOperation | Watch) -> Reply:
         """Send a question, an operation or a watch, whatever its number.

@@ -14,7 +14,17 @@ from wkvm_protocol.messages import Message, StateOperation, StateText, StateVers
 
 from wkvm_client.drafts import milliseconds, pack
 from wkvm_client.errors import BadPeerError, InvalidParameterError
-from wkvm_client.states import Difference, Log, LogEntry, Replay, StateInfo, StatePage, info_of
+from wkvm_client.states import (
+    Difference,
+    LineagePage,
+    Log,
+    LogEntry,
+    Replay,
+    StateInfo,
+    StatePage,
+    info_of,
+    lineage_entry_of,
+)
 
 T = TypeVar("T")
 
@@ -212,6 +222,12 @@ def log(state: str, before: int, limit: int) -> Call[Log]:
     return Call(messages.StateLog(0, state, before, limit), _log)
 
 
+def lineage(prefix: str, state: str, newest: int, cursor: str, limit: int) -> Call[LineagePage]:
+    """See ``States.lineage``."""
+    message = messages.StateLineage(0, prefix, state, newest, cursor, limit)
+    return Call(message, _lineage)
+
+
 def replay(state: str, timeout_s: float | None) -> Call[Replay]:
     """See ``States.replay``."""
     message = messages.StateReplay(0, state, milliseconds("timeout_s", timeout_s))
@@ -283,6 +299,11 @@ def _nothing(told: Message) -> None:
 def _page(told: Message) -> StatePage:
     assert isinstance(told, messages.StatePage)
     return StatePage(states=tuple(map(info_of, told.states)), next=told.next)
+
+
+def _lineage(told: Message) -> LineagePage:
+    assert isinstance(told, messages.StateLineagePage)
+    return LineagePage(entries=tuple(map(lineage_entry_of, told.entries)), next=told.next)
 
 
 def _log(told: Message) -> Log:

@@ -87,6 +87,46 @@ class StatePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineageEntry:
+    """One version, and what it was made from.
+
+    Attributes:
+        name, version: what it is called.
+        made_as: the name of its handle when it was made, which is what ``parents`` of others
+            call it.
+        operation: how it came to be.
+        parents: as ``NAME@VERSION`` at the time, the first being what it continues.
+        created_at: in seconds since 1970.
+        n_computed, n_pending: tokens that it has absorbed, and that it has besides.
+        n_bytes: of the state.
+        content_id: equal where the bytes are.
+    """
+
+    name: str
+    version: int
+    made_as: str
+    operation: str
+    parents: tuple[str, ...]
+    created_at: float
+    n_computed: int
+    n_pending: int
+    n_bytes: int
+    content_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineagePage:
+    """Part of a lineage.
+
+    Attributes:
+        next: the ``cursor`` of the next part; empty after the last.
+    """
+
+    entries: tuple[LineageEntry, ...]
+    next: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateEnd:
     """What a request on states left behind.
 
@@ -322,6 +362,22 @@ def info_of(told: messages.StateInfo) -> StateInfo:
         model_digest=told.model_digest,
         layout_fingerprint=told.layout_fingerprint,
         tokenizer_digest=told.tokenizer_digest,
+    )
+
+
+def lineage_entry_of(told: messages.LineageEntry) -> LineageEntry:
+    """What a server told of where a version comes from."""
+    return LineageEntry(
+        name=told.name,
+        version=told.version,
+        made_as=told.made_as,
+        operation=told.operation,
+        parents=told.parents,
+        created_at=told.created_ms / 1000,
+        n_computed=told.n_computed,
+        n_pending=told.n_pending,
+        n_bytes=told.n_bytes,
+        content_id=told.content_id,
     )
 
 
