@@ -4,6 +4,7 @@
 
 It starts a server of its own, on the model that comes with wkvm, and needs the extra ``engine``.
 With FOLDER the states are kept there, to be looked at:  wkvm serve --state-dir FOLDER/states
+(and http://127.0.0.1:8000 in a browser).
 """
 
 import subprocess
@@ -41,18 +42,21 @@ tokenizer = load_tokenizer(BUNDLED)
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    """A server with its states in ``folder``, and a client of it."""
-    command = [sys.executable, "-m", "wkvm", "serve", "--state-dir", str(folder / "states")]
-    where = ["--port", "none", "--binary-port", "none", "--binary-uds", str(folder / "socket")]
-    with subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            _, address = server.stdout.readline().split()
-            with wkvm_client.connect(address) as client:
-                yield server, client
-        finally:
-            server.terminate()
+def serving(states: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    """A server that keeps its states in a folder, and a client of it."""
+    command = [sys.executable, "-m", "wkvm", "serve", "--state-dir", str(states)]
+    with TemporaryDirectory() as sockets:
+        where = ["--port", "none", "--binary-port", "none", "--binary-uds", f"{sockets}/wkvm"]
+        with subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                ready, _, address = server.stdout.readline().strip().partition(" ")
+                if ready != "ready":
+                    sys.exit("there is no server")
+                with wkvm_client.connect(address) as client:
+                    yield server, client
+            finally:
+                server.terminate()
 
 
 def tell(client: Client, texts: Sequence[str]) -> None:
@@ -77,9 +81,9 @@ def ask(client: Client, opening: str) -> list[str]:
     return [tokenizer.decode(stream.completion().ids).strip() for stream in streams]
 
 
-def main(folder: Path) -> None:
-    """The whole story."""
-    with serving(folder) as (server, client):
+def main(states: Path) -> None:
+    """The whole story; ``states`` is a folder that is not there yet."""
+    with serving(states) as (server, client):
         client.states.create("planted", tokenizer.encode(FACT))
         print(f"planted: {FACT}")
 
@@ -100,7 +104,7 @@ def main(folder: Path) -> None:
         server.kill()
     print("killed:  the server, with SIGKILL; now it starts again\n")
 
-    with serving(folder) as (_, client):
+    with serving(states) as (_, client):
         after = [client.states.get(agent).content_id for agent in AGENTS]
         heroes = ask(client, ' "Thank you,')
         friends = ask(client, ' "Hello," said')
@@ -119,8 +123,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        main(Path(sys.argv[1]))
-    else:
-        with TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    with TemporaryDirectory() as temporary:
+        states = Path(sys.argv[1] if sys.argv[1:] else temporary) / "states"
+        if states.exists():
+            sys.exit(f"{states} is there already: name another folder")
+        states.parent.mkdir(parents=True, exist_ok=True)
+        main(states)

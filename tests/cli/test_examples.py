@@ -104,7 +104,7 @@ def test_agent_session(open_address: str) -> None:
 
 
 def test_agent_branches(tmp_path: Path) -> None:
-    told = output_of("agent_branches.py", str(tmp_path))
+    told = output_of("agent_branches.py", str(tmp_path / "new"))
     rows = re.findall(r"(agent-\d\d): (\w+), (\w+)", told)
     assert len(rows) == 64
     assert [agent for agent, hero, _ in rows if hero != "Omar"] == ["agent-17"]
@@ -112,7 +112,7 @@ def test_agent_branches(tmp_path: Path) -> None:
         "64 of 64 states have the bytes that they had before\n"
         "63 agents know the fox, 63 their own friend\n"
     )
-    assert (tmp_path / "states" / "catalogue.db").is_file()
+    assert (tmp_path / "new" / "states" / "catalogue.db").is_file()
 
 
 @pytest.fixture
