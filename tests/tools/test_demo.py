@@ -49,7 +49,9 @@ def test_a_completion_is_shown_and_a_signal_ends_it_with_status_0(as_from_a_term
     at = next(i for i, line in enumerate(lines) if line.startswith("Once upon a time"))
     assert len("".join(lines[at:]).split()) > 30
     assert re.search(r"base_url=http://127.0.0.1:\d+/v1\n", rest)
-    assert re.search(r"^serving at tcp://127.0.0.1:\d+ http://127.0.0.1:\d+ ", lines[-1])
+    assert re.search(
+        r"^serving at tcp://127.0.0.1:\d+ http://127.0.0.1:\d+ - Ctrl-C stops\.$", lines[-1]
+    )
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
