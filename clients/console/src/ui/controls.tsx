@@ -1,5 +1,5 @@
 import type { ComponentChildren, ComponentProps } from "preact";
-import { useEffect, useId, useRef } from "preact/hooks";
+import { useId, useLayoutEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { messageOf } from "../app/words.ts";
 
@@ -69,7 +69,8 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
   const id = useId();
   const isBusy = useSignal(false);
   const problem = useSignal("");
-  useEffect(() => {
+  // At once, both ways: a key that is pressed when the dialog is gone must find the focus back.
+  useLayoutEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();
     return () => {
