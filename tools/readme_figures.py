@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-UNSHOWN = {"json", "serve", "ladders", "frontier", "peers", "kernels", "vllm"}
+UNSHOWN = {"json", "serve", "ladders", "frontier", "peers", "kernels", "vllm", "fla"}
 """Benchmarks that decide something inside, which bench/NOTES.md has; ladders and peers, whose many
 lines are in docs/performance.md."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"

@@ -13,6 +13,7 @@ from wkvm_bench.random_weights import blueprint
 from tools import (
     measure,
     peer_capacity,
+    peer_fla,
     peer_vllm,
     quantization_accuracy,
     serve_profile,
@@ -87,3 +88,10 @@ def test_what_is_counted_of_a_session_is_what_a_state_takes(tmp_path: Path) -> N
     assert peer_capacity.session_bytes("tiny", "cpu") == model.layout.payload_bytes
     assert peer_capacity.sessions(10 * 2048 * 28_672, 2048 - 16 - 32, 32) == 10
     assert peer_capacity.sessions(10 * 2048 * 28_672, 2048 - 16 - 31, 32) == 9
+
+
+def test_a_model_of_flas_is_asked_for_in_the_shape_of_wkvms() -> None:
+    config = peer_fla.config_of(SIZES["1.5B"])
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (2048, 24)
+    ranks = [config[f"{name}_low_rank_dim"] for name in ("decay", "a", "v", "gate")]
+    assert ranks == [96, 96, 64, 256]

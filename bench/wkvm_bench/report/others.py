@@ -10,7 +10,7 @@ from wkvm_bench.report.tables import figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OWN = {"serve", "peers", "vllm", "frontier", "ladders", "kernels"}
+OWN = {"serve", "peers", "vllm", "fla", "frontier", "ladders", "kernels"}
 """Benchmarks that have sections."""
 UNSHOWN = {"json", "aborts"}
 """Not of how fast something is, or deciding something inside, which bench/NOTES.md has."""

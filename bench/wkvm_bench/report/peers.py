@@ -1,4 +1,4 @@
-"""wkvm beside other programs that run the same weights, on a CPU, and vLLM on a GPU."""
+"""wkvm beside other programs that run the same weights on a CPU, or the same shapes on a GPU."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -62,13 +62,14 @@ one.""",
         ),
     ),
     Section(
-        name="vllm",
-        title="vLLM on the same GPU",
+        name="gpu-peers",
+        title="Others on the same GPU",
         text="""Servers of wkvm and of vLLM on one GPU, the same loads by turns over the same HTTP
 interface: random prompts of token ids, outputs of one length, greedy. Weights are random. Where
 both run the architecture it is one shape; else wkvm runs RWKV-7, and vLLM a transformer of that
-size. Rates above 1, and times below 1, are wkvm's advantage.""",
-        has=of_bench("vllm"),
+size. Rates above 1, and times below 1, are wkvm's advantage. fla's own RWKV-7 is run in the same
+process as wkvm's engine, step by step with its cache.""",
+        has=of_bench("vllm", "fla"),
         tables=in_order,
     ),
 )
