@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from wkvm_bench import serve
 from wkvm_bench.command import main
 from wkvm_bench.harness import Bar, Comparison, Finding
 from wkvm_bench.results import _gpu_name, append, environment, to_line, to_text
@@ -59,8 +60,13 @@ def test_a_figure_of_its_own_is_judged_by_its_value() -> None:
 
 
 def test_results_that_cannot_be_written_are_an_error_of_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async def run(given: object, keep: serve.Keep) -> None:
+        del given
+        keep([serve.Case(name="x", record={})])
+
+    monkeypatch.setattr(serve, "run", run)
     (tmp_path / "file").touch()
     assert main(["serve", "--smoke", "--results", str(tmp_path / "file")]) == 1
     error = capsys.readouterr().err
