@@ -1,6 +1,9 @@
 """Tools that measure run once with tiny counts, so that none rots. No figure is judged here."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -95,3 +98,18 @@ def test_a_model_of_flas_is_asked_for_in_the_shape_of_wkvms() -> None:
     assert (config["hidden_size"], config["num_hidden_layers"]) == (2048, 24)
     ranks = [config[f"{name}_low_rank_dim"] for name in ("decay", "a", "v", "gate")]
     assert ranks == [96, 96, 64, 256]
+
+
+@pytest.mark.skipif(find_spec("rwkv7_hf") is None, reason="rwkv7-hf, the peer, is not installed")
+def test_transformers_serves_what_the_checkpoint_names() -> None:
+    # In a process of its own: transformers' tables are everybody's.
+    code = "from tools.serve_transformers import BUNDLED, register\n"
+    code += "import json, transformers\n"
+    code += "name = register()\n"
+    code += "config = json.loads((BUNDLED / 'config.json').read_text())\n"
+    code += "assert config['architectures'] == [name]\n"
+    code += "assert getattr(transformers, name).config_class.model_type == config['model_type']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
