@@ -109,6 +109,10 @@ def _run(args: argparse.Namespace) -> int:
             from wkvm.cli import states
 
             return states.run(args)
+        case "top":
+            from wkvm.cli import top
+
+            return top.run(args)
         case "store":
             from wkvm.cli import store
 

@@ -83,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     _chat(command("chat", "chat in the terminal"))
     _inspect(command("inspect", "say what a model is, and how many states fit here"))
     add_actions(command("states", "work with the states that a server keeps"), TOKENIZER_HELP)
+    _top(command("top", "show the states of a server and its gauges, in the terminal"))
     _store(command("store", "verify or clean a store of states, or say what is in it"))
     # For the list of commands only: ``main`` hands its arguments on unseen.
     command("bench", "run a benchmark: the same as python -m wkvm_bench")
@@ -162,6 +163,28 @@ def _gateway(parser: argparse.ArgumentParser) -> None:
     _default_max_tokens(parser)
     _workers(parser, "beside this one; 0 serves it in this one")
     add_flags(parser, "the process", (DRAIN_FLAG, *PROCESS_FLAGS), ServerConfig)
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="of the names (default: all)"
+    )
+    parser.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        default=DEFAULT_ADDRESS,
+        help="the server: tcp://HOST:PORT or unix:///PATH (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"for the server (default: ${API_KEY_VARIABLE})"
+    )
+    parser.add_argument(
+        "--interval-s",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two readings of the gauges, 0.1 to 60 (default: %(default)s)",
+    )
 
 
 def _log_level(parser: argparse.ArgumentParser) -> None:
