@@ -1,10 +1,13 @@
 """Checkpoints of released shapes with random weights: finite, and bounded in all they compute."""
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -20,6 +23,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 128, 512, (32, 32, 32, 64)),
+    "0.2B": Size(12, 768, 65_536, (64, 64, 32, 128)),
     "1.5B": Size(24, 2048, 65_536, (96, 96, 64, 256)),
     "7.2B": Size(32, 4096, 65_536, (128, 128, 96, 480)),
 }
@@ -89,3 +93,65 @@ def _weights(size: Size, device: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{ffn}.value.weight", normal(C, 4 * C, std=(4 * C) ** -0.5)
     yield from norm("ln_out")
     yield "head.weight", normal(V, C, std=C**-0.5)
+
+
+_PARTS = {
+    "ln0": "pre_norm",
+    "ln1": "attn_norm",
+    "ln2": "ffn_norm",
+    "att.ln_x": "attn.g_norm",
+    "att.receptance": "attn.r_proj",
+    "att.key": "attn.k_proj",
+    "att.value": "attn.v_proj",
+    "att.output": "attn.o_proj",
+}
+_WHOLE = {"emb": "model.embeddings", "ln_out": "model.norm", "head": "lm_head"}
+_LOW_RANK = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}
+
+
+def write_random_folder(folder: Path, size: Size) -> None:
+    """Write the model of ``write_random`` in bfloat16 as a folder, under Hugging Face's names."""
+    folder.mkdir()
+    tensors = dict[str, Tensor]()
+    for name, tensor in _weights(size, "cpu"):
+        new_name, value = _published(name, tensor)
+        tensors[new_name] = value.to(torch.bfloat16).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    w, a, v, g = size.ranks
+    config = {
+        "model_type": "rwkv7",
+        "architectures": ["RWKV7ForCausalLM"],
+        "hidden_size": size.width,
+        "intermediate_size": 4 * size.width,
+        "num_hidden_layers": size.n_layers,
+        "num_heads": size.width // HEAD_SIZE,
+        "head_dim": HEAD_SIZE,
+        "vocab_size": size.vocab_size,
+        "decay_low_rank_dim": w,
+        "a_low_rank_dim": a,
+        "v_low_rank_dim": v,
+        "gate_low_rank_dim": g,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def _published(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """A tensor of BlinkDL's name under Hugging Face's."""
+    stem, _, leaf = name.rpartition(".")
+    if stem in _WHOLE:
+        return f"{_WHOLE[stem]}.{leaf}", tensor
+    _, layer, part = name.split(".", 2)
+    before = f"model.layers.{layer}"
+    if found := re.fullmatch(r"att\.([wavg])([012])", part):
+        value = tensor.flatten() if found[2] == "0" else tensor.t()
+        return f"{before}.attn.{found[1]}_lora.lora.{_LOW_RANK[found[2]]}", value
+    stem, _, leaf = part.rpartition(".")
+    if stem in _PARTS:
+        return f"{before}.{_PARTS[stem]}.{leaf}", tensor
+    part = part.replace("att.", "attn.")
+    return (
+        f"{before}.{part}",
+        tensor.flatten() if tensor.dim() == 3 and "x_" not in part else tensor,
+    )

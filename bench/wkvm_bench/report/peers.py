@@ -42,13 +42,13 @@ SECTIONS = (
     Section(
         name="peers",
         title="The same weights in other programs, on a CPU",
-        text="""The bundled model beside llama.cpp (through `llama-cpp-python`, compiled for the
-processor, on GGUF files made of the same weights: large matrices in float16, as wkvm keeps them on
-a CPU, and all in float32), transformers (with the model of `rwkv7-hf`) and the package `rwkv`, both
-in float32. States and sums are in float32 everywhere. All have as many threads, choose greedily,
-and gave the same ids before anything was timed. wkvm's side is whole steps of its engine, with
-scheduler and sampler; a peer's is its forward pass and the argmax. Above 1, wkvm is the faster
-one.""",
+        text="""The bundled model, and one of 0.2B with random weights, beside llama.cpp (through
+`llama-cpp-python`, compiled for the processor, on GGUF files made of the same weights: large
+matrices in float16, as wkvm keeps them on a CPU, and all in float32), transformers (with the model
+of `rwkv7-hf`) and the package `rwkv`, both in float32. States and sums are in float32 everywhere.
+All have as many threads, choose greedily, and gave the same ids before anything was timed. wkvm's
+side is whole steps of its engine, with scheduler and sampler; a peer's is its forward pass and the
+argmax. Above 1, wkvm is the faster one.""",
         has=of_bench("peers"),
         tables=in_order,
         plots=(
@@ -57,7 +57,7 @@ one.""",
                 title="wkvm's rate over that of other programs on the same weights and CPU.",
                 has=of_bench("peers"),
                 draw=draw_ratios,
-                size=(8.0, 3.0),
+                size=(8.0, 4.4),
             ),
         ),
     ),
