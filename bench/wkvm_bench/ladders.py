@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from wkvm_client import aio
+from wkvm_client import StateInfo, aio
 
 from wkvm_bench.harness import BenchError, Comparison
 from wkvm_bench.random_model import Size, write_random
@@ -132,13 +132,12 @@ class _Turns:
         forks = [f"{root}-{at}" for at in range(count)]
         clock = _Clock()
         with clock.of("fork"):
-            await states.fork(root, forks)
+            made = await states.fork(root, forks)
         with clock.of("hibernate"):
-            await asyncio.gather(*(states.hibernate(name) for name in names))
+            down = await asyncio.gather(*(states.hibernate(name) for name in names))
         with clock.of("resume"):
-            infos = await asyncio.gather(*(states.resume(name) for name in names))
-        if any(info.tier != "host" or info.ack != "durable" for info in infos):
-            raise BenchError(f"states are not where they were to be: {infos[0]}")
+            up = await asyncio.gather(*(states.resume(name) for name in names))
+        _check(made, down, up)
         with clock.of("migrate"):
             await asyncio.gather(*(self._migrate(name) for name in names))
         for name in (root, *forks):
@@ -170,6 +169,18 @@ class _Turns:
             path.unlink()
             path.with_suffix(".there").unlink()
         return clock.ms
+
+
+def _check(made: Sequence[StateInfo], down: Sequence[StateInfo], up: Sequence[StateInfo]) -> None:
+    """That states were where they were to be.
+
+    Raises:
+        BenchError: one was not durable, or in another tier.
+    """
+    tiers = {info.tier for info in down}, {info.tier for info in up}
+    acks = {info.ack for info in (*made, *down, *up)}
+    if tiers != ({"disk"}, {"host"}) or acks != {"durable"}:
+        raise BenchError(f"states are {acks} in {tiers}")
 
 
 class _Clock:
