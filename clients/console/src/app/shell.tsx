@@ -27,7 +27,8 @@ export function Shell() {
   const state = link.state.value;
   const isHelpOpen = useSignal(false);
   useEffect(() => listen(document, all, isHelpOpen), [all]);
-  const about = route.parts[0] ?? PANES.find(([pane]) => pane === route.pane)![1];
+  const title = PANES.find(([pane]) => pane === route.pane)![1];
+  const about = route.parts[0] ?? title;
   useEffect(() => {
     document.title = `${about} · wkvm`;
   }, [about]);
@@ -55,6 +56,7 @@ export function Shell() {
       </header>
       <Lost />
       <main class="shell-main">
+        {state.kind !== "key" && route.pane !== "chat" && <h1 class="unseen">{title}</h1>}
         {state.kind === "key" ? <KeyForm problem={state.problem} /> : <PaneOf />}
       </main>
       {state.kind !== "key" && <ActionDialog />}

@@ -50,15 +50,19 @@ interface GaugeProps {
   figure: string;
   note?: string;
   isBad?: boolean;
+  /** What the note means, where that is not plain. */
+  says?: string;
   children?: ComponentChildren;
 }
 
-function Gauge({ title, figure, note, isBad, children }: GaugeProps) {
+function Gauge({ title, figure, note, isBad, says, children }: GaugeProps) {
   return (
     <div class="gauge">
       <span class="gauge-title">{title}</span>
       <span class="gauge-figure number">{figure}</span>
-      <span class={`gauge-note number${isBad ? " bad" : ""}`}>{note}</span>
+      <span class={`gauge-note number${isBad ? " bad" : ""}`} title={says ?? note}>
+        {note}
+      </span>
       {children}
     </div>
   );
@@ -73,6 +77,7 @@ function Tiers() {
     <Gauge
       title="States"
       figure={countOf(feed.states.value.size)}
+      says="Bytes of the newest versions; what is shared counts once"
       note={kept.map((tier) => `${tier} ${bytesOf(tiers.value.get(tier)!.bytes)}`).join(", ")}
     >
       <Bar parts={TIERS.map((tier) => [tier, total ? tiers.value.get(tier)!.bytes / total : 0])} />

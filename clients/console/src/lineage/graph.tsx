@@ -128,9 +128,10 @@ function Pill({ dot, isChosen, onOpen }: PillProps) {
   const { made, ref } = dot;
   const text = made.version > 9999 ? "…" : String(made.version);
   const width = Math.max(PILL, 8 + 7 * text.length);
-  const says = `${ref}: ${made.operation}, ${countOf(made.tokens)} tokens`;
+  const says = `version ${made.version} of ${made.name}: ${made.operation}, ${countOf(made.tokens)} tokens`;
   return (
     <g transform={`translate(${xOf(dot)}, ${yOf(dot)})`}>
+      <title>{says}</title>
       <a
         href={hashOf("lineage", [ref])}
         tabIndex={-1}
@@ -142,7 +143,6 @@ function Pill({ dot, isChosen, onOpen }: PillProps) {
           onOpen(ref, false);
         }}
       >
-        <title>{says}</title>
         <rect x={-width / 2} y={-PILL / 2} width={width} height={PILL} rx={PILL / 2} />
         <text text-anchor="middle" dy="0.34em">
           {text}

@@ -2,10 +2,10 @@ import { expect, test } from "vitest";
 import type { Row } from "../app/feed.ts";
 import { queryOf, rowsOf, searchOf, sortedBy, tiersOf, WHOLE } from "./query.ts";
 
-function row(name: string, more: Partial<Record<"tier" | "operation", string>> & { tokens?: number; usedMs?: number; tags?: [string, string][] } = {}): Row {
-  const { tokens = 0, usedMs = 0, tags = [], tier = "host", operation = "create" } = more;
+function row(name: string, more: Partial<Record<"tier" | "operation", string>> & { tokens?: number; usedMs?: number; content?: string; tags?: [string, string][] } = {}): Row {
+  const { content = name, tokens = 0, usedMs = 0, tags = [], tier = "host", operation = "create" } = more;
   const info = {
-    ...{ name, version: 1, head: 1, n_versions: 1, ack: "durable", tier, content_id: "", n_bytes: 512 },
+    ...{ name, version: 1, head: 1, n_versions: 1, ack: "durable", tier, content_id: content, n_bytes: 512 },
     ...{ n_computed: tokens, n_pending: 0, operation, parents: [], tags: new Map(tags), created_ms: 0 },
     ...{ updated_ms: usedMs, expires_ms: null, model_digest: "", layout_fingerprint: "" },
     ...{ tokenizer_digest: "", tail: new Uint32Array() },
@@ -52,4 +52,9 @@ test("tiers are counted, with their bytes", () => {
   const tiers = tiersOf([row("a"), row("b", { tier: "disk" }), row("c", { tier: "disk" })]);
   expect(tiers.get("disk")).toEqual({ n: 2, bytes: 1024 });
   expect(tiers.get("cold")).toEqual({ n: 0, bytes: 0 });
+});
+
+test("bytes that handles share are counted once", () => {
+  const all = [row("a", { content: "same" }), row("b", { content: "same" }), row("c")];
+  expect(tiersOf(all).get("host")).toEqual({ n: 3, bytes: 1024 });
 });

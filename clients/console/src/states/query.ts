@@ -63,13 +63,16 @@ export function rowsOf(all: Iterable<Row>, query: Query): Row[] {
   return found.sort((a, b) => sign * compare(a, b) || compareNames(a, b));
 }
 
-/** How many handles there are in each tier, and how many bytes. */
+/** How many handles there are in each tier, and how many bytes their newest versions have: those that are shared once. */
 export function tiersOf(all: Iterable<Row>): Map<Tier, { n: number; bytes: number }> {
   const tiers = new Map(TIERS.map((tier) => [tier, { n: 0, bytes: 0 }]));
+  const counted = new Set<string>();
   for (const { info } of all) {
     const one = tiers.get(info.tier as Tier);
     if (!one) continue;
     one.n += 1;
+    if (counted.has(info.content_id)) continue;
+    counted.add(info.content_id);
     one.bytes += Number(info.n_bytes);
   }
   return tiers;
