@@ -25,6 +25,7 @@ export class HttpError extends Error {
 /** Codes of a 503 that a server sends because of itself, and not of what was asked. */
 const PASSING = new Set([
   "",
+  "starting",
   "draining",
   "engine_failed",
   "engine_unavailable",

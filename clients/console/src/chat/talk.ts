@@ -26,6 +26,9 @@ export interface Trouble {
 
 const UNSAID: Sampling = { maxTokens: null, temperature: null, topP: null };
 
+/** Between two drawings of an answer that runs, at least. */
+const DRAWING_MS = 40;
+
 /** A conversation: a state's newest version, or an older one, which can only be read. */
 export class Talk {
   private readonly found = signal<Conversation | null>(null);
@@ -40,6 +43,8 @@ export class Talk {
   readonly version: number | null;
   private turn: Running | null = null;
   private reading: Promise<void> | null = null;
+  /** What is to be shown next of the answer that runs; null if that is shown. */
+  private text: string | null = null;
 
   constructor(
     private readonly http: Http,
@@ -47,6 +52,7 @@ export class Talk {
     readonly ref: string,
     /** Told of each version that this conversation has come to. */
     private readonly moved: (version: number) => void = () => {},
+    private readonly later: (call: () => void) => void = (call) => setTimeout(call, DRAWING_MS),
   ) {
     [this.name, this.version] = parseRef(ref);
   }
@@ -90,7 +96,7 @@ export class Talk {
       const version = this.headVersion ?? (await this.newest());
       const question = { name: this.name, version, message, sampling };
       this.turn = new Running(this.http, question, {
-        text: (text) => this.show({ text }),
+        text: (text) => this.showSoon(text),
         lost: (nLost) => this.show({ nLost }),
       });
       const answer = await go(this.turn);
@@ -169,6 +175,17 @@ export class Talk {
     } catch (error) {
       this.fail(error, null, true);
     }
+  }
+
+  /** A token is not worth a drawing of the page: what came meanwhile is drawn at once. */
+  private showSoon(text: string): void {
+    const isPlanned = this.text !== null;
+    this.text = text;
+    if (isPlanned) return;
+    this.later(() => {
+      this.show({ text: this.text ?? "" });
+      this.text = null;
+    });
   }
 
   private show(news: Partial<Asked>): void {

@@ -117,9 +117,13 @@ export function Said({ message }: { message: Message }) {
   );
 }
 
+/** Characters of an answer that are shown while it runs: all of it is, when it is over. */
+const N_RUNNING = 12_000;
+
 /** A turn that runs. */
 export function RunningTurn({ asked }: { asked: Asked }) {
-  const said = asked.text.replace(/^ /, "");
+  const isCut = asked.text.length > N_RUNNING;
+  const said = isCut ? `… ${asked.text.slice(-N_RUNNING)}` : asked.text.replace(/^ /, "");
   return (
     <li class="chat-turn running" aria-busy="true">
       {asked.message !== null && <Said message={{ role: "user", text: asked.message }} />}
