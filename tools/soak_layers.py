@@ -233,7 +233,7 @@ TRIALS: tuple[Trial, ...] = (
         tests=(f"{FRAMES}[websocket]",),
         n_parts=4,
         part_s=120,
-        promises=(Promise("messages over WebSocket", 400_000, "frames"),),
+        promises=(Promise("messages over WebSocket", 1_200_000, "frames"),),
     ),
     # Layer 7.
     Trial(

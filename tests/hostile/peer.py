@@ -92,6 +92,8 @@ class Peer(asyncio.Protocol):
     is_over: bool = False
     is_wrong: bool = False
     """Whether something was sent that ends the connection for certain."""
+    why_wrong: str = ""
+    """What that was."""
     may_be_wrong: bool = False
     """Whether something was sent that may have ended it."""
     is_leaving: bool = False
@@ -209,15 +211,15 @@ class Peer(asyncio.Protocol):
         if self.is_wrong:
             return
         if not 0 < len(payload) <= LIMIT:
-            self.is_wrong = True
+            self._is_wrong(f"{len(payload)} bytes")
             return
         try:
             message = _CLIENT.decode(payload)
-        except RemoteProtocolError:
-            self.is_wrong = True
+        except RemoteProtocolError as error:
+            self._is_wrong(f"{error}: {payload[:200].hex()}")
             return
         if FEATURES.get(type(message)) == GRAMMAR_FEATURE:
-            self.is_wrong = True
+            self._is_wrong("grammar")
             return
         match message:
             case Ping():
@@ -233,10 +235,14 @@ class Peer(asyncio.Protocol):
             case _:
                 self._opens(message)
 
+    def _is_wrong(self, why: str) -> None:
+        self.is_wrong = True
+        self.why_wrong = why
+
     def _opens(self, message: Any) -> None:
         number = message.request_id
         if self.is_leaving:
-            self.is_wrong = True
+            self._is_wrong(f"{type(message).__name__} after GoAway")
         elif number in self.reused:
             self.may_be_wrong = True
         elif number in self.lanes:
@@ -374,6 +380,7 @@ def _lie(chance: random.Random, peer: Peer, payload: bytes) -> Iterable[bytes]:
             peer.expects(found)
     except RemoteProtocolError:
         peer.n_frames += 1
+        peer.why_wrong = "a length"
         peer.is_wrong = True
     peer.is_cut = reader.mid_frame
     yield data
