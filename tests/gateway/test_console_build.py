@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "clients"
 BUILT = ROOT / "wkvm/gateway/console"
@@ -48,9 +50,22 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
     assert not re.search(r"(?:src|href)=\"(?!\./)", page)
 
 
-def test_the_lock_file_names_no_registry() -> None:
-    lock = (CLIENTS / "console/package-lock.json").read_text(encoding="utf-8")
-    assert '"resolved"' not in lock
+LOCKS = [CLIENTS / "console/package-lock.json", CLIENTS / "typescript/package-lock.json"]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+def test_a_lock_file_names_no_registry(lock: Path) -> None:
+    assert '"resolved"' not in lock.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+def test_a_lock_file_has_all_that_its_packages_need(lock: Path) -> None:
+    # Otherwise `npm ci` refuses it: seen with an optional package that no registry had.
+    packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]
+    locked = {path.rpartition("node_modules/")[2] for path in packages}
+    kinds = ("dependencies", "devDependencies", "optionalDependencies")
+    needed = {name for one in packages.values() for kind in kinds for name in one.get(kind, {})}
+    assert needed - locked == set()
 
 
 def test_what_is_built_in_of_others_comes_with_its_licence() -> None:
