@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import type { BrowserContext, Page } from "playwright-core";
 import { afterAll, beforeAll, test } from "vitest";
-import { browser, NARROW, Server, site, WIDE, type Look } from "./support.ts";
+import { browser, NARROW, Server, WIDE, type Look } from "./support.ts";
 
 /**
  * The pictures of the console in docs/img, and the frames of its recording, which
@@ -17,18 +17,15 @@ const FRAMES = fileURLToPath(new URL("shots/frames/", import.meta.url));
 
 let folder: string;
 let server: Server;
-let place: { url: string; close(): Promise<void> };
 
 beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), "wkvm-pictures-"));
   server = await Server.start("--state-dir", join(folder, "states"));
-  place = await site(server);
   mkdirSync(IMAGES, { recursive: true });
   rmSync(FRAMES, { recursive: true, force: true });
   mkdirSync(FRAMES, { recursive: true });
 });
 afterAll(async () => {
-  await place.close();
   await server.stop();
   rmSync(folder, { recursive: true, force: true });
 });
@@ -101,7 +98,7 @@ test("the recording", async () => {
     await dialog.waitFor({ state: "detached" });
   };
   const message = page.getByRole("textbox", { name: /^Message to/ });
-  await page.goto(`${place.url}#/chat`);
+  await page.goto(`${server.url}/#/chat`);
   await film.say("A conversation is a state");
   await page.getByLabel("First message").fill("Tell me a story about a fox named Omar.");
   await page.getByLabel("Name of the state").fill("tale");
@@ -187,7 +184,7 @@ test("the pictures", async () => {
   for (const [name, look, hash] of shots) {
     const context: BrowserContext = await browser(look);
     const page = await context.newPage();
-    await page.goto(`${place.url}${hash}`);
+    await page.goto(`${server.url}/${hash}`);
     await page.getByText("rwkv7-tinystories").first().waitFor({ state: "attached" });
     // Gauges fill up, answers to what was asked come: there is no one event for all of it.
     await page.waitForTimeout(4000);

@@ -1,13 +1,5 @@
 import { spawn, type ChildProcess } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
-import {
-  createServer as createHttpServer,
-  request as ask,
-  type ClientRequest,
-  type IncomingMessage,
-} from "node:http";
-import { createServer } from "node:net";
-import { extname, join } from "node:path";
+import { connect, createServer, type Server as NetServer, type Socket } from "node:net";
 import { fileURLToPath } from "node:url";
 import { chromium, type BrowserContext } from "playwright-core";
 
@@ -91,71 +83,55 @@ export class Server {
   }
 }
 
-/** Where the console of a server is: at the server itself, or, where that serves none, at a preview. */
+/** Where the console of a server is. */
 export async function site(server: Server): Promise<{ url: string; close(): Promise<void> }> {
-  const answer = await fetch(`${server.url}/`);
-  const text = await answer.text();
-  if (answer.ok && text.includes("<script")) return { url: `${server.url}/`, close: async () => {} };
-  return await preview(server);
+  return { url: `${server.url}/`, close: async () => {} };
 }
 
-const BUILT = fileURLToPath(new URL("../../../wkvm/gateway/console/", import.meta.url));
-const TYPES: Readonly<Record<string, string>> = {
-  ".html": "text/html; charset=utf-8",
-  ".js": "text/javascript",
-  ".css": "text/css",
-  ".svg": "image/svg+xml",
-};
+/** The network between a page and a server, which a test can cut. */
+export class Wire {
+  private readonly open = new Set<Socket>();
 
-/**
- * Serves the built files as the server will, until it does so itself; for what has no `/` yet. All
- * else goes to the server, and a connection that the server loses is lost here, too.
- */
-export async function preview(server: Server): Promise<{ url: string; close(): Promise<void> }> {
-  const files = createHttpServer((request, response) => {
-    const path = (request.url ?? "/").split("?")[0]!;
-    const file = join(BUILT, path === "/" ? "index.html" : path.slice(1));
-    if (existsSync(file)) {
-      response.setHeader("Content-Type", TYPES[extname(file)] ?? "application/octet-stream");
-      response.end(readFileSync(file));
-      return;
+  private constructor(
+    private readonly server: Server,
+    private readonly listener: NetServer,
+    readonly url: string,
+  ) {
+    listener.on("connection", (near) => this.pass(near));
+  }
+
+  static async to(server: Server): Promise<Wire> {
+    const listener = createServer();
+    const port = await freePort();
+    await new Promise<void>((resolve) => listener.listen(port, "127.0.0.1", resolve));
+    return new Wire(server, listener, `http://127.0.0.1:${port}/`);
+  }
+
+  /** Break all connections. New ones are passed on as before. */
+  cut(): void {
+    for (const socket of this.open) socket.destroy();
+  }
+
+  close(): void {
+    this.listener.close();
+    this.cut();
+  }
+
+  private pass(near: Socket): void {
+    const far = connect(this.server.port, "127.0.0.1");
+    for (const [one, other] of [
+      [near, far],
+      [far, near],
+    ] as const) {
+      this.open.add(one);
+      one.pipe(other);
+      one.on("error", () => {});
+      one.on("close", () => {
+        this.open.delete(one);
+        other.destroy();
+      });
     }
-    const asked = requestOf(server, request);
-    asked.on("response", (answer) => {
-      response.writeHead(answer.statusCode!, answer.headers);
-      answer.pipe(response);
-      answer.on("error", () => response.destroy());
-    });
-    asked.on("error", () => response.destroy());
-    response.on("close", () => asked.destroy());
-    request.pipe(asked);
-  });
-  files.on("upgrade", (request, socket) => {
-    const asked = requestOf(server, request);
-    const refuse = (): unknown => socket.destroy();
-    socket.on("error", () => asked.destroy());
-    asked.on("error", refuse);
-    asked.on("response", refuse);
-    asked.on("upgrade", (answer, other) => {
-      const lines = Object.entries(answer.headers).map(([name, value]) => `${name}: ${String(value)}`);
-      socket.write(["HTTP/1.1 101 Switching Protocols", ...lines, "", ""].join("\r\n"));
-      other.on("error", refuse).on("close", refuse).pipe(socket);
-      socket.on("close", () => other.destroy()).pipe(other);
-    });
-    asked.end();
-  });
-  const port = await freePort();
-  await new Promise<void>((resolve) => files.listen(port, "127.0.0.1", resolve));
-  const close = async (): Promise<void> => {
-    files.close();
-    files.closeAllConnections();
-  };
-  return { url: `http://127.0.0.1:${port}/`, close };
-}
-
-function requestOf(server: Server, request: IncomingMessage): ClientRequest {
-  const { method, url, headers } = request;
-  return ask(new URL(url ?? "/", server.url), { method: method ?? "GET", headers, agent: false });
+  }
 }
 
 function freePort(): Promise<number> {
