@@ -110,12 +110,16 @@ _LOW_RANK = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}
 
 
 def write_random_folder(folder: Path, size: Size) -> None:
-    """Write the model of ``write_random`` in bfloat16 as a folder, under Hugging Face's names."""
+    """Write the model of ``write_random`` in float16 as a folder, under Hugging Face's names.
+
+    Not in bfloat16, whose smallest values float16 lacks: a matrix of small ones would be kept in
+    float32 by who keeps in float16 what fits.
+    """
     folder.mkdir()
     tensors = dict[str, Tensor]()
     for name, tensor in _weights(size, "cpu"):
         new_name, value = _published(name, tensor)
-        tensors[new_name] = value.to(torch.bfloat16).contiguous()
+        tensors[new_name] = value.to(torch.float16).contiguous()
     save_file(tensors, folder / "model.safetensors")
     w, a, v, g = size.ranks
     config = {
