@@ -44,7 +44,8 @@ SECTIONS = (
         title="The same weights in other programs, on a CPU",
         text="""The bundled model, and one of 0.2B with random weights, beside llama.cpp (through
 `llama-cpp-python`, compiled for the processor, on GGUF files made of the same weights: large
-matrices in float16, as wkvm keeps them on a CPU, and all in float32), transformers (with the model
+matrices in float16, as wkvm keeps them on a CPU, and all in float32; it rounds what it multiplies
+with float16 to float16 as well, which wkvm does not), transformers (with the model
 of `rwkv7-hf`) and the package `rwkv`, both in float32. States and sums are in float32 everywhere.
 All have as many threads, choose greedily, and gave the same ids before anything was timed. wkvm's
 side is whole steps of its engine, with scheduler and sampler; a peer's is its forward pass and the
