@@ -406,7 +406,8 @@ async def test_a_client_that_goes_away_is_not_kept_by_its_watch(tmp_path: Path) 
         one = await watcher(client)
         await one.complete()
         client.send(GoAway())
-        assert (await client.next_of(Failed)).request_id == one.lane
+        failed = await client.next_of(Failed)
+        assert (failed.request_id, failed.code) == (one.lane, ErrorCode.DRAINING)
         assert await client.next() is None
 
 

@@ -40,6 +40,11 @@ ROOM = NAMES * 132 + 512
 BEHIND_S = 0.05
 """How long to leave a client alone that has not read what it was sent."""
 MAX_SECONDS = 2**32 - 1
+ENDS = {
+    ErrorCode.CANCELLED: "it was cancelled",
+    ErrorCode.DRAINING: "one of both sides is going away",
+}
+"""Why a watch ends that has no end by itself."""
 
 
 class _Watching:
@@ -58,13 +63,13 @@ class _Watching:
         self.parts = deque[wire.StateChanges]()
         self.last_values: Mapping[str, int] = {}
         self.event = asyncio.Event()
-        self.is_going = False
+        self.why: ErrorCode | None = None
         self.has_begun = False
         self.task: asyncio.Task[None] | None = None
 
-    def cancel(self) -> None:
+    def end(self, why: ErrorCode) -> None:
         """Cancel its task, if it has begun; else it ends as soon as it does."""
-        self.is_going = True
+        self.why = self.why or why
         if self.has_begun and self.task is not None:
             self.task.cancel()
 
@@ -82,7 +87,6 @@ class Watches:
         self._values = values
         self._of_clients = dict[StateClient, dict[int, _Watching]]()
         self._n_of_tenants = Counter[str]()
-        self._why = ErrorCode.CANCELLED
 
     @property
     def n_open(self) -> int:
@@ -118,21 +122,20 @@ class Watches:
         """End a watch. Its answer follows. False if it is none."""
         one = self._of_clients.get(client, {}).get(request_id)
         if one is not None:
-            one.cancel()
+            one.end(ErrorCode.CANCELLED)
         return one is not None
 
     def lost(self, client: StateClient) -> None:
         """End all watches of a connection that is gone, or that is to be once no lane is open."""
         for one in self._of_clients.get(client, {}).values():
-            one.cancel()
+            one.end(ErrorCode.DRAINING)
 
     async def close(self) -> None:
         """End all of them, since the server goes away."""
-        self._why = ErrorCode.DRAINING
         tasks = list[asyncio.Task[None]]()
         for of_client in self._of_clients.values():
             for one in of_client.values():
-                one.cancel()
+                one.end(ErrorCode.DRAINING)
                 if one.task is not None:
                     tasks.append(one.task)
         if tasks:
@@ -143,12 +146,12 @@ class Watches:
         one.has_begun = True
         answer: wire.ServerMessage
         try:
-            if one.is_going:
+            if one.why is not None:
                 raise asyncio.CancelledError
             await self._tell(one)
         except asyncio.CancelledError:
-            text = "the server is going away" if self._why is ErrorCode.DRAINING else "cancelled"
-            answer = failure(one.request_id, self._why, text)
+            why = one.why or ErrorCode.DRAINING
+            answer = failure(one.request_id, why, ENDS[why])
         except Exception as error:  # noqa: BLE001  (refusal() logs what was not raised on purpose)
             answer = refusal(one.request_id, error)
         finally:

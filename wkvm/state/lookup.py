@@ -106,6 +106,12 @@ class Lookup:
         return self._catalogue.index.notices
 
     @property
+    def in_memory(self) -> tuple[int, int, int]:
+        """How many states host memory has, how many bytes they take, and how many they may."""
+        host = self._shelf.host
+        return host.n_images, host.n_bytes, host.limit
+
+    @property
     def now(self) -> float:
         """Seconds since 1970, by the clock that handles expire by."""
         return self._clock()

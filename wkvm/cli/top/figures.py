@@ -83,6 +83,8 @@ def gauges(readings: Readings, table: StateTable) -> list[str]:
         sizes[one.tier] += one.n_bytes
     second = [f"states {len(table.states):,}{'' if table.is_complete else ' ...'}"]
     second += [f"{tier} {tiers[tier]:,} ({size(sizes[tier])})" for tier in TIERS if tiers[tier]]
+    if limit := values.get("state_host_limit_bytes"):
+        second.append(f"host memory {size(values.get('state_host_bytes', 0))} of {size(limit)}")
     return ["   ".join(first), "   ".join(second)]
 
 

@@ -128,7 +128,16 @@ class StateService(Migration):
     def stats(self) -> Mapping[str, int]:
         """Counters and gauges by name: the engine's and those of states."""
         refuses = 0 if self._disk is None else int(self._disk.refusal)
-        return {**self._loop.stats(), **self._requests.stats(), "store_refuses": refuses}
+        n_states, n_bytes, limit = self._backing.store.in_memory
+        of_tiers = {
+            "slot_bytes": self._backing.layout.record_bytes,
+            "n_states_host": n_states,
+            "state_host_bytes": n_bytes,
+            "state_host_limit_bytes": limit,
+            "n_watches": self._watching.n_open,
+        }
+        counted = {**self._loop.stats(), **self._requests.stats(), **of_tiers}
+        return {**counted, "store_refuses": refuses}
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for the ends and their commits; see ``Requests.drain``."""

@@ -40,6 +40,11 @@ _GAUGES = {
     "n_states_running": ("wkvm_states_running", "Requests on states that run."),
     "n_states_committing": ("wkvm_states_committing", "Requests whose states are being kept."),
     "n_states_parked": ("wkvm_states_parked", "Requests that wait while their states are moved."),
+    "slot_bytes": ("wkvm_slot_bytes", "Bytes of one slot, without pages of the guest pool."),
+    "n_states_host": ("wkvm_states_host", "States in host memory."),
+    "state_host_bytes": ("wkvm_states_host_bytes", "Bytes of states in host memory."),
+    "state_host_limit_bytes": ("wkvm_states_host_limit_bytes", "What these may take."),
+    "n_watches": ("wkvm_watches", "Watches that tell of states."),
     "store_refuses": (
         "wkvm_store_refuses",
         "1 if the disk has no room for a durable state, 2 if it or the store failed, else 0.",
