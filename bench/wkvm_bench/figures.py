@@ -117,7 +117,7 @@ class Rung:
         duration_s: from the first request to the last end.
         n_ids, n_prompt_ids: of all outputs, and of all prompts.
         steady_ids_per_s: output over the longest time in which all streams were between their
-            first id and their last; None where there was none.
+            first id and their last; None where there was none, or where requests came at a rate.
         n_arrivals: ids that came, or over HTTP the events that brought them.
         n_good: requests that kept all bounds; None without bounds.
         ttft: from when a request was due to its first id.
@@ -238,7 +238,8 @@ def summary(
         duration_s=duration,
         n_ids=sum(one.n_ids for one in good),
         n_prompt_ids=sum(one.n_prompt for one in good),
-        steady_ids_per_s=steady_rate(n_open, good),
+        # Requests that come when they like are at their most for a moment at best.
+        steady_ids_per_s=None if n_streams is None else steady_rate(n_open, good),
         n_arrivals=sum(len(one.arrivals) for one in good),
         n_good=sum(one.keeps(bounds) for one in done) if bounds else None,
         ttft=_spread(good, "ttft"),

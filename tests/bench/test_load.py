@@ -186,6 +186,7 @@ async def test_a_rate_without_a_number_of_streams_waits_for_none() -> None:
     rung = await run_rung(source, plan, random_prompts(0, 1, 10))
     assert len(source.asked) == 8 + N_WARM_UP
     assert source.most_open == rung.n_streams == 8
+    assert rung.steady_ids_per_s is None
 
 
 async def test_outputs_have_the_lengths_that_are_drawn() -> None:

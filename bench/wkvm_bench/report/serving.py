@@ -1,6 +1,6 @@
 """Loads on servers: what came of each, one below the other, and how times grow with the load."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wkvm_bench.report.records import Record, place
@@ -26,7 +26,10 @@ that bring text), *tpot* a request's time after its first id over the ids after 
 of a whole request; all in milliseconds, as median / 99th percentile. *Goodput* are the requests a
 second that kept all the bounds in the same row. A row is marked † where the load generator itself
 was so busy, or so late, that the server may do better. Where a machine had other things to do at
-the same time, its load is told: such rows are told from each other by their ratios, if at all."""
+the same time, its load is told: such rows are told from each other by their ratios, if at all.
+
+*bundled* is `wkvm serve` on the model of this repository. `transformers serve` has the same weights
+in float32, by [serve_transformers.py](../tools/README.md), and does not batch requests of it."""
 
 HEAD = (
     "| load | server | requests/s | goodput | tokens/s | ttft | itl | tpot | e2el | on |\n"
@@ -85,15 +88,20 @@ def beside(records: Sequence[Record]) -> str:
         # The same load on another machine is no column beside these.
         where = f"{workload(record['rung'])}, on {place(record)}"
         loads.setdefault(where, {})[server_of(record)] = record["rung"]
-    shared = {where: servers for where, servers in loads.items() if len(servers) > 1}
-    names = sorted({name for servers in shared.values() for name in servers})
-    if not shared:
-        return ""
+    tables = dict[tuple[str, ...], dict[str, dict[str, Record]]]()
+    for where, servers in loads.items():
+        if len(servers) > 1:
+            tables.setdefault(tuple(sorted(servers)), {})[where] = servers
+    return "\n".join(_beside(names, of_names) for names, of_names in tables.items())
+
+
+def _beside(names: Sequence[str], loads: Mapping[str, Mapping[str, Record]]) -> str:
+    """A table of the loads that these servers were put under."""
     lines = [f"| load | | {' | '.join(map(cell, names))} |", "|---" * (len(names) + 2) + "|"]
-    for where, servers in shared.items():
+    for where, servers in loads.items():
         told = cell(where)
         for what, field in BESIDE.items():
-            values = [servers.get(name, {}).get(field) for name in names]
+            values = [servers[name].get(field) for name in names]
             if any(value is not None for value in values):
                 cells = " | ".join("-" if value is None else figure(value) for value in values)
                 lines.append(f"| {told} | {what} | {cells} |")
@@ -222,7 +230,7 @@ def draw_closed(figure: "Figure", records: Sequence[Record]) -> None:
     rate.set_ylim(bottom=0)
     milliseconds(first)
     milliseconds(gap)
-    rate.legend()
+    figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     gap.legend(handles=_line_styles())
 
 
@@ -280,7 +288,7 @@ SECTIONS = (
                 title="Closed loop: so many requests at a time, each followed by the next.",
                 has=is_closed,
                 draw=draw_closed,
-                size=(10.0, 3.4),
+                size=(10.0, 3.8),
             ),
             Plot(
                 name="serving-open",
