@@ -47,6 +47,8 @@ const PLACES: readonly [string, string][] = [
   ["#/states", ""],
   ["#/states/one", "Provenance"],
   ["#/lineage/one", "Provenance"],
+  ["#/chat", "New conversation"],
+  ["#/chat/one", "A fox named Omar."],
 ];
 
 test.each(LOOKS)("axe finds nothing wrong with the panes, %s", async (_, look) => {
@@ -55,7 +57,7 @@ test.each(LOOKS)("axe finds nothing wrong with the panes, %s", async (_, look) =
   const found: string[] = [];
   for (const [hash, text] of PLACES) {
     await page.goto(`${site.url}${hash}`);
-    if (text === "Provenance") await page.getByText(text).waitFor();
+    if (text) await page.getByText(text).first().waitFor();
     else await page.locator(".table-row").first().waitFor();
     found.push(...(await problems(page)));
   }
