@@ -14,6 +14,8 @@ beforeAll(async () => {
   const post = (path: string, body: object): Promise<Response> =>
     fetch(server.url + path, { method: "POST", body: JSON.stringify(body) });
   await post("/v1/states", { name: "tale", text: "A fox named Omar.", tags: { kind: "story" } });
+  const omar = [{ role: "user", content: "Who are Omar and his friends?" }];
+  await post("/v1/states", { name: "talk", messages: omar });
   await post("/v1/states/tale/fork", { names: ["one", "two"] });
   await post("/v1/states/one/mutate", { operation: "decay", parameters: { factor: 0.5 } });
 });
@@ -51,6 +53,13 @@ const PLACES: readonly [string, string][] = [
   ["#/chat/one", "A fox named Omar."],
 ];
 
+const CHATS: readonly [string, string][] = [
+  ["", "New conversation"],
+  ["/nobody", "There is no state nobody"],
+  ["/talk", "Omar and his friends"],
+  ["/one/two", "forked from tale@1"],
+];
+
 test.each(LOOKS)("axe finds nothing wrong with the panes, %s", async (_, look) => {
   const context: BrowserContext = await browser(look);
   const page = await context.newPage();
@@ -61,6 +70,14 @@ test.each(LOOKS)("axe finds nothing wrong with the panes, %s", async (_, look) =
     else await page.locator(".table-row").first().waitFor();
     found.push(...(await problems(page)));
   }
+  for (const [hash, text] of CHATS) {
+    await page.goto(`${site.url}#/chat${hash}`);
+    await page.getByText(text).first().waitFor();
+    found.push(...(await problems(page)));
+  }
+  await page.getByRole("button", { name: "Branch from one@1" }).click();
+  await page.getByRole("dialog").waitFor();
+  found.push(...(await problems(page)));
   await page.goto(`${site.url}#/states/one`);
   for (const key of ["f", "m", "h", "t", "b", "g", "?"]) {
     await page.locator(".inspector").waitFor();

@@ -90,6 +90,7 @@ class Place {
 describe.each([
   ["without keys", []],
   ["with a key", ["--api-keys-file", "KEYS"]],
+  ["through two processes of HTTP", ["--gateway-workers", "2"]],
 ])("a conversation %s", (_, flags) => {
   let place: Place;
   let page: Page;
@@ -103,7 +104,7 @@ describe.each([
 
   test("is opened", async () => {
     await place.go("chat");
-    if (flags.length) {
+    if (flags.includes("KEYS")) {
       await page.getByLabel("Key", { exact: true }).fill(KEY);
       await page.keyboard.press("Enter");
     }
@@ -196,7 +197,7 @@ describe.each([
   });
 
   test("of another tenant is answered like one that never was", async () => {
-    if (!flags.length) return;
+    if (!flags.includes("KEYS")) return;
     await page.evaluate(() => {
       sessionStorage.clear();
       localStorage.clear();
@@ -210,14 +211,17 @@ describe.each([
   });
 });
 
-describe("an answer", () => {
+describe.each([
+  ["of one process", []],
+  ["through two processes of HTTP", ["--gateway-workers", "2"]],
+])("an answer %s", (_, flags) => {
   let place: Place;
   let page: Page;
   let name: string;
   let n = 0;
 
   beforeAll(async () => {
-    place = await Place.open();
+    place = await Place.open(WIDE, ...flags);
     page = place.page;
   });
   afterAll(() => place.close());
