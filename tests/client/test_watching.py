@@ -114,7 +114,8 @@ async def test_more_messages_than_were_granted_end_the_connection(server: FakeSe
         peer.send(message)
     await first
     with pytest.raises(BadPeerError):
-        _ = [one async for one in news]
+        async with asyncio.timeout(20):
+            _ = [one async for one in news]
     await client.aclose()
 
 

@@ -250,7 +250,7 @@ async def test_nothing_of_another_tenant_is_told_nor_when_it_does_something(
         await one.complete()
         await created(red, "another")
         await ask(red, wire.StateDelete(0, "secret"))
-        await created(blue, "mine")
+        await created(await rig.client("blue-key"), "mine")
         await one.until_told(lambda table: "mine" in table)
         assert sorted(one.table) == ["mine"]
         told = [name for message in one.told for name in message.gone]
@@ -344,9 +344,11 @@ async def test_a_client_that_does_not_read_is_told_the_latest_when_it_does(
             await ask(other, wire.StateEdit(0, "f00", tags={"n": str(n), "x": "y" * 200}))
             for name in names[1:]:
                 watch.mark(name)
-        for _ in range(50):
+        for _ in range(100):
             n += 1
             await ask(other, wire.StateEdit(0, "f00", tags={"n": str(n)}))
+            for name in names[1:]:
+                watch.mark(name)
         assert len(watch._changed) <= 64
         assert connection._output.n_unsent < 256 * 1024
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
