@@ -2,7 +2,15 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { connect, ConnectionLostError, RequestFailedError, type Client } from "../src/index.js";
+import {
+  applyChanges,
+  connect,
+  ConnectionLostError,
+  RequestFailedError,
+  type Client,
+  type LineageEntry,
+  type WatchedState,
+} from "../src/index.js";
 
 const url = process.env["WKVM_URL"];
 const apiKey = process.env["WKVM_API_KEY"] ?? "";
@@ -84,6 +92,44 @@ test("a state goes on, is forked, rolled back, moved as a file, and deleted", op
   for (const one of names) await client.states.delete(one);
   const gone = client.states.get(name);
   await assert.rejects(gone, (error: RequestFailedError) => error.codeName === "STATE_NOT_FOUND");
+});
+
+test("a watch tells what there is and what changes, and ends with its loop", options, async () => {
+  assert.ok(client.canWatch);
+  const other = await connect(url!, { apiKey });
+  await other.states.create("watched-a", PROMPT);
+  const table = new Map<string, WatchedState>();
+  let readings = 0;
+  for await (const news of client.watch({ prefix: "watched-", interval_ms: 20, stats_ms: 100 })) {
+    if (news.type === "StatsChanges") {
+      readings += 1;
+      continue;
+    }
+    applyChanges(table, news);
+    if (news.is_complete && !table.has("watched-b")) {
+      await other.states.fork("watched-a", ["watched-b"]);
+    } else if (table.has("watched-b") && table.has("watched-a")) {
+      await other.states.delete("watched-a");
+    } else if (table.has("watched-b")) break;
+  }
+  assert.ok(readings > 0);
+  const lineage: LineageEntry[] = [];
+  for await (const one of other.states.lineage({ prefix: "watched-" })) lineage.push(one);
+  assert.deepEqual(
+    lineage.map((one) => [one.name, one.parents]),
+    [["watched-b", ["watched-a@1"]]],
+  );
+  await other.states.delete("watched-b");
+  other.close();
+});
+
+test("a watch that is aborted ends, and the connection goes on", options, async () => {
+  const end = new AbortController();
+  for await (const news of client.watch({ signal: end.signal })) {
+    assert.equal(news.type, "StateChanges");
+    end.abort();
+  }
+  assert.ok((await client.stats()).size > 10);
 });
 
 test("a long prompt crosses whole", options, async () => {
