@@ -54,13 +54,15 @@ def test_a_page_after_make_run_shows_what_comes(name: str, server_in_memory: Wal
 def test_the_programs_of_the_page_on_clients_run(server_with_a_disk: Walk) -> None:
     server_with_a_disk.forget()
     page = (ROOT / "clients/README.md").read_text(encoding="utf-8")
-    blocking, aio, states, session, moving = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocking, aio, states, watching, session, moving = re.findall(
+        r"```python\n(.*?)```", page, re.DOTALL
+    )
     assert "wkvm_client.migrate(" in moving, "it needs two servers: client/test_migration.py"
     given = (
         "client = wkvm_client.connect('tcp://127.0.0.1:8001')\n"
         "ids, more_ids, question = [5, 6, 7], [8, 9], [10]\n"
     )
-    program = "\n".join([blocking, aio, given, states, session, "client.close()"])
+    program = "\n".join([blocking, aio, given, states, watching, session, "client.close()"])
     program = program.replace("unix:///run/wkvm.sock", "tcp://127.0.0.1:8001")
     printed = server_with_a_disk.make(Step(0, "python", program, None))
     assert len(printed.split()) > 2
