@@ -6,6 +6,8 @@ it passed, what it told, and of one that did not the end of its log.
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, TypeAlias
 from tools.soak_layers import LAYERS, Promise, Trial
 
 BEGIN, END = "<!-- soak: begin -->\n", "<!-- soak: end -->\n"
+COUNTS = re.compile(r"\w+:\d+( \w+:\d+)*")
 SHIPPED = ("wkvm", "protocol", "clients", "bench/wkvm_bench")
 
 Line: TypeAlias = dict[str, Any]
@@ -129,16 +132,30 @@ def _kept_of(trial: Trial, promise: Promise, lines: Sequence[Line]) -> Kept:
 
 
 def _figures(told: Sequence[Line]) -> str:
-    """What was measured: numbers from the least to the largest, words as they are."""
+    """What was measured over all parts.
+
+    Numbers go from the least to the largest, and counts by name, such as ``200:3 400:2``, are added
+    up. What took longest is that of the part that took longest; of other words all are told.
+    """
     values = dict[str, list[Any]]()
     for one in told:
         for name in one.keys() - {"layer", "what", "part", "count", "unit"}:
             values.setdefault(name, []).append(one[name])
-    return "; ".join(f"{name.replace('_', ' ')} {_span(values[name])}" for name in sorted(values))
+    longest: Line = max(told, key=lambda one: one.get("longest_ms", 0.0), default={})
+    for name in values.keys() & longest.keys() & {"slowest", "body"}:
+        values[name] = [longest[name]]
+    spans = {name: _span(found) for name, found in sorted(values.items())}
+    return "; ".join(f"{name.replace('_', ' ')} {span}" for name, span in spans.items())
 
 
 def _span(values: Sequence[Any]) -> str:
-    if any(isinstance(one, str) for one in values):
+    words = [one for one in values if isinstance(one, str)]
+    if words and all(COUNTS.fullmatch(one) for one in words):
+        sums = Counter[str]()
+        for name, count in (pair.split(":") for one in words for pair in one.split()):
+            sums[name] += int(count)
+        return ", ".join(f"{name}: {count:,}" for name, count in sorted(sums.items()))
+    if words:
         return ", ".join(sorted({str(one) for one in values}))
     low, high = (f"{one:,.4g}" for one in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

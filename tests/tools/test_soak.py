@@ -315,3 +315,18 @@ def test_no_part_is_said_to_take_longer_than_one_may() -> None:
 def test_no_promise_is_made_twice() -> None:
     promises = [(one.name, promise.what) for one in TRIALS for promise in one.promises]
     assert len(promises) == len(set(promises))
+
+
+def test_the_table_names_what_took_longest_of_all_parts_and_adds_up_what_was_counted(
+    tmp_path: Path,
+) -> None:
+    promises = (Promise("flips", 2000, "tries"),)
+    trial = Trial(layer=5, tests=("tests/x.py",), part_s=1, promises=promises, n_parts=2)
+    path = tmp_path / "results.jsonl"
+    told = {"layer": 5, "what": "flips", "count": 1000, "unit": "tries"}
+    one = {"longest_ms": 30, "slowest": "a", "statuses": "200:990 400:10"}
+    other = {"longest_ms": 70, "slowest": "b", "statuses": "200:1000"}
+    append(path, a_line(1, told=[told | {"part": 1} | one]))
+    append(path, a_line(2, told=[told | {"part": 2} | other]))
+    figures = "longest ms 30 to 70; slowest b; statuses 200: 1,990, 400: 10 |"
+    assert figures in table((trial,), read(path))
