@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from wkvm.core.errors import StateNotFoundError
+from wkvm.core.errors import StaleVersionError, StateNotFoundError
 from wkvm.core.limits import StoreLimits, check_key, check_tags
 from wkvm.core.registry import HandleRecord, Ref, VersionRecord, canonical_json, check_name
+from wkvm.core.states import MOVED_TAG, Moved
 from wkvm.state import changes, reading
 from wkvm.state.catalogue import Catalogue
 from wkvm.state.edits import Edit, check_expected
@@ -87,6 +88,31 @@ class Handles(Lookup):
         return self._change_handle(
             tenant, name, expected_version, lambda edit, handle: edit.save(handle, tags=text)
         )
+
+    def mark_moved(self, tenant: str, began: HandleRecord, moved: Moved) -> HandleRecord:
+        """Say that a handle is elsewhere now, if it is here as it was when the move began.
+
+        What is looked at and what is written are one edit: no change between them is lost.
+
+        Args:
+            began: the handle whose bytes, tags and end the other side has.
+
+        Raises:
+            StateNotFoundError: there is no such handle.
+            StaleVersionError: its head, tags or end are others by now.
+            InvalidParameterError: where it is takes more characters than a tag has.
+        """
+        name, version = began.name, began.head.version
+        text = canonical_json(dict(began.tags))
+        tags = {**began.tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
+        marked = canonical_json(check_tags(tags, self.limits))
+
+        def mark(edit: Edit, handle: HandleRow) -> None:
+            if (handle.tags, handle.expires_at) != (text, began.expires_at):
+                raise StaleVersionError(name, version, handle.head)
+            edit.save(handle, tags=marked)
+
+        return self._change_handle(tenant, name, version, mark)
 
     def set_expiry(
         self,

@@ -27,13 +27,18 @@ THERE = Moved(target="tcp://there:1", ref=Ref("chat", 7))
 
 
 class Gate:
-    """Holds calls of one of the store's methods back, in their threads, until it is opened."""
+    """Holds calls of one of the store's methods back, in their threads, until it is opened.
 
-    def __init__(self, rig: Rig, method: str) -> None:
-        self._real: Callable[..., Any] = getattr(rig.store, method)
+    Args:
+        part: of the store, that has the method; None for the store itself.
+    """
+
+    def __init__(self, rig: Rig, method: str, part: object = None) -> None:
+        at = rig.store if part is None else part
+        self._real: Callable[..., Any] = getattr(at, method)
         self._open = threading.Event()
         self.n_waiting = 0
-        setattr(rig.store, method, self._held)
+        setattr(at, method, self._held)
 
     def _held(self, *arguments: Any, **keywords: Any) -> Any:
         self.n_waiting += 1
@@ -332,6 +337,27 @@ async def test_what_was_changed_while_it_was_on_its_way_has_not_moved(
         await rig.service.get(TENANT, Ref("chat"))
 
 
+@pytest.mark.parametrize("kind", ["tags", "expiry", "snapshot"])
+async def test_a_change_right_before_a_handle_is_marked_as_moved_is_not_lost(
+    tmp_path: Path, kind: str
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        gate, task = await begun(rig, kind)
+        await rig.service.migrate_begin(TENANT, "chat")
+        writer = rig.store._writer
+        real, marking = writer.edit, Gate(rig, "edit", writer)
+        end = asyncio.create_task(rig.service.migrate_end(TENANT, "chat", moved=THERE))
+        await marking.reached()
+        writer.edit = real  # type: ignore[method-assign]
+        gate.open()
+        await task
+        changed = rig.store.handle(TENANT, "chat")
+        marking.open()
+        with pytest.raises(StaleVersionError):
+            await end
+        assert rig.store.handle(TENANT, "chat") == changed
+
+
 async def test_a_turn_that_is_being_loaded_moves_with_its_handle(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat")
@@ -359,7 +385,7 @@ async def test_a_move_whose_end_nobody_waits_for_is_over_or_is_not(tmp_path: Pat
     async with running(tmp_path / "s") as rig:
         turn = await streaming(rig)
         await rig.service.migrate_begin(TENANT, "chat")
-        gate = Gate(rig, "set_tags")
+        gate = Gate(rig, "mark_moved")
         done = asyncio.create_task(rig.service.migrate_end(TENANT, "chat", moved=THERE))
         await gate.reached()
         done.cancel()

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from wkvm.core.errors import (
     InvalidParameterError,
-    StaleVersionError,
     StateExistsError,
     StateNotFoundError,
 )
 from wkvm.core.registry import Ref, VersionRecord
-from wkvm.core.states import MOVED_TAG, Moved, StateInfo
+from wkvm.core.states import Moved, StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.parking import Parking
 from wkvm.engine.states.replay import Replay
@@ -117,7 +116,9 @@ class Migration(Replay):
         """Give up a handle that is elsewhere now, and what waits for it; or let all go on."""
         backing = self._backing
         try:
-            await backing.threads.write(lambda: _mark(backing, key[0], move.info, moved))
+            await backing.threads.write(
+                lambda: backing.store.mark_moved(key[0], move.info.handle, moved)
+            )
         except BaseException:
             self._stay(key, move.parked)
             raise
@@ -148,14 +149,3 @@ class Migration(Replay):
         move = self._moves.get(key)
         if move is not None:
             self._stay(key, move.parked)
-
-
-def _mark(backing: Backing, tenant: str, info: StateInfo, moved: Moved) -> None:
-    """Mark a handle as moved, if it is where the move began. In a thread."""
-    name, version = info.version.name, info.version.version
-    now = backing.store.handle(tenant, name)
-    if (now.tags, now.expires_at) != (info.handle.tags, info.handle.expires_at):
-        # Changed by what was under way when the move began: the other side does not have it.
-        raise StaleVersionError(name, version, now.head.version)
-    tags = {**now.tags, MOVED_TAG: f"{moved.ref} {moved.target}"}
-    backing.store.set_tags(tenant, name, tags, expected_version=version)
