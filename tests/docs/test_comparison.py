@@ -23,3 +23,10 @@ def test_every_address_of_code_or_documents_is_of_one_version() -> None:
 def test_every_row_has_a_cell_for_each_project() -> None:
     rows = [line for line in TABLES.split("## Models")[1].splitlines() if line.startswith("|")]
     assert {len(row.strip("|").split("|")) for row in rows} == {7}
+
+
+def test_every_claim_about_another_project_has_a_number() -> None:
+    rows = [line for line in TABLES.split("## Models")[1].splitlines() if line.startswith("| ")]
+    claims = [cell for row in rows for cell in row.strip("|").split("|")[2:] if cell.strip()]
+    names = {"vLLM", "SGLang", "llama.cpp", "Albatross", "rwkv_lightning"}
+    assert [one for one in claims if "[" not in one and one.strip() not in names] == []
