@@ -24,6 +24,7 @@ from wkvm.core.errors import (
 from wkvm.core.limits import StoreLimits
 from wkvm.core.registry import AckClass, Durability, RandomKey, Ref
 from wkvm.core.states import Tier
+from wkvm.state.catalogue import Catalogue
 from wkvm.state.store import Store
 
 pytestmark = pytest.mark.usefixtures("either_kind")
@@ -291,6 +292,24 @@ def test_a_name_whose_state_is_over_can_be_taken(store: Store, clock: Clock) -> 
     clock.now += 11
     assert put(store, "a", 2, expected_version=0).version == 2
     assert store.handle("t", "a").expires_at is None
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_a_state_that_is_over_can_be_made_again_of_the_same_bytes(
+    store: Store, clock: Clock, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The commit itself deletes the handle, and with it the payload that has these bytes.
+    put(store, "a", 1, expires_at=clock.now + 10)
+    clock.now += 11
+    write, n_tries = Catalogue.write, iter(range(5))
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        assert next(n_tries, None) is not None, "it is tried again and again"
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(Catalogue, "write", limited)
+    assert put(store, "a", 1, durability=durability).version == 2
+    assert same(store.load("t", "a").image, an_image(1))
 
 
 def test_tags_are_kept_replaced_and_searched(store: Store) -> None:

@@ -6,6 +6,15 @@ PAYLOADS = "wkvm/state/payloads.py"
 
 STORE = (
     Fault(
+        "bytes that only an expired state has are taken to stay",
+        "wkvm/state/writer.py",
+        "durable = needs_files = True",
+        "durable = True",
+        (
+            "tests/state/test_store.py::test_a_state_that_is_over_can_be_made_again_of_the_same_bytes",
+        ),
+    ),
+    Fault(
         "a payload is not synced",
         PAYLOADS,
         "                self._io.sync(fd)\n",

@@ -145,27 +145,29 @@ class Writer:
     def _commit(
         self, tenant: str, drafts: Sequence[Draft], change: Callable[[Edit], T], *, durable: bool
     ) -> T:
+        needs_files = False
         while True:
             if durable:
-                self._write_missing(tenant, drafts)
+                for draft in drafts:
+                    if needs_files or self._is_missing(tenant, draft):
+                        self._shelf.write(draft)
             try:
                 return self.edit(change, durable=durable)
             except ReservationError as error:
                 self._reserve(error.version)
             except TierError:
-                # What has these bytes went to another tier, or was deleted, meanwhile.
-                durable = True
+                # What has these bytes went to another tier, or was deleted, meanwhile; or this
+                # transaction itself deletes it, since it has expired.
+                durable = needs_files = True
                 self._drop(drafts)
             except NoRoomError:
                 self._drop(drafts)
                 self._shelf.make_room()
 
-    def _write_missing(self, tenant: str, drafts: Sequence[Draft]) -> None:
-        for draft in drafts:
-            payload = reading.payload_of(self._catalogue, tenant, draft.encoded.content_id)
-            # Of bytes that are said to be there it is not promised that they are, unseen.
-            if payload is None or not self._shelf.has_file(payload):
-                self._shelf.write(draft)
+    def _is_missing(self, tenant: str, draft: Draft) -> bool:
+        payload = reading.payload_of(self._catalogue, tenant, draft.encoded.content_id)
+        # Of bytes that are said to be there it is not promised that they are, unseen.
+        return payload is None or not self._shelf.has_file(payload)
 
     def _conclude(self, draft: Draft) -> None:
         if draft.file is None:
