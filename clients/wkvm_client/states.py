@@ -215,7 +215,8 @@ class Provenance:
 
     Attributes:
         operation, parameters: what was done.
-        parents: pairs of ``NAME@VERSION`` as it was then, and of the content id of its bytes.
+        parents: pairs of ``NAME@VERSION`` as it was then, and of the content id of its bytes, the
+            first being what it continues; both are empty where it continues nothing.
         n_before, n_after: tokens that the state had absorbed.
         seed: of the random numbers that were drawn; None if none were.
         engine: the version of wkvm that did it.

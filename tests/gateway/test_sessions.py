@@ -332,6 +332,17 @@ async def test_a_turn_is_rolled_back_with_what_was_put_in_for_it(running: Runnin
     assert await back(turns=2) == session["state"]["content_id"]
 
 
+async def test_what_a_rollback_left_is_no_turn_before_it(running: Running) -> None:
+    await begin(running)
+    await turn(running)
+    url = "/v1/sessions/talk/rollback"
+    status, answer = await ask(running, "POST", url, {"position": 1})
+    assert status == 200, answer
+    assert answer["state"]["parents"] == ["", "talk@2"]
+    status, answer = await ask(running, "POST", url)
+    assert (status, answer["error"]["code"]) == (409, "no_turn")
+
+
 async def test_a_session_is_saved_as_a_state_that_stays(running: Running) -> None:
     await begin(running)
     await turn(running)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from wkvm_client.states import Difference, LogEntry, Replay, StateInfo
+from wkvm_client.states import Difference, LogEntry, Provenance, Replay, StateInfo
 
 from wkvm.cli.terminal import harmless
 
@@ -68,11 +68,16 @@ def difference(found: Difference) -> Iterator[str]:
             yield f"{'':<20} {layer.layer:>6}  {layer.whole.relative:.4g}"
 
 
+def names_of(made: Provenance) -> str:
+    """The parents of a version; what it was made from without a name is only called bytes."""
+    return ", ".join(ref or "bytes" for ref, content_id in made.parents if ref or content_id)
+
+
 def history(entries: Sequence[LogEntry]) -> Iterator[str]:
     """How versions came to be, newest first."""
     for entry in entries:
         made = entry.provenance
-        parents = ", ".join(ref or "bytes" for ref, _ in made.parents)
+        parents = names_of(made)
         after = f"{made.n_before:,} to {made.n_after:,} tokens absorbed"
         line = f"{entry.name}@{entry.version}  {_when(entry.created_ms / 1000)}  {made.operation}"
         yield harmless(f"{line}{f' of {parents}' if parents else ''}, {after}", sys.stdout)

@@ -250,11 +250,16 @@ class Parent:
 
     Attributes:
         ref: ``name@version`` as it was then; empty for bytes that never had a name.
-        content_id: of the bytes, which keeps its meaning after renames and deletions.
+        content_id: of the bytes, which keeps its meaning after renames and deletions; empty for
+            no bytes.
     """
 
     ref: str
     content_id: str
+
+
+NOTHING = Parent(ref="", content_id="")
+"""The first parent of what continues none of its parents: it was made from its first token on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

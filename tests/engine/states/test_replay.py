@@ -32,6 +32,18 @@ async def test_all_that_made_a_version_is_repeated_to_the_bit(tmp_path: Path) ->
     assert replayed.n_operations == 5  # what was gone back from is no part of it
 
 
+async def test_what_was_made_from_its_first_token_on_needs_nothing_to_be_made_again(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await rig.turn(PROMPT, save_as="chat", max_tokens=5)
+        await rig.service.rollback(TENANT, "chat", position=6)
+        await rig.turn((9,), state="chat", save_as="chat", max_tokens=5)
+        await rig.service.delete(TENANT, Ref("chat", 1))
+        replayed = await rig.service.replay(TENANT, Ref("chat"))
+    assert (replayed.equal, replayed.n_operations) == (True, 2)
+
+
 async def test_a_version_that_is_not_what_its_record_says_shows(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         await rig.turn(PROMPT, save_as="chat", max_tokens=5)

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.states.rig import TENANT, Rig, running
 from tests.fakes import fake_continuation
 from wkvm.core.errors import StaleVersionError, StateNotFoundError
-from wkvm.core.registry import Ref
+from wkvm.core.registry import NOTHING, Parent, Ref
 
 pytestmark = pytest.mark.usefixtures("either_kind")
 
@@ -69,6 +69,20 @@ async def test_a_checkpoint_is_gone_back_to_without_a_step(tmp_path: Path) -> No
     assert (info.version.n_computed, info.version.n_pending) == (128, 0)
     assert more == fake_continuation((*prompt[:128], 8), 2)
     assert rig.loop.n_fed - before == 2
+
+
+@pytest.mark.parametrize(("position", "is_kept_before"), [(1, False), (5, False), (12, True)])
+async def test_the_origin_of_what_was_gone_back_to_is_known(
+    tmp_path: Path, position: int, is_kept_before: bool
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        await two_turns(rig)
+        first, left = (rig.store.get(TENANT, f"chat@{version}") for version in (1, 2))
+        made = (await rig.service.rollback(TENANT, "chat", position=position)).version
+        before = Parent(ref="chat@1", content_id=first.content_id)
+        after = Parent(ref="chat@2", content_id=left.content_id)
+        assert made.provenance.parents == ((before,) if is_kept_before else (NOTHING, after))
+        assert rig.store.get(TENANT, "chat").provenance.parents == made.provenance.parents
 
 
 async def test_what_was_gone_back_from_is_no_part_of_what_follows(tmp_path: Path) -> None:

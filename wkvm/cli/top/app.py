@@ -15,6 +15,7 @@ from wkvm_client.aio import Client
 from wkvm_client.errors import ClientError
 from wkvm_client.watching import StateNews, StateTable
 
+from wkvm.cli.states_output import names_of
 from wkvm.cli.top.feed import news_of
 from wkvm.cli.top.figures import COLUMNS, SORTS, TO_THE_RIGHT, Readings, details, gauges, rows
 
@@ -299,7 +300,7 @@ class TopApp(App[None]):
             (
                 f"{one.name}@{one.version}",
                 one.provenance.operation,
-                ", ".join(ref or "bytes" for ref, _ in one.provenance.parents),
+                names_of(one.provenance),
             )
             for one in log.entries
         ]

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from wkvm.core.errors import InvalidParameterError, RequestOverError, StateNotFoundError
-from wkvm.core.registry import Parent, Provenance, Ref, VersionRecord, parse_ref
+from wkvm.core.registry import NOTHING, Parent, Provenance, Ref, VersionRecord, parse_ref
 from wkvm.core.request import RequestSpec, Status
 from wkvm.core.states import Replayed
 from wkvm.engine.states.backing import Backing
@@ -62,14 +62,14 @@ class Replay(Exchange):
         """One version after the other; in memory are those that a later one is made of."""
         backing = self._backing
         *before, last = await self._read(lambda: _versions_to(backing, tenant, ref))
-        parents = (parent.ref for one in (*before, last) for parent in one.provenance.parents)
+        parents = (parent.ref for one in (*before, last) for parent in _sources(one))
         awaited, made, n_operations = Counter(parents), dict[str, StateImage](), 0
         for record in before:
             step = await self._read(partial(_load, backing, tenant, record))
             again = await self._again(tenant, step, made)
             n_operations += again is not None
             made[str(record.ref)] = step.image if again is None else again
-            for parent in record.provenance.parents:
+            for parent in _sources(record):
                 awaited[parent.ref] -= 1
                 if not awaited[parent.ref]:
                     made.pop(parent.ref, None)
@@ -87,7 +87,7 @@ class Replay(Exchange):
         backing, record = self._backing, step.record
         provenance = record.provenance
         operation = provenance.operation
-        parents = [made[parent.ref] for parent in provenance.parents if parent.ref in made]
+        parents = [made[parent.ref] for parent in _sources(record) if parent.ref in made]
         if operation in BY_TOKENS or _was_walked(provenance):
             return await self._absorbed_again(tenant, step, parents[0] if parents else None)
         if operation == "import" or len(parents) < len(provenance.parents):
@@ -137,6 +137,12 @@ def _was_walked(provenance: Provenance) -> bool:
     return provenance.operation == "rollback" and "n_prompt" in provenance.parameters
 
 
+def _sources(record: VersionRecord) -> Sequence[Parent]:
+    """The parents whose bytes a version was made of: none where it continues nothing."""
+    parents = record.provenance.parents
+    return () if parents[:1] == (NOTHING,) else parents
+
+
 def _versions_to(backing: Backing, tenant: str, ref: Ref) -> list[VersionRecord]:
     """The versions that one was made from, and it itself, parents first. In a thread.
 
@@ -149,11 +155,11 @@ def _versions_to(backing: Backing, tenant: str, ref: Ref) -> list[VersionRecord]
     waiting, order = [last], dict[str, VersionRecord]()
     while waiting:
         record = waiting[-1]
-        refs = [parent.ref for parent in record.provenance.parents if parent.ref]
+        refs = [parent.ref for parent in _sources(record) if parent.ref]
         missing = [ref for ref in refs if ref not in order]
         if not missing:
             order[str(record.ref)] = waiting.pop()
-        for parent in record.provenance.parents:
+        for parent in _sources(record):
             if parent.ref in missing:
                 if parent.ref not in found:
                     found[parent.ref] = _version(backing, tenant, parent)

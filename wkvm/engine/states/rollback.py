@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from wkvm.core.errors import InvalidParameterError, StateNotFoundError
 from wkvm.core.grammar import Grammar
-from wkvm.core.registry import Durability, Provenance, Ref, VersionRecord
+from wkvm.core.registry import NOTHING, Durability, Parent, Provenance, Ref, VersionRecord
 from wkvm.core.request import RequestSpec
 from wkvm.core.start import Saved
 from wkvm.core.states import StateInfo
@@ -25,13 +25,15 @@ class _Way:
     Attributes:
         base: where it starts; None for the empty sequence.
         path: what is absorbed from there.
-        head: the version that is left.
+        head: the image of the version that is left.
+        left: that version.
         grammar: that the output follows at the position, and what it had been told; None if none.
     """
 
     base: Origin | None
     path: Path
     head: StateImage
+    left: Parent
     grammar: tuple[Grammar, tuple[int, ...]] | None = None
 
 
@@ -56,7 +58,8 @@ class Rollback(Making):
             position: how many tokens are left, at least 1, those pending included. Where no
                 state is kept after so many, it is made again from the nearest one before, by the
                 path that its tokens took: given ones as a prompt, others one by one. Then the
-                last token is pending; where a state is kept, nothing is.
+                last token is pending; where a state is kept, nothing is. Where none is kept before
+                either, its parents are ``NOTHING`` and the version that was left.
             expected_version: of the head; None for any.
 
         Raises:
@@ -100,7 +103,7 @@ class Rollback(Making):
                 "n_prompt": len(way.path.prompt),
                 "n_output": len(way.path.outputs),
             },
-            parents=parents_of(way.base),
+            parents=parents_of(way.base) or (NOTHING, way.left),
             n_before=0 if way.base is None else way.base.image.carried.n_computed,
             n_after=saved.n_computed,
             engine=backing.engine,
@@ -142,6 +145,7 @@ def _way_to(
     store = backing.store
     check_expected(backing, tenant, name, expected)
     record, head = store.load(tenant, Ref(name), identity=backing.identity)
+    left = Parent(ref=str(record.ref), content_id=record.content_id)
     ids = [*head.ids(), *head.carried.pending]
     if not 0 < position <= len(ids):
         raise StateNotFoundError(f"{name} at token {position}: it has {len(ids)}")
@@ -154,12 +158,12 @@ def _way_to(
         kept = loaded.image.carried.n_computed
     if base is not None and kept == position:
         # A pending id would be one too many.
-        return None if not base.pending else _Way(base, Path((), (), ()), head)
+        return None if not base.pending else _Way(base, Path((), (), ()), head, left)
     turn = _turn_at(backing, tenant, record, position)
     path = path_of(
         ids[:position], kept, n_given_of(turn), pending=() if base is None else base.pending
     )
-    return _Way(base, path, head, grammar_at(turn, ids, position))
+    return _Way(base, path, head, left, grammar_at(turn, ids, position))
 
 
 def _turn_at(backing: Backing, tenant: str, record: VersionRecord, position: int) -> VersionRecord:

@@ -154,7 +154,9 @@ async def _before_turn(call: Call, info: StateInfo) -> StateInfo:
     for _ in range(MAX_STEPS):
         if has_turn and at.operation == "generate":
             return at
-        parent = next((ref for ref in at.parents if ref.partition("@")[0] == info.name), None)
+        # What continues nothing, its first parent without a name, is a beginning too.
+        parents = at.parents if all(at.parents[:1]) else ()
+        parent = next((ref for ref in parents if ref.partition("@")[0] == info.name), None)
         if parent is None:
             break  # the beginning of the session stays
         before = await call.client.states.get(parent)
