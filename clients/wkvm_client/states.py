@@ -34,7 +34,9 @@ class StateInfo:
         n_computed: tokens that it has absorbed.
         n_pending: tokens that belong to it and are fed first by what goes on from it: 0 or 1.
         operation: how it came to be, such as ``create``, ``generate`` or ``fork``.
-        parents: what it was made from, as ``NAME@VERSION``.
+        parents: what it was made from, as ``NAME@VERSION``, the first being what it continues:
+            empty text where that had no name, or where it continues nothing. None at all where
+            nothing of it had a name, as of an import.
         tail: the last of its tokens, at most 32, with the pending one.
         tags: the client's own, of the handle.
         created_at: of the version, in seconds since 1970.
@@ -95,7 +97,7 @@ class LineageEntry:
         made_as: the name of its handle when it was made, which is what ``parents`` of others
             call it.
         operation: how it came to be.
-        parents: as ``NAME@VERSION`` at the time, the first being what it continues.
+        parents: as ``NAME@VERSION`` at the time; see ``StateInfo``.
         created_at: in seconds since 1970.
         n_computed, n_pending: tokens that it has absorbed, and that it has besides.
         n_bytes: of the state.
@@ -354,7 +356,7 @@ def info_of(told: messages.StateInfo) -> StateInfo:
         n_computed=told.n_computed,
         n_pending=told.n_pending,
         operation=told.operation,
-        parents=told.parents,
+        parents=_named(told.parents),
         tail=tuple(unpack_ids(told.tail)),
         tags=dict(told.tags),
         created_at=told.created_ms / 1000,
@@ -366,6 +368,11 @@ def info_of(told: messages.StateInfo) -> StateInfo:
     )
 
 
+def _named(parents: tuple[str, ...]) -> tuple[str, ...]:
+    """Parents, if any of them had a name."""
+    return parents if any(parents) else ()
+
+
 def lineage_entry_of(told: messages.LineageEntry) -> LineageEntry:
     """What a server told of where a version comes from."""
     return LineageEntry(
@@ -373,7 +380,7 @@ def lineage_entry_of(told: messages.LineageEntry) -> LineageEntry:
         version=told.version,
         made_as=told.made_as,
         operation=told.operation,
-        parents=told.parents,
+        parents=_named(told.parents),
         created_at=told.created_ms / 1000,
         n_computed=told.n_computed,
         n_pending=told.n_pending,

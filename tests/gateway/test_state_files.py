@@ -45,6 +45,13 @@ async def test_a_file_goes_out_and_comes_in_with_the_same_bytes(running: Running
     assert log["data"][0]["provenance"]["operation"] == "import"
 
 
+async def test_an_import_was_made_from_no_state(running: Running) -> None:
+    await make(running)
+    data = await export(running)
+    assert (await take(running, data))[1]["parents"] == []
+    assert (await ask(running, "GET", "/v1/states/copy"))[1]["parents"] == []
+
+
 @pytest.mark.parametrize("n_ids", [1, 2, 40])
 async def test_how_a_state_ends_is_read_in_its_file(running: Running, n_ids: int) -> None:
     made = await make(running, ids=list(range(n_ids)))
