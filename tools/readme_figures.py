@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-UNSHOWN = {"json", "serve", "ladders", "frontier", "peers", "kernels", "vllm", "fla"}
-"""Benchmarks that decide something inside, which bench/NOTES.md has; ladders and peers, whose many
-lines are in docs/performance.md."""
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GPU_BEGIN, GPU_END = "<!-- GPU figures: begin -->\n", "<!-- GPU figures: end -->\n"
 
@@ -43,103 +40,90 @@ def _family(what: str, shape: str, rows: int) -> Lines:
 
 GPU_ROWS: dict[str, Lines] = {
     "1.5B decodes 1 row": _step("1.5B", 1),
-    "1.5B decodes 32 rows": _step("1.5B", 32),
     "1.5B decodes 256 rows": _step("1.5B", 256),
     "1.5B decodes 256 rows, `--deferred-writes`": _stored(256, "float32, deferred writes"),
-    "1.5B decodes 256 rows, `--state-dtype float16`": _stored(256, "float16"),
-    "1.5B decodes 1,024 rows": _step("1.5B", 1024),
-    "1.5B decodes 1,024 rows, `--deferred-writes`": _stored(1024, "float32, deferred writes"),
-    "1.5B decodes 1,024 rows, `--state-dtype float16`": _stored(1024, "float16"),
     "7.2B decodes 1 row": _step("7.2B", 1),
-    "7.2B decodes 32 rows": _step("7.2B", 32),
     "7.2B decodes 256 rows": _step("7.2B", 256),
     "1.5B absorbs a prompt of 4,096 tokens": _prompts(2, "1.5B, 1 prompts of 4096"),
-    "1.5B absorbs 32 prompts of 1,024": _prompts(2, "1.5B, 32 prompts of 1024"),
     "7.2B absorbs 32 prompts of 1,024": _prompts(3, "7.2B, 32 prompts of 1024"),
-    "Mamba-2 2.7B decodes 1 row": _family("decode", "mamba2-2.7B", 1),
-    "Mamba-2 2.7B decodes 32 rows": _family("decode", "mamba2-2.7B", 32),
     "Mamba-2 2.7B decodes 256 rows": _family("decode", "mamba2-2.7B", 256),
     "Mamba-2 2.7B absorbs a prompt of 8,192 tokens": _family("prompts", "mamba2-2.7B", 1),
-    "Qwen3.5 9B decodes 1 row after 4,096 tokens": _family("decode", "qwen3.5-9B", 1),
-    "Qwen3.5 9B decodes 32 rows after 4,096 tokens each": _family("decode", "qwen3.5-9B", 32),
     "Qwen3.5 9B decodes 256 rows after 4,096 tokens each": _family("decode", "qwen3.5-9B", 256),
     "Qwen3.5 9B absorbs a prompt of 8,192 tokens": _family("prompts", "qwen3.5-9B", 1),
-    "Qwen3-Next 80B in float8 decodes 1 row": _family("decode", "qwen3-next-80B", 1),
-    "Qwen3-Next 80B in float8 decodes 32 rows": _family("decode", "qwen3-next-80B", 32),
     "Qwen3-Next 80B in float8 decodes 256 rows": _family("decode", "qwen3-next-80B", 256),
 }
 """Forward passes on a GPU that README.md shows, by what it calls them."""
 
-
-def comparisons(folder: Path) -> list[dict[str, Any]]:
-    """The last line of each case of a command that compares two things, in order."""
-    latest = _latest(folder, "ratio")
-    return [latest[key] for key in sorted(latest) if key[0] not in UNSHOWN]
+Case = tuple[str, str, str]
+"""A benchmark, a case of it, and the command."""
 
 
-def findings(folder: Path) -> list[dict[str, Any]]:
-    """The last line of each case of a command whose figure stands for itself, as recorded."""
-    return list(_latest(folder, "value").values())
+def _case(bench: str, case: str, flags: str = "") -> Case:
+    return bench, case, f"python -m wkvm_bench {bench}{flags}"
 
 
-def _latest(folder: Path, field: str) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The last line of each case of a command that has a field."""
-    latest = dict[tuple[str, str, str], dict[str, Any]]()
+ROWS: dict[str, Case] = {
+    "one stream": _case("decode", "batch 1", " --threads 1"),
+    "16 streams": _case("decode", "batch 16", " --threads 1"),
+    "one stream, same weights; transformers in float32": _case(
+        "peers", "decode, transformers, 1 stream"
+    ),
+    "one stream, same weights; both with matrices in float16": _case(
+        "peers", "decode, llama.cpp, 1 stream"
+    ),
+    "all sessions of 16,384 tokens that fit into 256 MiB": _case(
+        "frontier", "sessions of 16,384 tokens in 256 MiB"
+    ),
+    "first token of a conversation's 40th turn": _case("turns", "first token at turn 40"),
+    "one of 10,000 sessions on disk, to its next id": _case(
+        "states", "bundled on cpu, 10,000 sessions: from disk to the next id"
+    ),
+    "64 chats that are streamed, of any model": _case("gateway", "events, 64 streams"),
+    "1.5B on a GPU, 256 rows": _case("engine", "1.5B on cuda, 256 rows"),
+    "1.5B on a GPU, 256 streams": _case("server", "1.5B on cuda, 256 streams"),
+}
+"""Comparisons that README.md shows, by what it calls them; docs/performance.md has all."""
+
+
+def figures(folder: Path, rows: dict[str, Case]) -> str:
+    """Comparisons as Markdown. Of each case of a command the last line counts.
+
+    Raises:
+        ValueError: there is no line for a row.
+    """
+    latest = dict[Case, dict[str, Any]]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
-            # Lines of tools for a GPU are of no benchmark, and are read by name.
-            if field in record and "bench" in record:
+            if "ratio" in record and "bench" in record:
                 # Where the lines were written to is nobody else's folder.
-                record["command"] = re.sub(r" --results \S+", "", record["command"])
-                latest[record["bench"], record["case"], record["command"]] = record
-    return latest
-
-
-def figures(folder: Path) -> str:
-    """All that stands between the marks."""
-    return table(comparisons(folder)) + sentences(findings(folder))
-
-
-def sentences(records: list[dict[str, Any]]) -> str:
-    """The figures that stand for themselves, a line for each command."""
-    commands = dict[str, list[str]]()
-    for record in records:
-        figure = f"{record['case']} {record['value']:,.4g} {record['unit']}"
-        commands.setdefault(record["command"], []).append(figure)
-    return "".join(f"\n`{command}`: {'; '.join(all_)}.\n" for command, all_ in commands.items())
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """The figures as Markdown."""
-    if not records:
-        return "Nothing yet.\n"
-    lines = [
-        "| | measured | against | ratio | command |",
-        "|---|---|---|---|---|",
-    ]
-    for record in records:
-        a, b, ratio = record["a"], record["b"], record["ratio"]
-        unit = record["unit"]
+                command = re.sub(r" --results \S+", "", record["command"])
+                latest[record["bench"], record["case"], command] = record
+    lines = ["| | measured | against | ratio | command |", "|---|---|---|---|---|"]
+    places = set[str]()
+    for name, case in rows.items():
+        if case not in latest:
+            raise ValueError(f"no line of {name}")
+        record = latest[case]
+        a, b, ratio, unit = record["a"], record["b"], record["ratio"], record["unit"]
         lines.append(
-            f"| {record['bench']}, {record['case']} | {a['name']}: {a['median']:,.4g} {unit} "
-            f"| {b['name']}: {b['median']:,.4g} {unit} "
-            f"| {ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) "
-            f"| `{record['command']}` |"
+            f"| {name} | {a['name']}: {_figure(a['median'])} {unit} "
+            f"| {b['name']}: {_figure(b['median'])} {unit} "
+            f"| {ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) | `{case[2]}` |"
         )
-    places = {
-        f"{place(r)}, {r['n_cores']} cores, Python {r['versions']['python']}, "
-        f"torch {r['versions'].get('torch', 'none')}"
-        for r in records
-    }
+        places.add(f"{place(record)}, {record['n_cores']} cores")
     lines += [
         "",
         "Medians; the two sides of a row alternate in one run, with equal numbers of threads. In",
         "brackets: the 10th and 90th percentile of the ratio. Measured on",
         "; ".join(sorted(places)) + ".",
-        "All lines, with commits and versions, are in [bench/results](bench/results).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _figure(value: float) -> str:
+    """Four digits, and never a power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
@@ -182,7 +166,7 @@ def with_figures(readme: str, new: str, begin: str = BEGIN, end: str = END) -> s
 
 def written(readme: str, folder: Path) -> str:
     """``readme`` with all figures as the lines in ``folder`` have them."""
-    new = with_figures(readme, figures(folder))
+    new = with_figures(readme, figures(folder, ROWS))
     return with_figures(new, gpu_table(folder, GPU_ROWS), GPU_BEGIN, GPU_END)
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme_figures import Lines, comparisons, figures, gpu_table, table, with_figures
+from tools.readme_figures import Case, Lines, figures, gpu_table, with_figures
+
+COMMAND = "python -m wkvm_bench decode"
 
 
 def line(case: str, median: float, bench: str = "decode") -> str:
@@ -18,7 +20,7 @@ def line(case: str, median: float, bench: str = "decode") -> str:
             "a": side,
             "b": {**side, "name": "peer", "median": 10.0},
             "ratio": {"median": median / 10, "p10": 1.0, "p90": 2.0, "n": 9},
-            "command": "python -m wkvm_bench decode",
+            "command": COMMAND,
             "device": "a processor",
             "n_cores": 2,
             "versions": {"python": "3.11.7"},
@@ -26,7 +28,12 @@ def line(case: str, median: float, bench: str = "decode") -> str:
     )
 
 
-def test_the_last_line_of_a_case_counts_and_other_records_are_left_out(tmp_path: Path) -> None:
+ROWS: dict[str, Case] = {"one stream": ("decode", "batch 1", COMMAND)}
+
+
+def test_the_last_line_of_a_case_counts_and_only_rows_that_are_asked_for_are_shown(
+    tmp_path: Path,
+) -> None:
     lines = [
         line("batch 1", 20.0),
         line("batch 2", 30.0),
@@ -34,31 +41,22 @@ def test_the_last_line_of_a_case_counts_and_other_records_are_left_out(tmp_path:
         '{"bench": "gpu"}',
     ]
     (tmp_path / "decode.jsonl").write_text("\n".join(lines) + "\n")
-    records = comparisons(tmp_path)
-    assert [(r["case"], r["a"]["median"]) for r in records] == [
-        ("batch 1", 40.0),
-        ("batch 2", 30.0),
-    ]
-    text = table(records)
-    assert "| wkvm: 40 tokens/s | peer: 10 tokens/s | 4.00 (1.00 to 2.00) |" in text
+    text = figures(tmp_path, ROWS)
+    assert "| one stream | wkvm: 40 tokens/s | peer: 10 tokens/s | 4.00 (1.00 to 2.00) |" in text
     assert "wkvm: 20 " not in text
-    assert "a processor, 2 cores, Python 3.11.7" in text
+    assert "wkvm: 30 " not in text
+    assert "a processor, 2 cores" in text
 
 
-def test_a_figure_that_stands_for_itself_is_a_sentence(tmp_path: Path) -> None:
-    command = "python -m wkvm_bench aborts"
-    lines = [
-        {"bench": "aborts", "case": case, "value": value, "unit": "left over", "command": command}
-        for case, value in (("tasks", 7), ("tasks", 0), ("slots", 2))
-    ]
-    (tmp_path / "aborts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
-    assert figures(tmp_path).endswith(f"\n`{command}`: tasks 0 left over; slots 2 left over.\n")
+def test_a_row_without_a_line_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "decode.jsonl").write_text(line("batch 2", 30.0) + "\n")
+    with pytest.raises(ValueError, match="one stream"):
+        figures(tmp_path, ROWS)
 
 
-@pytest.mark.parametrize("bench", ["json", "serve"])
-def test_what_decides_something_inside_and_loads_are_not_shown(bench: str, tmp_path: Path) -> None:
-    (tmp_path / f"{bench}.jsonl").write_text(line("text", 20.0, bench) + "\n")
-    assert comparisons(tmp_path) == []
+def test_a_large_figure_is_told_without_a_power_of_ten(tmp_path: Path) -> None:
+    (tmp_path / "decode.jsonl").write_text(line("batch 1", 67096.3) + "\n")
+    assert "wkvm: 67,096 tokens/s" in figures(tmp_path, ROWS)
 
 
 def test_a_forward_pass_on_a_gpu_is_shown_as_its_fastest_line_has_it(tmp_path: Path) -> None:
@@ -81,10 +79,10 @@ def test_a_forward_pass_on_a_gpu_is_shown_as_its_fastest_line_has_it(tmp_path: P
 
 
 def test_a_command_is_told_without_the_folder_that_its_lines_went_to(tmp_path: Path) -> None:
-    line = {"bench": "a", "case": "b", "unit": "s", "value": 1.0}
-    line["command"] = "python -m wkvm_bench a --results /tmp/x --smoke"
-    (tmp_path / "a.jsonl").write_text(f"{json.dumps(line)}\n")
-    assert figures(tmp_path).endswith("`python -m wkvm_bench a --smoke`: b 1 s.\n")
+    text = line("batch 1", 20.0).replace(COMMAND, f"{COMMAND} --results /tmp/x --threads 1")
+    (tmp_path / "a.jsonl").write_text(f"{text}\n")
+    command = f"{COMMAND} --threads 1"
+    assert f"| `{command}` |" in figures(tmp_path, {"one": ("decode", "batch 1", command)})
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
