@@ -25,6 +25,8 @@ import wkvm_client
 BLOCK = re.compile(r"^```(console|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORTS = {"http": "127.0.0.1:8000", "tcp": "127.0.0.1:8001"}
 """Where servers of a page are, by the kind of their addresses."""
+CLONE = ".venv/bin/"
+"""Where the command is in a clone: pages may say so."""
 SERVER = re.compile(r"wkvm serve\b|make run\b")
 TIMEOUT_S = 300.0
 
@@ -126,7 +128,7 @@ class Walk(AbstractContextManager["Walk"]):
         if step.what == "^C":
             self._end()
             return ""
-        what = self.here(step.what)
+        what = self.here(step.what).removeprefix(CLONE)
         if step.kind == "python":
             return self._told(self._run([sys.executable, "-c", what], step))
         if SERVER.match(what):
