@@ -10,11 +10,11 @@ import pytest
 from wkvm_bench.command import main
 from wkvm_bench.harness import BenchError
 from wkvm_bench.report import page
-from wkvm_bench.report.records import Record, latest, read
+from wkvm_bench.report.records import Record, latest, place_and_load, read
 from wkvm_bench.report.registry import sections
 from wkvm_bench.report.sections import Plot, Section, of_bench
 from wkvm_bench.report.serving import beside, rungs
-from wkvm_bench.report.tables import cell, compared, figure, found
+from wkvm_bench.report.tables import cell, compared, figure, found, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,6 +190,18 @@ def test_servers_under_one_load_are_laid_side_by_side() -> None:
 def test_a_load_on_a_machine_that_has_more_to_do_says_so(load: float, told: bool) -> None:
     record = {**rung_line(1, 30.0), "load": load, "n_cores": 2}
     assert ("d, at a load of 3 on 2 cores |" in rungs([record])) == told
+
+
+def test_a_comparison_on_a_machine_that_has_more_to_do_says_so_too() -> None:
+    busy = {**compared_line("batch 1", 2.0), "load": 8.0, "n_cores": 2}
+    assert compared([busy]).endswith("| a processor, at a load of 8 on 2 cores |\n")
+    assert place_and_load(busy, {**busy, "load": 12.4}) == (
+        "a processor, at a load of 8 to 12 on 2 cores"
+    )
+
+
+def test_a_small_ratio_keeps_two_digits() -> None:
+    assert spread({"median": 0.0049, "p10": 0.001, "p90": 0.12}) == "0.0049 (0.001 to 0.12)"
 
 
 def test_loads_with_and_without_a_rate_are_drawn_apart(tmp_path: Path) -> None:

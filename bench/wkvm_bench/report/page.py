@@ -29,7 +29,8 @@ what was tried, and what was not kept is in [bench/NOTES.md](../bench/NOTES.md).
 Two things that are compared took turns in one run, each pair in the other order than the one
 before: a ratio is the median of the pairs' ratios, with their 10th and 90th percentile. Times
 without a ratio are of one machine on one day: they tell how a curve runs, and not which of two
-programs is the faster one.
+programs is the faster one. Where a machine had other things to do at the same time, its load is
+told: of such rows the ratios count, if anything.
 
 A server of your own, wkvm's or any other that speaks OpenAI's interfaces, is measured by
 [`wkvm bench serve`](cli.md#wkvm-bench-serve), and [`wkvm bench report`](cli.md#wkvm-bench-report)

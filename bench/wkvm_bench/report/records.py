@@ -10,6 +10,8 @@ from wkvm_bench.harness import BenchError
 
 Record: TypeAlias = dict[str, Any]
 """A line, and under ``file`` the name of the file that it was in."""
+SHARED = 1.5
+"""From so many processes a core on, a run shares the machine with others."""
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
@@ -66,3 +68,14 @@ def latest(records: Sequence[Record]) -> list[Record]:
 def place(record: Record) -> str:
     """What a figure was measured on: the GPU, where the machine has one."""
     return str(record.get("gpu") or record.get("device") or "a machine without a name")
+
+
+def place_and_load(*records: Record) -> str:
+    """What lines were measured on, and how busy a machine was that had more to do than this."""
+    n_cores = records[0].get("n_cores", 1)
+    loads = [record.get("load", 0.0) for record in records]
+    busy = sorted({f"{load:.0f}" for load in loads if load > SHARED * n_cores}, key=float)
+    if not busy:
+        return place(records[0])
+    told = busy[0] if len(busy) == 1 else f"{busy[0]} to {busy[-1]}"
+    return f"{place(records[0])}, at a load of {told} on {n_cores} cores"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wkvm_bench.report.records import Record, place
+from wkvm_bench.report.records import Record, place, place_and_load
 from wkvm_bench.report.sections import Plot, Section, of_bench
-from wkvm_bench.report.tables import cell, figure
+from wkvm_bench.report.tables import cell, figure, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,20 +33,22 @@ def ladders_table(records: Sequence[Record]) -> str:
         "| | a state | " + " | ".join(f"{n} at once" for n in counts) + " | on |",
         "|---|---|" + "---|" * len(counts) + "---|",
     ]
-    rows = dict[tuple[str, float, str], dict[int, str]]()
+    rows = dict[tuple[str, float, str], list[Record]]()
     for record in records:
-        key = (_operation(record), _bytes(record), place(record))
-        ratio = record["ratio"]
-        told = f"{figure(record['a']['median'])} ms, {ratio['median']:.2f}"
-        rows.setdefault(key, {})[_count(record)] = (
-            f"{told} ({ratio['p10']:.2f} to {ratio['p90']:.2f})"
-        )
-    for (operation, size, where), cells in sorted(
+        rows.setdefault((_operation(record), _bytes(record), place(record)), []).append(record)
+    for (operation, size, _), found in sorted(
         rows.items(), key=lambda one: (OPERATIONS.index(one[0][0]), one[0][1])
     ):
-        found = " | ".join(cells.get(n, "-") for n in counts)
-        lines.append(f"| {operation} | {size / 2**20:.2g} MiB | {found} | {cell(where)} |")
+        cells = {_count(record): _cell(record) for record in found}
+        told = " | ".join(cells.get(n, "-") for n in counts)
+        lines.append(
+            f"| {operation} | {size / 2**20:.2g} MiB | {told} | {cell(place_and_load(*found))} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _cell(record: Record) -> str:
+    return f"{figure(record['a']['median'])} ms, {spread(record['ratio'])}"
 
 
 def draw_ladders(figure_: "Figure", records: Sequence[Record]) -> None:
@@ -79,13 +81,13 @@ def frontier_table(records: Sequence[Record]) -> str:
         "|---|---|---|---|---|",
     ]
     for record in sorted(records, key=lambda one: (place(one), one["besides"][CONTEXT])):
-        besides, ratio = record["besides"], record["ratio"]
+        besides = record["besides"]
         lines.append(
             f"| {besides[CONTEXT]:,.0f} tokens, {besides['cap, MiB']:,.0f} MiB "
             f"| {besides['sessions, wkvm']:,.0f}, {besides['sessions, transformer']:,.0f} "
             f"| {figure(record['a']['median'])}, {figure(record['b']['median'])} "
-            f"| {ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) "
-            f"| {cell(place(record))} |"
+            f"| {spread(record['ratio'])} "
+            f"| {cell(place_and_load(record))} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -206,8 +206,10 @@ SECTIONS = (
         + """ One layer each, without the launch of others; of several plans and cuts the
 fastest. A recurrence of one token does less than ten operations for each number that it must read
 and write: what can be had is the memory's speed, and only that. Few rows do not fill the device.
-A copy reads and writes: what reads alone can be a little faster than its roof. The lines of
-products do not name their machine; they are of the same GPU.""",
+A copy reads and writes: what reads alone can be a little faster than its roof. Products are the
+matrices of a decode step of the 1.5B RWKV-7: the *first* of a layer (receptance, key, value and
+what is of low rank, in one), its *output*, the *key* and *value* of its feed-forward part, and the
+*head*. Their lines do not name their machine; they are of the same GPU.""",
         has=_is_point,
         tables=gpu_table,
         plots=(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from wkvm_bench.report.records import Record, place
+from wkvm_bench.report.records import Record, place, place_and_load
 from wkvm_bench.report.sections import Plot, Section, of_bench
 from wkvm_bench.report.tables import cell, compared, figure
 
@@ -25,8 +25,7 @@ last answer leaves these out ("coordinated omission").
 that bring text), *tpot* a request's time after its first id over the ids after it, *e2el* the time
 of a whole request; all in milliseconds, as median / 99th percentile. *Goodput* are the requests a
 second that kept all the bounds in the same row. A row is marked † where the load generator itself
-was so busy, or so late, that the server may do better. Where a machine had other things to do at
-the same time, its load is told: such rows are told from each other by their ratios, if at all.
+was so busy, or so late, that the server may do better.
 
 *bundled* is `wkvm serve` on the model of this repository. `transformers serve` has the same weights
 in float32, by [serve_transformers.py](../tools/README.md), and does not batch requests of it."""
@@ -45,8 +44,6 @@ BESIDE = {
     "goodput, requests/s": "request_goodput",
 }
 """What servers are laid side by side by, and its field."""
-SHARED = 1.5
-"""From so many processes a core on, a run shares the machine with others."""
 METRICS = ("ttft", "itl", "tpot", "e2el")
 
 
@@ -76,7 +73,7 @@ def rungs(records: Sequence[Record]) -> str:
             f"| {figure(rung['request_throughput'])} | {_goodput(rung)} "
             f"| {figure(rung['output_throughput'])} "
             + "".join(f"| {_times(rung, name)} " for name in METRICS)
-            + f"| {place(record)}{_shared(record)} |"
+            + f"| {place_and_load(record)} |"
         )
     return HEAD + "\n".join(rows) + "\n" if rows else ""
 
@@ -153,12 +150,6 @@ def _order(record: Record) -> tuple[object, ...]:
 def _times(rung: Record, name: str) -> str:
     median, p99 = rung.get(f"median_{name}_ms"), rung.get(f"p99_{name}_ms")
     return "-" if median is None or p99 is None else f"{figure(median)} / {figure(p99)}"
-
-
-def _shared(record: Record) -> str:
-    """How busy a machine was that had more to do than this."""
-    load, n_cores = record.get("load", 0.0), record.get("n_cores", 1)
-    return f", at a load of {load:.0f} on {n_cores} cores" if load > SHARED * n_cores else ""
 
 
 def _goodput(rung: Record) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from wkvm_bench.report.records import Record, place
+from wkvm_bench.report.records import Record, place_and_load
 
 COMPARED = ("| | measured | against | ratio | on |", "|---|---|---|---|---|")
 FOUND = ("| | figure | besides | on |", "|---|---|---|---|")
@@ -21,12 +21,12 @@ def compared(records: Sequence[Record]) -> str:
     for record in records:
         if not isinstance(record.get("ratio"), dict):
             continue
-        a, b, ratio, unit = record["a"], record["b"], record["ratio"], record["unit"]
+        a, b, unit = record["a"], record["b"], record["unit"]
         rows.append(
             f"| {_name(record)} | {cell(a['name'])}: {figure(a['median'])} {unit} "
             f"| {cell(b['name'])}: {figure(b['median'])} {unit} "
-            f"| {ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) "
-            f"| {place(record)} |"
+            f"| {spread(record['ratio'])} "
+            f"| {place_and_load(record)} |"
         )
     return _table(COMPARED, rows)
 
@@ -41,7 +41,7 @@ def found(records: Sequence[Record]) -> str:
         more = "; ".join(f"{cell(name)} {figure(value)}" for name, value in besides)
         rows.append(
             f"| {_name(record)} | {figure(record['value'])} {cell(record['unit'])} "
-            f"| {more} | {place(record)} |"
+            f"| {more} | {place_and_load(record)} |"
         )
     return _table(FOUND, rows)
 
@@ -50,6 +50,15 @@ def figure(value: float) -> str:
     """Four digits, and thousands set apart."""
     text = f"{value:,.4g}"
     return f"{value:,.0f}" if "e" in text and 1 <= abs(value) < 1e12 else text
+
+
+def spread(ratio: Record) -> str:
+    """A ratio with its percentiles: two places, or two digits of what is below a tenth."""
+    median, p10, p90 = (
+        f"{one:.2f}" if one >= 0.1 else f"{one:.2g}"
+        for one in (ratio["median"], ratio["p10"], ratio["p90"])
+    )
+    return f"{median} ({p10} to {p90})"
 
 
 def cell(text: str) -> str:
