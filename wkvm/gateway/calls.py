@@ -44,7 +44,7 @@ from wkvm.gateway.policy import Policy
 from wkvm.gateway.responses.shelf import Shelf
 from wkvm.gateway.running import Running
 from wkvm.gateway.sessions.turns import Turns
-from wkvm.gateway.states.fields import StateFields
+from wkvm.gateway.states.fields import KEY_HEADER, KeyedFields, StateFields
 from wkvm.gateway.states.keeping import Keeper, Unwatched
 from wkvm.gateway.streams.choices import Lanes
 from wkvm.gateway.streams.pace import Pace
@@ -259,7 +259,7 @@ class Call:
     async def body(
         self, kind: type[BodyT], policy: Policy | None = None, *, is_optional: bool = False
     ) -> BodyT:
-        """The JSON body.
+        """The JSON body. Where it may have an idempotency key and has none, that of the header.
 
         Args:
             kind: among the bodies of the route's ``Doc``, where it has one.
@@ -273,7 +273,10 @@ class Call:
         assert self.doc is None or kind in self.doc.bodies, "the document tells of another body"
         data = await self.read_body()
         used = data or b"{}" if is_optional else data
-        return await read_checked(used, kind, policy, self.gateway)
+        body = await read_checked(used, kind, policy, self.gateway)
+        if isinstance(body, KeyedFields) and body.idempotency_key is None:
+            body.idempotency_key = self.request.headers.get(KEY_HEADER)
+        return body
 
     async def read_body(self) -> bytes:
         """The bytes of the body, once, within the limits on size and time.

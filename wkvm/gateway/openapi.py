@@ -15,6 +15,7 @@ from wkvm import __version__
 from wkvm.gateway.calls import Call, Route, json_response
 from wkvm.gateway.described import EVENTS, JSON, NO_DOC, Doc
 from wkvm.gateway.failures import ErrorBody
+from wkvm.gateway.states.fields import KEY_FIELD, KEY_HEADER, KeyedFields
 
 _VARIABLE = re.compile(r"\{(?P<name>\w+)(?::[^{}]*)?\}")
 _LEAD = re.compile(r"^`*[A-Z, a-z]*/\S+`*(?:, `*/\S+`*)*: ")
@@ -97,6 +98,12 @@ def _operation(
         for found in _VARIABLE.finditer(route.path)
     ]
     parameters += [_query(one.name, one.what, one.is_many, next(left)) for one in doc.query]
+    if _takes_key(doc):
+        what = f"What {KEY_FIELD} says, where that is not given."
+        schema = {"type": "string"}
+        parameters.append(
+            {"name": KEY_HEADER, "in": "header", "description": what, "schema": schema}
+        )
     answer = _any_of([next(left) for _ in doc.answers])
     event = None if doc.event is None else next(left)
     refusal = error if doc.error is None else next(left)
@@ -123,6 +130,12 @@ def _operation(
     if route.is_open:
         about["security"] = list[Any]()
     return about
+
+
+def _takes_key(doc: Doc) -> bool:
+    return any(one.name == KEY_FIELD for one in doc.query) or any(
+        isinstance(kind, type) and issubclass(kind, KeyedFields) for kind in doc.bodies
+    )
 
 
 def _query(name: str, what: str, is_many: bool, schema: Mapping[str, Any]) -> dict[str, Any]:

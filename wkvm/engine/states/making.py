@@ -7,6 +7,7 @@ from typing import Any
 
 from wkvm.core.errors import (
     InvalidParameterError,
+    KeyReusedError,
     RequestOverError,
     StaleVersionError,
     StateExistsError,
@@ -25,6 +26,7 @@ from wkvm.core.registry import (
 from wkvm.core.request import RequestSpec
 from wkvm.core.sampling import SamplingParams
 from wkvm.core.states import StateInfo, StateUse
+from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.commits import commit_on_the_way, expected_of
 from wkvm.engine.states.operations import Operations
 
@@ -276,6 +278,7 @@ class Making(Operations):
             StateNotFiniteError: the result holds NaN or infinity.
             StaleVersionError: the head is elsewhere.
             MutationFailedError: a plug-in is broken.
+            KeyReusedError: the key stands for another operation.
         """
         backing = self._backing
         check_name(save_as, "save_as")
@@ -287,6 +290,12 @@ class Making(Operations):
 
         def work() -> VersionRecord:
             loaded = [backing.store.load(tenant, ref) for ref in states]
+            # After they are loaded: what another sending makes meanwhile is found here, or has
+            # the same version to be made on.
+            if expected_version is None and idempotency_key is not None:
+                done = _made_before(backing, tenant, save_as, idempotency_key, operation)
+                if done is not None:
+                    return done
             mutated = backing.mutations.apply(
                 operation,
                 parameters,
@@ -314,6 +323,23 @@ class Making(Operations):
             )
 
         return await self._make_one(tenant, work)
+
+
+def _made_before(
+    backing: Backing, tenant: str, name: str, key: str, operation: str
+) -> VersionRecord | None:
+    """The version that an operation has made of a handle under this key. In a thread.
+
+    Where no version was expected by name, a store cannot know the operation again by that.
+
+    Raises:
+        KeyReusedError: the key stands for another operation.
+        StateNotFoundError: the version was deleted since.
+    """
+    found = backing.store.committed(tenant, name, key)
+    if found is not None and found.provenance.operation != operation:
+        raise KeyReusedError
+    return found
 
 
 def _fresh_key() -> RandomKey:

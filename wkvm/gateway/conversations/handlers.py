@@ -11,17 +11,17 @@ from wkvm.gateway.conversations import talks
 from wkvm.gateway.failures import invalid
 from wkvm.gateway.responses.bodies import check_metadata
 from wkvm.gateway.responses.items import Item, Kept, kept_items
-from wkvm.gateway.responses.keys import HEADER, Key, key_of
+from wkvm.gateway.responses.keys import Key, key_of
 from wkvm.gateway.responses.paging import items_page, page
 from wkvm.gateway.responses.references import resolved
+from wkvm.gateway.states.fields import KeyedFields
 
 
-class OpenBody(msgspec.Struct, kw_only=True):
+class OpenBody(KeyedFields, kw_only=True):
     """A new conversation: with items, or without."""
 
     items: list[Item] | None = None
     metadata: dict[str, str] | None = None
-    idempotency_key: str | None = None
 
 
 class UpdateBody(msgspec.Struct, kw_only=True):
@@ -30,11 +30,10 @@ class UpdateBody(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class ItemsBody(msgspec.Struct, kw_only=True):
+class ItemsBody(KeyedFields, kw_only=True):
     """Items to be added."""
 
     items: list[Item]
-    idempotency_key: str | None = None
 
 
 async def create(call: Call) -> web.StreamResponse:
@@ -114,8 +113,7 @@ async def delete_item(call: Call) -> web.StreamResponse:
 
 
 async def _key(call: Call, body: OpenBody | ItemsBody, what: str) -> Key | None:
-    header = call.request.headers.get(HEADER)
-    work = partial(key_of, header, body, body.idempotency_key, what)
+    work = partial(key_of, body, what)
     return await call.gateway.offload.run(work, size=call.n_held)
 
 

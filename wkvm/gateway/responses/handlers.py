@@ -16,7 +16,7 @@ from wkvm.gateway.responses.asking import Caller, ask, n_input
 from wkvm.gateway.responses.bodies import CountBody, CreateBody
 from wkvm.gateway.responses.core import Run, forget
 from wkvm.gateway.responses.feed import Feed, gone
-from wkvm.gateway.responses.keys import HEADER, Key, key_of
+from wkvm.gateway.responses.keys import Key, key_of
 from wkvm.gateway.responses.paging import items_page
 from wkvm.gateway.responses.records import Record
 from wkvm.gateway.responses.resource import Resource
@@ -72,8 +72,7 @@ async def _key(call: Call, body: CreateBody) -> Key | None:
     """The key of a response. Where nothing is kept there is nothing to do twice."""
     if not body.stores:
         return None
-    header = call.request.headers.get(HEADER)
-    work = partial(key_of, header, body, body.idempotency_key, "response")
+    work = partial(key_of, body, "response")
     return await call.gateway.offload.run(work, size=call.n_held)
 
 

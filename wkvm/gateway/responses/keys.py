@@ -13,10 +13,8 @@ import msgspec
 
 from wkvm.gateway.failures import CONFLICT, HttpError, invalid
 from wkvm.gateway.responses.database import Connection
-from wkvm.gateway.states.fields import EMPTY
+from wkvm.gateway.states.fields import EMPTY, KEY_FIELD, KeyedFields
 
-HEADER = "Idempotency-Key"
-FIELD = "idempotency_key"
 MAX_KEY = 128
 """Characters of a key, as of the engine's."""
 
@@ -33,28 +31,27 @@ class Key:
     digest: bytes
 
 
-def key_of(header: str | None, body: msgspec.Struct, field: str | None, what: str) -> Key | None:
+def key_of(body: KeyedFields, what: str) -> Key | None:
     """The key of a request; None if it has none.
 
     Cost: as encoding the body.
 
     Args:
-        header: ``Idempotency-Key``; the field of the body goes before it.
-        field: of the body, which is left out of the digest.
+        body: with the key, which is left out of the digest.
         what: is asked for, and of what: two requests with the same body are not the same elsewhere.
 
     Raises:
         HttpError: 400; it is empty or too long.
     """
-    text, name = (header, HEADER) if field is None else (field, FIELD)
+    text = body.idempotency_key
     if text is None:
         return None
     if not text:
-        raise invalid(name, EMPTY)
+        raise invalid(KEY_FIELD, EMPTY)
     if len(text) > MAX_KEY:
-        raise invalid(name, f"has at most {MAX_KEY} characters")
+        raise invalid(KEY_FIELD, f"has at most {MAX_KEY} characters")
     told = msgspec.to_builtins(body)
-    told.pop(FIELD, None)
+    told.pop(KEY_FIELD, None)
     digest = hashlib.blake2b(what.encode() + b"\n" + msgspec.json.encode(told), digest_size=16)
     return Key(text, digest.digest())
 
@@ -93,7 +90,7 @@ def _find(db: sqlite3.Connection, tenant: bytes, key: Key, columns: str) -> tupl
     digest, *rest = found
     if digest != key.digest:
         why = "the key came before with another request"
-        raise HttpError(409, why, CONFLICT, param=FIELD, code="key_reused")
+        raise HttpError(409, why, CONFLICT, param=KEY_FIELD, code="key_reused")
     return tuple(rest)
 
 
@@ -114,7 +111,7 @@ def claim(there: Connection, tenant: bytes, key: Key, response_id: str) -> None:
             found[0] in ("completed", "incomplete") or there.is_made(before, found[1])
         ):
             why = f"response {before} is made with this key: send it again"
-            raise HttpError(409, why, CONFLICT, param=FIELD, code="response_in_progress")
+            raise HttpError(409, why, CONFLICT, param=KEY_FIELD, code="response_in_progress")
     _put(db, tenant, key, response=response_id)
 
 

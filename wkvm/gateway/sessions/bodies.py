@@ -12,7 +12,7 @@ from wkvm.gateway.fields import CommonFields, Integer
 from wkvm.gateway.replies import Usage
 from wkvm.gateway.sessions.turns import Turn
 from wkvm.gateway.states.bodies import Input, InputFields, state_json
-from wkvm.gateway.states.fields import StateReport
+from wkvm.gateway.states.fields import KeyedFields, StateReport
 from wkvm.gateway.streams.pieces import Piece
 
 
@@ -74,14 +74,13 @@ class BackBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expected_version: int | None = None
 
 
-class SaveBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SaveBody(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """A state of its own, that the session does not change."""
 
     name: str
     tags: dict[str, str] | None = None
     expires_in_s: float | None = None
     durability: Durability | None = None
-    idempotency_key: str | None = None
 
 
 class TurnEvent(msgspec.Struct, omit_defaults=True):

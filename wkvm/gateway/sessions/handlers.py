@@ -78,15 +78,16 @@ async def append(call: Call) -> web.StreamResponse:
     """``POST /v1/sessions/{id}/append``: input without output."""
     body, name = await call.body(bodies.AppendBody), _name(call)
     _check_idle(call)
-    head = await call.client.states.get(name)
-    ids = await input_ids(call, body.input, state=head.ref)
+    state = name
+    if body.messages is not None:
+        # They are written after the end of this version, and of no other.
+        state = (await call.client.states.get(name)).ref
+    ids = await input_ids(call, body.input, state=state)
     if not ids:
         raise invalid("ids", "give ids, text or messages")
     call.names = {"prompt": "ids"}
     keywords = given(body, *INPUT, "timeout_s")
-    keywords.setdefault("expected_version", head.version)
-    states = within(call, body.timeout_s)
-    info = await states.create(name, ids, state=head.ref, **keywords)
+    info = await within(call, body.timeout_s).create(name, ids, state=state, **keywords)
     call.absorbs(len(ids))
     return _session(call, info)
 

@@ -10,7 +10,7 @@ from wkvm_client.states import Durability, StateInfo, Tier
 
 from wkvm.gateway.chat.messages import Message, template_messages
 from wkvm.gateway.failures import invalid
-from wkvm.gateway.states.fields import EMPTY, check_every
+from wkvm.gateway.states.fields import EMPTY, KeyedFields, check_every
 from wkvm.gateway.texts import Texts
 
 MAX_LIMIT = 256
@@ -69,7 +69,7 @@ class Input:
         return self.ids or []
 
 
-class InputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class InputFields(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """Of whatever absorbs something; see ``Input``."""
 
     ids: list[int] | None = None
@@ -77,7 +77,6 @@ class InputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message] | None = None
     expected_version: int | None = None
     durability: Durability | None = None
-    idempotency_key: str | None = None
 
     @property
     def input(self) -> Input:
@@ -111,7 +110,7 @@ class EditBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expected_version: int | None = None
 
 
-class ForkBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ForkBody(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """New handles on the bytes of a state."""
 
     names: list[str]
@@ -119,16 +118,14 @@ class ForkBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires_in_s: float | None = None
     keep_randomness: bool | None = None
     durability: Durability | None = None
-    idempotency_key: str | None = None
 
 
-class SnapshotBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SnapshotBody(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """A new version of a state as it is now."""
 
     save_as: str | None = None
     expected_version: int | None = None
     durability: Durability | None = None
-    idempotency_key: str | None = None
 
 
 class HibernateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -141,23 +138,21 @@ class NothingBody(msgspec.Struct, forbid_unknown_fields=True):
     """Nothing more to say."""
 
 
-class RollbackBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RollbackBody(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """Back to a version, or to a number of tokens."""
 
     version: int | None = None
     position: int | None = None
     expected_version: int | None = None
-    idempotency_key: str | None = None
 
 
-class MutateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class MutateBody(KeyedFields, kw_only=True, forbid_unknown_fields=True):
     """A change other than by tokens. ``others`` are the parents besides the state of the path."""
 
     tags: dict[str, str] | None = None
     expires_in_s: float | None = None
     expected_version: int | None = None
     durability: Durability | None = None
-    idempotency_key: str | None = None
     operation: str
     parameters: dict[str, Any] | None = None
     others: list[str] | None = None

@@ -13,8 +13,18 @@ from wkvm_client.states import Durability, OnDisconnect, StateEnd
 
 from wkvm.gateway.failures import invalid
 
+KEY_FIELD = "idempotency_key"
+KEY_HEADER = "Idempotency-Key"
+"""The header that says what the field says, where that is not given."""
 
-class StateFields(msgspec.Struct, kw_only=True):
+
+class KeyedFields(msgspec.Struct, kw_only=True):
+    """Of every body of what is done once with a key, however often it is sent."""
+
+    idempotency_key: str | None = None
+
+
+class StateFields(KeyedFields, kw_only=True):
     """Fields of every body that generates. None stands for a field that is absent.
 
     Attributes:
@@ -40,7 +50,6 @@ class StateFields(msgspec.Struct, kw_only=True):
     checkpoint_every: int | None = None
     replay: bool | None = None
     return_state: bool | None = None
-    idempotency_key: str | None = None
     state_tags: dict[str, str] | None = None
     state_expires_in_s: float | None = None
 

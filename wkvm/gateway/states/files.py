@@ -14,6 +14,7 @@ from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.dialects import REQUEST_ID_HEADER
 from wkvm.gateway.failures import HttpError, invalid
 from wkvm.gateway.states import bodies
+from wkvm.gateway.states.fields import EMPTY, KEY_FIELD, KEY_HEADER
 
 logger = logging.getLogger("wkvm.gateway")
 
@@ -60,7 +61,7 @@ async def take(call: Call) -> web.StreamResponse:
     """``PUT`` or ``POST /v1/states/{name}/import``: keep a state that the client sends."""
     request, limit = call.request, call.gateway.config.max_state_bytes
     query, name = request.query, request.match_info["ref"]
-    known = ("format", "tag", "expires_in_s", "expected_version", "durability", "idempotency_key")
+    known = ("format", "tag", "expires_in_s", "expected_version", "durability", KEY_FIELD)
     bodies.known_query(query, *known)
     n_bytes = request.content_length
     if n_bytes is None:
@@ -74,9 +75,12 @@ async def take(call: Call) -> web.StreamResponse:
         "expires_in_s": bodies.query_seconds(query, "expires_in_s"),
         "expected_version": bodies.query_count(query, "expected_version"),
         "durability": query.get("durability"),
-        "idempotency_key": query.get("idempotency_key"),
+        KEY_FIELD: query.get(KEY_FIELD, request.headers.get(KEY_HEADER)),
     }
     keywords = {key: value for key, value in keywords.items() if value is not None}
+    for key, value in keywords.items():
+        if value == "":
+            raise invalid(key, EMPTY)
     try:
         async with asyncio.timeout(call.gateway.config.body_timeout_s + n_bytes / MIN_RATE):
             info = await call.client.states.import_from(
