@@ -43,12 +43,12 @@ export const ACTIONS: readonly Action[] = [
   { id: "fork", title: "Fork", key: "f", on: "one", says: "new handles on the same bytes" },
   { id: "snapshot", title: "Snapshot", key: "s", on: "one", says: "keep it as it is now as a version" },
   {
-    ...{ id: "hibernate", title: "Hibernate", key: "h", on: "several" },
-    ...{ says: "down to disk, its memory freed", fits: (info) => !isDown(info) },
+    id: "hibernate", title: "Hibernate", key: "h", on: "several",
+    says: "down to disk, its memory freed", fits: (info) => !isDown(info),
   },
   {
-    ...{ id: "resume", title: "Resume", key: "r", on: "several" },
-    ...{ says: "up into memory", fits: isDown },
+    id: "resume", title: "Resume", key: "r", on: "several",
+    says: "up into memory", fits: isDown,
   },
   { id: "mutate", title: "Mutate", key: "m", on: "one", says: "change it other than by tokens" },
   { id: "compare", title: "Compare", key: "d", on: "several", says: "how far two states are apart" },
@@ -58,8 +58,8 @@ export const ACTIONS: readonly Action[] = [
   { id: "export", title: "Export", key: "e", on: "one", says: "its bytes as a file" },
   { id: "migrate", title: "Migrate", key: "g", on: "one", says: "to another server, with what runs on it" },
   {
-    ...{ id: "delete", title: "Delete", key: "Delete", on: "several" },
-    ...{ says: "the handle with all versions, or one version", isDanger: true },
+    id: "delete", title: "Delete", key: "Delete", on: "several",
+    says: "the handle with all versions, or one version", isDanger: true,
   },
 ];
 

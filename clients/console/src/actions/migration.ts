@@ -21,7 +21,7 @@ export async function migrate(source: Client, state: string, to: Target): Promis
   const target = await connect(url, to.key ? { apiKey: to.key } : {});
   try {
     const begun = await source.ask({
-      ...{ type: "MigrateBegin", request_id: source.newRequestId(), state },
+      type: "MigrateBegin", request_id: source.newRequestId(), state,
     });
     if (begun.type !== "StateVersions") throw new Error("the server named no version");
     let moved: StateInfo;
@@ -56,8 +56,8 @@ async function end(
     : {};
   try {
     await source.ask({
-      ...{ type: "MigrateEnd", request_id: source.newRequestId(), state },
-      ...{ committed: to !== null, ...moved },
+      type: "MigrateEnd", request_id: source.newRequestId(), state,
+      committed: to !== null, ...moved,
     });
   } catch (error) {
     // Whoever gives up need not know whether it was given up already.

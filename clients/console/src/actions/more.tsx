@@ -91,7 +91,7 @@ export function TagDialog({ states: [state = ""], onClose }: DialogProps) {
     if (life.value !== "") {
       const client = all.link.openNow();
       await client.ask({
-        ...{ type: "StateEdit", request_id: client.newRequestId(), state: own },
+        type: "StateEdit", request_id: client.newRequestId(), state: own,
         expires_in_ms: Number(life.value),
       });
     }

@@ -23,6 +23,7 @@ test("a seed is a whole number", () => {
 test("layers are numbers and ranges of them", () => {
   expect(valueOf(LAYERS, "0-2, 5")).toEqual([0, 1, 2, 5]);
   expect(() => valueOf(LAYERS, "first")).toThrow("no layer");
+  expect(() => valueOf(LAYERS, "7-3, 9")).toThrow("7-3 is no layer");
 });
 
 test("flags and lists have their types", () => {

@@ -20,7 +20,7 @@ export interface Mutation {
 }
 
 const number = (name: string, label: string, initial: string, min: number, max: number): Parameter => ({
-  ...{ name, label, kind: "number", initial, min, max },
+  name, label, kind: "number", initial, min, max,
 });
 
 /** The operations of "Mutations" in docs/states.md. Others, of plug-ins, are asked for by name. */
@@ -43,7 +43,7 @@ export const MUTATIONS: readonly Mutation[] = [
     others: [1, 15],
     parameters: [
       {
-        ...{ name: "weights", label: "Weights", kind: "numbers", initial: "" },
+        name: "weights", label: "Weights", kind: "numbers", initial: "",
         hint: "One for each state, of sum 1. Without them all count the same.",
       },
     ],
@@ -73,9 +73,9 @@ export const MUTATIONS: readonly Mutation[] = [
     others: [0, 0],
     parameters: [
       { ...number("deviation", "Standard deviation", "0.1", 0, 100), isNeeded: true },
-      { ...{ name: "seed", label: "Seed", kind: "integer", initial: "0", min: 0 }, isNeeded: true },
+      { name: "seed", label: "Seed", kind: "integer", initial: "0", min: 0, isNeeded: true },
       {
-        ...{ name: "relative", label: "In units of each head's root mean square", kind: "flag" },
+        name: "relative", label: "In units of each head's root mean square", kind: "flag",
         initial: "true",
       },
     ],
@@ -95,11 +95,11 @@ export const MUTATIONS: readonly Mutation[] = [
     others: [0, 0],
     parameters: [
       {
-        ...{ name: "dtype", label: "Type", kind: "choice", initial: "float16" },
+        name: "dtype", label: "Type", kind: "choice", initial: "float16",
         of: ["float32", "float16", "bfloat16"],
       },
       {
-        ...{ name: "keep_layout", label: "Stored as before", kind: "flag", initial: "true" },
+        name: "keep_layout", label: "Stored as before", kind: "flag", initial: "true",
       },
     ],
   },
@@ -107,7 +107,7 @@ export const MUTATIONS: readonly Mutation[] = [
 
 /** Which layers are changed; every operation takes it. */
 export const LAYERS: Parameter = {
-  ...{ name: "layers", label: "Layers", kind: "layers", initial: "" },
+  name: "layers", label: "Layers", kind: "layers", initial: "",
   hint: "Such as 0-3, 7. Without them all.",
 };
 
@@ -151,7 +151,10 @@ function layersOf(text: string): number[] {
   const layers: number[] = [];
   for (const part of text.split(/[\s,]+/)) {
     const [, first, last = first] = /^(\d{1,4})(?:-(\d{1,4}))?$/.exec(part) ?? [];
-    if (first === undefined) throw new Error(`Layers: ${part} is no layer.`);
+    // A range that ends before it begins would silently leave out what was meant.
+    if (first === undefined || Number(last) < Number(first)) {
+      throw new Error(`Layers: ${part} is no layer.`);
+    }
     for (let layer = Number(first); layer <= Number(last); layer += 1) layers.push(layer);
   }
   return layers;

@@ -19,6 +19,8 @@ test("the name that is offered is one that nobody has", () => {
   const taken = new Set(["tale", "tale-2", "tale-3"]);
   expect(freeName("tale", (name) => taken.has(name))).toBe("tale-4");
   expect(freeName("tale-3", (name) => taken.has(name))).toBe("tale-4");
+  expect(freeName("tale-7", (name) => taken.has(name))).toBe("tale-8");
+  expect(freeName("fresh", () => false)).toBe("fresh-2");
 });
 
 test("the name that is offered for the longest name is a name", () => {

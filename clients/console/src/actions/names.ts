@@ -17,9 +17,9 @@ export function numbered(name: string, n: number): string[] {
 
 /** The first of NAME-2, NAME-3 ... that nobody has; a number at its end is counted on. */
 export function freeName(name: string, taken: (name: string) => boolean): string {
-  const stem = name.replace(/-\d+$/, "").slice(0, 120);
-  for (let n = 2; ; n += 1) {
-    const candidate = `${stem}-${n}`;
+  const [, stem = name, number = "1"] = /^(.*?)(?:-(\d{1,6}))?$/.exec(name) ?? [];
+  for (let n = Math.max(Number(number) + 1, 2); ; n += 1) {
+    const candidate = `${stem.slice(0, 120)}-${n}`;
     if (!taken(candidate)) return candidate;
   }
 }

@@ -9,8 +9,8 @@ function state(name: string, version = 1): StateInfo {
 
 function told(more: Partial<StateChanges>): StateChanges {
   return {
-    ...{ type: "StateChanges", request_id: 1, restarts: false, is_complete: true },
-    ...{ states: [], used_s: new Uint32Array(more.states?.length ?? 0), gone: [], ...more },
+    type: "StateChanges", request_id: 1, restarts: false, is_complete: true,
+    states: [], used_s: new Uint32Array(more.states?.length ?? 0), gone: [], ...more,
   };
 }
 
@@ -58,7 +58,7 @@ test("when a state was used is the server's, or else when it changed", async () 
 
 test("counters that did not change are what they were", async () => {
   const stats = (at_us: number, values: [string, number][]): StatsChanges => ({
-    ...{ type: "StatsChanges", request_id: 1, at_us, values: new Map(values) },
+    type: "StatsChanges", request_id: 1, at_us, values: new Map(values),
   });
   const shown = await after(stats(1000, [["n", 1], ["m", 2]]), stats(2000, [["n", 5]]));
   expect(shown.readings.value.map(({ at, values }) => [at, Object.fromEntries(values)])).toEqual([

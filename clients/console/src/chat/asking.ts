@@ -240,11 +240,14 @@ function failed(error: NonNullable<EventTold["error"]>): HttpError {
 
 function sleep(ms: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, ms);
     const stop = (): void => {
       clearTimeout(timer);
       reject(new DOMException("given up", "AbortError"));
     };
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", stop);
+      resolve();
+    }, ms);
     if (signal.aborted) stop();
     else signal.addEventListener("abort", stop, { once: true });
   });

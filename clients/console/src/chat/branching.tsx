@@ -1,9 +1,10 @@
 import { useSignal } from "@preact/signals";
 import { isName, NameField } from "../actions/namefield.tsx";
+import { freeName } from "../actions/names.ts";
 import { useConsole } from "../app/context.ts";
+import { partsOf } from "../app/words.ts";
 import { Dialog, Field } from "../ui/controls.tsx";
 import type { Http } from "./http.ts";
-import { branchName } from "./kin.ts";
 import { toGoOn } from "./pending.ts";
 
 /** What a branch is to be made of. */
@@ -25,7 +26,7 @@ interface BranchDialogProps extends Branching {
 export function BranchDialog({ http, from, message, beside, onClose }: BranchDialogProps) {
   const { router, feed } = useConsole();
   const isTaken = (taken: string): boolean => feed.states.value.has(taken);
-  const name = useSignal(branchName(from.split("@")[0]!, isTaken));
+  const name = useSignal(freeName(partsOf(from).name, isTaken));
   const draft = useSignal(message ?? "");
   const submit = async (): Promise<void> => {
     const given = name.value.trim();

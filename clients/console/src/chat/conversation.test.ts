@@ -9,7 +9,7 @@ function entry(ref: string, operation: string, length: number, parent = "", para
   const [name = "", version] = ref.split("@");
   const parents = parent ? [[parent, "id"] as const] : [];
   return {
-    ...{ name, version: Number(version), content_id: ref, created_ms: 1, n_computed: length - 1, n_pending: 1 },
+    name, version: Number(version), content_id: ref, created_ms: 1, n_computed: length - 1, n_pending: 1,
     provenance: { operation, parameters: { ...parameters }, parents },
   };
 }

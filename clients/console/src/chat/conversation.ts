@@ -1,6 +1,7 @@
 /** A state as a conversation: turns, each of them a version that one can go back to. */
 
-import { countOf, lengthOf, parentOf, refOf, type Line, type LogEntry } from "./records.ts";
+import { refOf } from "../app/words.ts";
+import { countOf, lengthOf, parentOf, type Line, type LogEntry } from "./records.ts";
 import { answerOf, messagesOf, type Marks, type Message } from "./template.ts";
 
 /** Tokens of a state that came at once. */

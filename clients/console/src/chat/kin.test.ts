@@ -1,10 +1,10 @@
 import { expect, test } from "vitest";
-import { branchesOf, branchName, type Kin } from "./kin.ts";
+import { branchesOf, type Kin } from "./kin.ts";
 
 function kin(ref: string, parent = "", madeAs?: string): Kin {
   const [name = "", version] = ref.split("@");
   return {
-    ...{ name, version: Number(version), madeAs: madeAs ?? name },
+    name, version: Number(version), madeAs: madeAs ?? name,
     parents: parent ? [parent] : [],
   };
 }
@@ -37,12 +37,4 @@ test("what was renamed since is found by the name that it had", () => {
 
 test("what has nothing in common is no branch", () => {
   expect(branchesOf(LINE, [...TALE, kin("other@1"), kin("other@2", "gone@7")])).toEqual([]);
-});
-
-test("a branch has the first name that is free", () => {
-  const taken = new Set(["tale", "tale-2", "tale-3"]);
-  expect(branchName("tale", (name) => taken.has(name))).toBe("tale-4");
-  expect(branchName("tale-3", (name) => taken.has(name))).toBe("tale-4");
-  expect(branchName("fresh", () => false)).toBe("fresh-2");
-  expect(branchName("x".repeat(128), () => false).length).toBeLessThanOrEqual(128);
 });

@@ -1,5 +1,7 @@
 /** Which other states went another way from a conversation, and where they left it. */
 
+import { refOf } from "../app/words.ts";
+
 /** What of a version's lineage matters here; see StateLineage in docs/protocol.md. */
 export interface Kin {
   readonly name: string;
@@ -66,17 +68,4 @@ function leaves(
     at = parent;
   }
   return null;
-}
-
-function refOf(one: Kin): string {
-  return `${one.name}@${one.version}`;
-}
-
-/** A name for a branch: that of where it leaves, with the first number that is free. */
-export function branchName(name: string, taken: (name: string) => boolean): string {
-  const [, stem = name, number] = /^(.*?)(?:-(\d{1,6}))?$/.exec(name) ?? [];
-  for (let n = Math.max(Number(number ?? 1) + 1, 2); ; n += 1) {
-    const found = `${stem.slice(0, 120)}-${n}`;
-    if (!taken(found)) return found;
-  }
 }

@@ -1,5 +1,6 @@
 /** How a state came to be: records of versions, and the line of them that leads to one. */
 
+import { partsOf, refOf } from "../app/words.ts";
 import { HttpError, type Http } from "./http.ts";
 
 /** An entry of a log: see "States" in docs/http.md. */
@@ -35,16 +36,6 @@ export function lengthOf(entry: LogEntry): number {
   return entry.n_computed + entry.n_pending;
 }
 
-export function refOf(entry: { readonly name: string; readonly version: number }): string {
-  return `${entry.name}@${entry.version}`;
-}
-
-/** The name and the version of a reference; without a version null. */
-export function parseRef(ref: string): [string, number | null] {
-  const [name = "", version] = ref.split("@");
-  return [name, version === undefined ? null : Number(version)];
-}
-
 /** What continues: the first of what it was made from. Empty where nothing did, or it had no name. */
 export function parentOf(entry: LogEntry): string {
   return entry.provenance.parents[0]?.[0] ?? "";
@@ -63,7 +54,7 @@ export class Records {
   async find(ref: string): Promise<LogEntry | null> {
     const known = this.known.get(ref);
     if (known) return known;
-    const [name, version] = parseRef(ref);
+    const { name, version } = partsOf(ref);
     try {
       const before = version === null ? "" : `&before=${version + 1}`;
       const part = await this.http.get<LogPart>(`/v1/states/${name}/log?limit=100${before}`);

@@ -16,12 +16,12 @@ interface Setting {
 
 const SETTINGS: readonly Setting[] = [
   {
-    ...{ name: "maxTokens", label: "Most tokens", hint: "of an answer" },
-    ...{ min: 1, max: 2_000_000, step: 1 },
+    name: "maxTokens", label: "Most tokens", hint: "of an answer",
+    min: 1, max: 2_000_000, step: 1,
   },
   {
-    ...{ name: "temperature", label: "Temperature", hint: "0: always the likeliest" },
-    ...{ min: 0, max: 10, step: 0.05 },
+    name: "temperature", label: "Temperature", hint: "0: always the likeliest",
+    min: 0, max: 10, step: 0.05,
   },
   { name: "topP", label: "Top p", hint: "share of likely tokens", min: 0, max: 1, step: 0.01 },
 ];

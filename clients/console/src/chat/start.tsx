@@ -4,7 +4,7 @@ import { hashOf } from "../app/routes.ts";
 import { ageOf, countOf, messageOf } from "../app/words.ts";
 import { Button, Field } from "../ui/controls.tsx";
 import type { Http } from "./http.ts";
-import { branchName } from "./kin.ts";
+import { freeName } from "../actions/names.ts";
 import { toGoOn } from "./pending.ts";
 import { SamplingFields } from "./sampling.tsx";
 import { begin } from "./talk.ts";
@@ -30,7 +30,7 @@ function New({ http }: { http: Http }) {
   const problem = useSignal("");
   const isBusy = useSignal(false);
   const suggested = feed.states.value.has("talk")
-    ? branchName("talk", (taken) => feed.states.value.has(taken))
+    ? freeName("talk", (taken) => feed.states.value.has(taken))
     : "talk";
   const submit = async (event: Event): Promise<void> => {
     event.preventDefault();

@@ -1,9 +1,9 @@
 /** One conversation on the page: what is shown of it, and what can be done. */
 
 import { signal, type ReadonlySignal } from "@preact/signals";
+import { partsOf } from "../app/words.ts";
 import { Turn as Running, type Answer, type Sampling } from "./asking.ts";
 import { HttpError, type Http } from "./http.ts";
-import { parseRef } from "./records.ts";
 import type { Conversation, Reader } from "./reading.ts";
 import type { Turn } from "./conversation.ts";
 
@@ -54,7 +54,7 @@ export class Talk {
     private readonly moved: (version: number) => void = () => {},
     private readonly later: (call: () => void) => void = (call) => setTimeout(call, DRAWING_MS),
   ) {
-    [this.name, this.version] = parseRef(ref);
+    ({ name: this.name, version: this.version } = partsOf(ref));
   }
 
   /** Read it, or read it again: after a mutation, or what others did. */
@@ -130,7 +130,7 @@ export class Talk {
     if (!last || !canRetry(last, this.name) || this.running.peek()) return;
     const message = askedIn(last);
     try {
-      const [, version] = parseRef(last.before);
+      const { version } = partsOf(last.before);
       const told = await this.http.post<{ version: number }>(
         `/v1/states/${this.name}/rollback`,
         { version, expected_version: this.headVersion },
@@ -160,7 +160,7 @@ export class Talk {
 
   private get headVersion(): number | null {
     const ref = this.found.peek()?.ref;
-    return ref === undefined ? null : parseRef(ref)[1];
+    return ref === undefined ? null : partsOf(ref).version;
   }
 
   private async newest(): Promise<number> {
@@ -201,7 +201,7 @@ export class Talk {
 
 /** Whether a turn can be made again where it is: it went on from a version of the same name. */
 export function canRetry(turn: Turn, name: string): boolean {
-  return turn.operation === "generate" && parseRef(turn.before)[0] === name;
+  return turn.operation === "generate" && partsOf(turn.before).name === name;
 }
 
 /** What a turn was asked; null where an answer went on. */

@@ -6,8 +6,8 @@ function made(ref: string, parents: readonly string[] = [], more: Partial<Made> 
   const [name = "", version] = ref.split("@");
   clock += 1;
   return {
-    ...{ name, version: Number(version), madeAs: name, operation: "generate", parents },
-    ...{ createdMs: clock, tokens: 1, ...more },
+    name, version: Number(version), madeAs: name, operation: "generate", parents,
+    createdMs: clock, tokens: 1, ...more,
   };
 }
 

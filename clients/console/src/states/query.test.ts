@@ -5,10 +5,10 @@ import { queryOf, rowsOf, searchOf, sortedBy, tiersOf, WHOLE } from "./query.ts"
 function row(name: string, more: Partial<Record<"tier" | "operation", string>> & { tokens?: number; usedMs?: number; content?: string; tags?: [string, string][] } = {}): Row {
   const { content = name, tokens = 0, usedMs = 0, tags = [], tier = "host", operation = "create" } = more;
   const info = {
-    ...{ name, version: 1, head: 1, n_versions: 1, ack: "durable", tier, content_id: content, n_bytes: 512 },
-    ...{ n_computed: tokens, n_pending: 0, operation, parents: [], tags: new Map(tags), created_ms: 0 },
-    ...{ updated_ms: usedMs, expires_ms: null, model_digest: "", layout_fingerprint: "" },
-    ...{ tokenizer_digest: "", tail: new Uint32Array() },
+    name, version: 1, head: 1, n_versions: 1, ack: "durable", tier, content_id: content, n_bytes: 512,
+    n_computed: tokens, n_pending: 0, operation, parents: [], tags: new Map(tags), created_ms: 0,
+    updated_ms: usedMs, expires_ms: null, model_digest: "", layout_fingerprint: "",
+    tokenizer_digest: "", tail: new Uint32Array(),
   };
   return { info, usedMs };
 }

@@ -18,7 +18,7 @@ interface Column {
 
 const COLUMNS: readonly Column[] = [
   {
-    ...{ order: "name", title: "Name", class: "col-name" },
+    order: "name", title: "Name", class: "col-name",
     cell: ({ info }) => (
       <>
         <span class="mono clip" title={info.name}>
@@ -33,24 +33,24 @@ const COLUMNS: readonly Column[] = [
     ),
   },
   {
-    ...{ order: "version", title: "Version", class: "col-number" },
+    order: "version", title: "Version", class: "col-number",
     cell: ({ info }) => countOf(info.version),
   },
   { order: "tier", title: "Tier", class: "col-sign", cell: ({ info }) => <TierSign tier={info.tier} /> },
   {
-    ...{ order: "tokens", title: "Tokens", class: "col-number" },
+    order: "tokens", title: "Tokens", class: "col-number",
     cell: ({ info }) => countOf(tokensOf(info)),
   },
   {
-    ...{ order: "bytes", title: "Bytes", class: "col-number" },
+    order: "bytes", title: "Bytes", class: "col-number",
     cell: ({ info }) => bytesOf(info.n_bytes),
   },
   {
-    ...{ order: "origin", title: "Made by", class: "col-sign" },
+    order: "origin", title: "Made by", class: "col-sign",
     cell: ({ info }) => <OriginSign operation={info.operation} />,
   },
   {
-    ...{ order: "used", title: "Last use", class: "col-number" },
+    order: "used", title: "Last use", class: "col-number",
     cell: ({ usedMs }, _, now) => (
       <time dateTime={new Date(usedMs).toISOString()} title={new Date(usedMs).toLocaleString()}>
         {ageOf(now - usedMs)}
