@@ -313,11 +313,10 @@ def _comparisons(
         for name, side in zip(names, rungs, strict=True)
     }
     yield Comparison(f"{load}: ids", *names, "ids/s", *rates, None, besides)
-    for what, field in (("first id, p50", "ttft"), ("between ids, p50", "itl")):
-        a, b = (
-            tuple(spread.p50 for one in side if (spread := getattr(one, field)) is not None)
-            for side in rungs
-        )
+    firsts = [[one.ttft for one in side] for side in rungs]
+    betweens = [[one.itl for one in side] for side in rungs]
+    for what, sides in (("first id, p50", firsts), ("between ids, p50", betweens)):
+        a, b = (tuple(one.p50 for one in side if one is not None) for side in sides)
         if len(a) == len(b) and a:
             yield Comparison(f"{load}: {what}", *names, "ms", a, b, None)
 

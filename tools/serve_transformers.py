@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wkvm_bench.peer_hf import KERNELS
+
 BUNDLED = Path(__file__).resolve().parents[1] / "wkvm/bundled/rwkv7-tinystories"
-KERNELS = ("fla", "mamba_ssm", "causal_conv1d")
-"""Imported by transformers where they are installed, and no use without a GPU."""
 
 
 def register() -> str:
