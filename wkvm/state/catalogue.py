@@ -16,6 +16,7 @@ from urllib.parse import quote
 from wkvm.core.errors import BadStoreError, StoreFailedError, StoreFullError
 from wkvm.state.ballast import Ballast
 from wkvm.state.index import FIND, Entry, Index, Key, Row
+from wkvm.state.totals import DiskTotals
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Catalogue:
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._is_failed = False
         self._synchronous = ""
-        self.index = Index()
+        self.index, self.on_disk = Index(), DiskTotals()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         while True:
@@ -129,6 +130,7 @@ class Catalogue:
         if not _prepare(self._writer, path, store_id):
             raise BadStoreError(path, "the database is not one of wkvm")
         self.index.watch(self._writer)
+        self.on_disk.watch(self._writer)
         self._reader = _connect(path)
         self._reader.execute("PRAGMA query_only=1")
         meta = dict(self._reader.execute("SELECT name, value FROM meta"))
@@ -232,6 +234,7 @@ class Catalogue:
         try:
             self._choose_synchronous(writer, "FULL" if durable else "NORMAL")
             self.index.begin()
+            self.on_disk.begin()
             writer.execute("BEGIN IMMEDIATE")
             result = change(writer)
             self._commit(writer)
@@ -258,6 +261,7 @@ class Catalogue:
             writer.execute("COMMIT")
             was_committed = True
         finally:
+            self.on_disk.after_commit(was_committed=was_committed)
             self.index.after_commit(writer, was_committed=was_committed)
 
     def _undo(self, writer: sqlite3.Connection) -> None:

@@ -112,6 +112,14 @@ class Lookup:
         return host.n_images, host.n_bytes, host.limit
 
     @property
+    def on_disk(self) -> tuple[int, int]:
+        """How many states the disk has, and how many bytes their files have. It is not looked at.
+
+        Bytes that versions share count once.
+        """
+        return self._catalogue.on_disk.now
+
+    @property
     def now(self) -> float:
         """Seconds since 1970, by the clock that handles expire by."""
         return self._clock()

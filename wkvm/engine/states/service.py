@@ -129,11 +129,14 @@ class StateService(Migration):
         """Counters and gauges by name: the engine's and those of states."""
         refuses = 0 if self._disk is None else int(self._disk.refusal)
         n_states, n_bytes, limit = self._backing.store.in_memory
+        n_on_disk, bytes_on_disk = self._backing.store.on_disk
         of_tiers = {
             "slot_bytes": self._backing.layout.record_bytes,
             "n_states_host": n_states,
             "state_host_bytes": n_bytes,
             "state_host_limit_bytes": limit,
+            "n_states_disk": n_on_disk,
+            "state_disk_bytes": bytes_on_disk,
             "n_watches": self._watching.n_open,
         }
         counted = {**self._loop.stats(), **self._requests.stats(), **of_tiers}

@@ -44,6 +44,8 @@ _GAUGES = {
     "n_states_host": ("wkvm_states_host", "States in host memory."),
     "state_host_bytes": ("wkvm_states_host_bytes", "Bytes of states in host memory."),
     "state_host_limit_bytes": ("wkvm_states_host_limit_bytes", "What these may take."),
+    "n_states_disk": ("wkvm_states_disk", "States on disk."),
+    "state_disk_bytes": ("wkvm_states_disk_bytes", "Bytes of the files of states on disk."),
     "n_watches": ("wkvm_watches", "Watches that tell of states."),
     "store_refuses": (
         "wkvm_store_refuses",
