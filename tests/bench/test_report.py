@@ -256,3 +256,10 @@ def test_a_line_that_is_not_as_benchmarks_write_it_is_an_error_of_one_line(
     pytest.importorskip("matplotlib")
     assert main(["report", str(path), "--output", str(tmp_path / "x.md")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_report_of_somebody_elses_is_not_taken_for_wkvms_own(tmp_path: Path) -> None:
+    lines, output = write(tmp_path / "a.jsonl", [compared_line("x", 2.0)]), tmp_path / "docs"
+    output.mkdir()
+    assert main(["report", str(lines), "--no-images", "--output", f"{output}/performance.md"]) == 0
+    assert (output / "performance.md").read_text().startswith("# Results\n")

@@ -39,7 +39,6 @@ def run(options: argparse.Namespace) -> None:
     if options.no_images:
         images = None
     records, all_sections = read(options.paths), sections()
-    is_docs = output is not None and output.name == "performance.md"
     if images is not None:
         from wkvm_bench.report.drawing import draw
 
@@ -48,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     text = page.markdown(
         records,
         all_sections,
-        intro=page.INTRO if is_docs else INTRO,
+        intro=page.INTRO if output == page.DOCUMENT else INTRO,
         images=None if images is None else page.relative(images, output or Path("report.md")),
     )
     if output is None:

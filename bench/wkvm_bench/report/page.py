@@ -14,7 +14,9 @@ from wkvm_bench.report.sections import Plot, Section
 
 _COMMIT = re.compile(r" --commit .*?(?= --|$)")
 """Tools are told it where there is no git; a line has it by itself."""
-COMMAND = "python -m wkvm_bench report bench/results --output docs/performance.md"
+DOCUMENT = Path("docs/performance.md")
+"""The report that is a document of wkvm, and not a user's, as it is named from a checkout."""
+COMMAND = f"python -m wkvm_bench report bench/results --output {DOCUMENT}"
 INTRO = f"""# Performance
 
 What was measured of wkvm, and with which command each figure can be had again. This page and its
@@ -67,9 +69,9 @@ class Picture:
 
 def pictures(records: Sequence[Record], sections: Sequence[Section]) -> list[Picture]:
     """All plots that have something to draw, in order."""
-    found = list[Picture]()
+    found, kept = list[Picture](), latest(records)
     for section in sections:
-        of_section = _lines_of(section, latest(records))
+        of_section = _lines_of(section, kept)
         for plot in section.plots:
             if drawn := tuple(record for record in of_section if plot.has(record)):
                 found.append(Picture(plot, drawn))
