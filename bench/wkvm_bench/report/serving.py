@@ -28,7 +28,8 @@ second that kept all the bounds in the same row. A row is marked † where the l
 was so busy, or so late, that the server may do better.
 
 *bundled* is `wkvm serve` on the model of this repository. `transformers serve` has the same weights
-in float32, by [serve_transformers.py](../tools/README.md), and does not batch requests of it."""
+in float32, by [serve_transformers.py](../tools/README.md#transformers-server-serve_transformerspy).
+It runs as it does by default, without `--continuous-batching`: one request after the other."""
 
 HEAD = (
     "| load | server | requests/s | goodput | tokens/s | ttft | itl | tpot | e2el | on |\n"
