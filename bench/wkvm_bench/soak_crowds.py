@@ -135,8 +135,9 @@ async def _hibernated(leaver: Leaver) -> None:
 async def _committing(leaver: Leaver) -> None:
     stream = await leaver.ask(2, state=leaver.handle, save_as=leaver.handle)
     n_read = 0
-    while n_read < 2:
-        n_read += len(await stream.read())
+    # Fewer come where somebody hibernates the handle meanwhile.
+    while n_read < 2 and (ids := await stream.read()):
+        n_read += len(ids)
     leaver.vanish()
 
 
