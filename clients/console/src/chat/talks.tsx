@@ -4,7 +4,7 @@ import type { Client, StateInfo } from "wkvm-client";
 import { actionsOn, type ActionId } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { countOf } from "../app/words.ts";
+import { countOf, partsOf } from "../app/words.ts";
 import { askVersions } from "../lineage/source.ts";
 import { Button } from "../ui/controls.tsx";
 import { TierSign } from "../ui/signs.tsx";
@@ -117,7 +117,7 @@ function useTalk(http: Http, reader: Reader, ref: string): Talk | null {
   // What others do to the state, or the console itself, is shown as soon as it is known.
   useEffect(() => {
     const shown = talk?.conversation.peek();
-    const isOld = shown ? newest > Number(shown.ref.split("@")[1]) : talk?.trouble.peek()?.isReading;
+    const isOld = shown ? newest > partsOf(shown.ref).version! : talk?.trouble.peek()?.isReading;
     if (talk && isOld && !talk.asked.peek()) void talk.read();
   }, [talk, newest, client]);
   return talk;

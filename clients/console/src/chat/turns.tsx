@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { hashOf } from "../app/routes.ts";
-import { countOf } from "../app/words.ts";
+import { countOf, partsOf } from "../app/words.ts";
 import { Button } from "../ui/controls.tsx";
 import type { Branch } from "./kin.ts";
 import type { Turn } from "./conversation.ts";
@@ -63,7 +63,7 @@ function Branches({ name, branches }: { name: string; branches: readonly Branch[
         <a
           key={ref}
           class="badge chat-branch"
-          href={hashOf("chat", [name, isHead ? ref.split("@")[0]! : ref])}
+          href={hashOf("chat", [name, isHead ? partsOf(ref).name : ref])}
           aria-label={`Compare with ${ref}`}
           title={`Compare with ${ref}, which goes on from here`}
         >

@@ -2,7 +2,7 @@ import { useComputed } from "@preact/signals";
 import { useRef } from "preact/hooks";
 import { ACTIONS } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
-import { countOf } from "../app/words.ts";
+import { countOf, partsOf } from "../app/words.ts";
 import { Inspector } from "../detail/inspector.tsx";
 import { Button, Empty } from "../ui/controls.tsx";
 import { isNarrow } from "../ui/media.ts";
@@ -15,21 +15,12 @@ import {
   sortedBy,
   tiersOf,
   TIERS,
+  TITLES,
   type Order,
   type Query,
 } from "./query.ts";
 import { Table } from "./table.tsx";
 import "./pane.css";
-
-const TITLES: Record<Order, string> = {
-  name: "Name",
-  version: "Version",
-  tier: "Tier",
-  tokens: "Tokens",
-  bytes: "Bytes",
-  origin: "Made by",
-  used: "Last use",
-};
 
 /** The table of states, what it is filtered by, and beside it the state that is open. */
 export function StatesPane() {
@@ -58,7 +49,7 @@ export function StatesPane() {
             rows={rows.value}
             query={query.value}
             tenant={link.info.value?.tenant ?? ""}
-            current={current?.split("@")[0] ?? null}
+            current={current && partsOf(current).name}
             marked={marked}
             onMove={(name) => show(name, true)}
             onOpen={(name) => show(name, !isNarrow.value)}

@@ -6,6 +6,16 @@ export type Tier = (typeof TIERS)[number];
 /** What a table may be sorted by. */
 export const ORDERS = ["name", "version", "tier", "tokens", "bytes", "origin", "used"] as const;
 export type Order = (typeof ORDERS)[number];
+/** What a column is called. */
+export const TITLES: Record<Order, string> = {
+  name: "Name",
+  version: "Version",
+  tier: "Tier",
+  tokens: "Tokens",
+  bytes: "Bytes",
+  origin: "Made by",
+  used: "Last use",
+};
 
 /** Which rows of the table are shown, and in which order. It stands in the address of the page. */
 export interface Query {

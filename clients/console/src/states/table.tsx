@@ -6,7 +6,7 @@ import type { Row } from "../app/feed.ts";
 import { ageOf, bytesOf, countOf } from "../app/words.ts";
 import { clock, isNarrow } from "../ui/media.ts";
 import { OriginSign, TierSign } from "../ui/signs.tsx";
-import { tokensOf, type Order, type Query } from "./query.ts";
+import { TITLES, tokensOf, type Order, type Query } from "./query.ts";
 import "./table.css";
 
 interface Column {
@@ -18,7 +18,7 @@ interface Column {
 
 const COLUMNS: readonly Column[] = [
   {
-    order: "name", title: "Name", class: "col-name",
+    order: "name", title: TITLES.name, class: "col-name",
     cell: ({ info }) => (
       <>
         <span class="mono clip" title={info.name}>
@@ -33,24 +33,24 @@ const COLUMNS: readonly Column[] = [
     ),
   },
   {
-    order: "version", title: "Version", class: "col-number",
+    order: "version", title: TITLES.version, class: "col-number",
     cell: ({ info }) => countOf(info.version),
   },
-  { order: "tier", title: "Tier", class: "col-sign", cell: ({ info }) => <TierSign tier={info.tier} /> },
+  { order: "tier", title: TITLES.tier, class: "col-sign", cell: ({ info }) => <TierSign tier={info.tier} /> },
   {
-    order: "tokens", title: "Tokens", class: "col-number",
+    order: "tokens", title: TITLES.tokens, class: "col-number",
     cell: ({ info }) => countOf(tokensOf(info)),
   },
   {
-    order: "bytes", title: "Bytes", class: "col-number",
+    order: "bytes", title: TITLES.bytes, class: "col-number",
     cell: ({ info }) => bytesOf(info.n_bytes),
   },
   {
-    order: "origin", title: "Made by", class: "col-sign",
+    order: "origin", title: TITLES.origin, class: "col-sign",
     cell: ({ info }) => <OriginSign operation={info.operation} />,
   },
   {
-    order: "used", title: "Last use", class: "col-number",
+    order: "used", title: TITLES.used, class: "col-number",
     cell: ({ usedMs }, _, now) => (
       <time dateTime={new Date(usedMs).toISOString()} title={new Date(usedMs).toLocaleString()}>
         {ageOf(now - usedMs)}
