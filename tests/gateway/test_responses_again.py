@@ -19,9 +19,12 @@ from tests.gateway.responding import (
 )
 from tests.gateway.stateful import ask
 from wkvm.gateway.calls import Call
+from wkvm.gateway.conversations import talks
 from wkvm.gateway.responses import handlers
+from wkvm.gateway.responses.database import Connection
 from wkvm.gateway.responses.keys import MAX_KEY, Key
 from wkvm.gateway.responses.records import Record
+from wkvm.gateway.responses.room import Limits
 from wkvm.gateway.responses.writer import told_again
 
 SUN = "What is the sun?"
@@ -155,6 +158,22 @@ async def test_a_conversation_is_made_once(running: Running) -> None:
     body = {"metadata": {"a": "b"}, "idempotency_key": "talk"}
     first = await ask(running, "POST", TALKS, body)
     assert await ask(running, "POST", TALKS, body) == first
+
+
+async def test_a_conversation_that_two_processes_make_at_once_is_made_once(tmp_path: Path) -> None:
+    """One of them looks before the other has it, and writes after."""
+    one, other = Connection(tmp_path, set()), Connection(tmp_path, set())
+    key, limits = Key("talk", b"digest"), Limits(n_responses=10, n_bytes=2**20, ttl_s=60)
+    made = list[talks.Talk]()
+
+    def meanwhile(statement: str) -> None:
+        if statement == "BEGIN IMMEDIATE" and not made:
+            made.append(talks.create(other, b"t", {}, (), limits, key))
+
+    one.db.set_trace_callback(meanwhile)
+    assert talks.create(one, b"t", {}, (), limits, key).id == made[0].id
+    one.close()
+    other.close()
 
 
 async def test_nothing_is_left_of_the_key_of_what_is_deleted(running: Running) -> None:

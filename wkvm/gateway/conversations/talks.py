@@ -74,11 +74,11 @@ def create(
     Raises:
         HttpError: 507, the tenant has as much as it may; 409, the key stands for something else.
     """
-    made = None if key is None else talk_of(there.db, tenant, key)
-    if made is not None:
-        return get(there, tenant, made[0])
     name, now = f"conv_{uuid.uuid4().hex}", time.time()
     with there.transaction() as db:
+        made = None if key is None else talk_of(db, tenant, key)
+        if made is not None:
+            return get(there, tenant, made[0])
         (n_talks,) = db.execute("SELECT COUNT(*) FROM talks WHERE tenant = ?", (tenant,)).fetchone()
         if n_talks >= limits.n_responses:
             why = f"there are {n_talks} conversations already: delete some"
