@@ -14,6 +14,7 @@ from wkvm_client.states import StateInfo
 from wkvm_client.watching import StateNews, StateTable, StatsNews
 
 from tests.client.keeping import running
+from wkvm.cli.top import feed
 from wkvm.cli.top.feed import news_of
 from wkvm.cli.top.figures import SORTS, Readings, ago, duration, gauges, rows, size
 
@@ -149,14 +150,25 @@ async def test_a_server_that_does_not_tell_is_asked(
         assert link is not None
         assert link.core.hello is not None
         monkeypatch.setattr(type(client), "server", _Without(client.server))
-        told = list[Any]()
-        async for news in news_of(client, "", 0.1):
-            told.append(news)
-            if len(told) == 2:
-                break
+        told = await first_two(client)
         assert isinstance(told[0], StatsNews)
         assert isinstance(told[1], StateNews)
-        assert [one.name for one in told[1].states] == ["alpha"]
+        assert ([one.name for one in told[1].states], told[1].is_complete) == (["alpha"], True)
+        await client.states.create("beta", [1])
+        monkeypatch.setattr(feed, "PAGE", 1)
+        monkeypatch.setattr(feed, "MAX_ASKED", 1)
+        told = await first_two(client)
+        assert not told[1].is_complete  # there are more than are asked for
+
+
+async def first_two(client: aio.Client) -> list[Any]:
+    """The first counters, and the first states."""
+    told = list[Any]()
+    async for news in news_of(client, "", 0.1):
+        told.append(news)
+        if len(told) == 2:
+            break
+    return told
 
 
 class _Without:

@@ -11,6 +11,8 @@ from wkvm_client.watching import News, StateNews, StatsNews
 
 POLL_S = 2.0
 """How often a server is asked that does not tell by itself."""
+PAGE = 256
+"""States that one answer has, as many as it may."""
 MAX_ASKED = 10_000
 """States that are asked for one page after the other; more only a watch shows."""
 
@@ -32,17 +34,20 @@ async def news_of(client: Client, prefix: str, interval_s: float) -> AsyncGenera
     while True:
         yield StatsNews(at_s=time.monotonic(), values=await client.stats())
         if "states" in client.server.features:
-            states = await _all(client, prefix)
-            yield StateNews(states=states, used_at={}, gone=(), restarts=True, is_complete=True)
+            states, is_complete = await _all(client, prefix)
+            yield StateNews(
+                states=states, used_at={}, gone=(), restarts=True, is_complete=is_complete
+            )
         await asyncio.sleep(max(interval_s, POLL_S))
 
 
-async def _all(client: Client, prefix: str) -> tuple[StateInfo, ...]:
+async def _all(client: Client, prefix: str) -> tuple[tuple[StateInfo, ...], bool]:
+    """States by name, and whether they are all that there are."""
     found, cursor = list[StateInfo](), ""
     while len(found) < MAX_ASKED:
-        page = await client.states.list(prefix, cursor=cursor, limit=256)
+        page = await client.states.list(prefix, cursor=cursor, limit=PAGE)
         found += page.states
         cursor = page.next
         if not cursor:
             break
-    return tuple(found)
+    return tuple(found), not cursor
