@@ -31,7 +31,7 @@ HEADERS = {
 }
 ABSENT = (
     "This wkvm was packaged without its console, which is the page that belongs here. In a "
-    "checkout, `npm install` and `npm run build` in clients/console make it. All that it does is "
+    "checkout, `npm ci` and `npm run build` in clients/console make it. All that it does is "
     "also in `wkvm states`, `wkvm chat` and `wkvm top`, and /openapi.json names the routes."
 )
 

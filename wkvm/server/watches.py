@@ -100,7 +100,7 @@ class Watches:
             if len(self._of_clients.get(client, {})) >= WATCHES_PER_CONNECTION:
                 raise QueueFullError(WATCHES_PER_CONNECTION, "watches of a connection")
             if self._n_of_tenants[client.tenant] >= WATCHES_PER_TENANT:
-                raise QueueFullError(WATCHES_PER_TENANT, "watches")
+                raise QueueFullError(WATCHES_PER_TENANT, "watches of a tenant")
         except (InvalidParameterError, QueueFullError) as error:
             client.send([refusal(message.request_id, error)])
             return

@@ -113,11 +113,11 @@ async def text(call: Call) -> web.StreamResponse:
     with contextlib.closing(exported):
         async for data in exported:
             reader.feed(data)
-    ids = reader.ids()
     borders = [start, *(one for one in cuts if start < one < end), end]
     tokenizer = call.gateway.texts.tokenizer
 
     def told() -> bytes:
+        ids = reader.ids()
         texts = [
             tokenizer.decode(ids[one - start : other - start], skip_special=False)
             for one, other in itertools.pairwise(borders)
@@ -127,7 +127,7 @@ async def text(call: Call) -> web.StreamResponse:
         )
         return msgspec.json.encode(answer)
 
-    return json_response(await call.gateway.offload.run(told, size=len(ids)))
+    return json_response(await call.gateway.offload.run(told, size=end - start))
 
 
 def _cuts(query: MultiMapping[str]) -> Sequence[int]:
