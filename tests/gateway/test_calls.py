@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat.bodies import ChatBody
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.embeddings import EmbeddingBody
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.native.bodies import ScoreBody

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.harness import byte_texts
-from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat.bodies import ChatBody, Question, question
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.errors import TemplateError
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.text.template import ChatTemplate

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from tests.gateway.harness import byte_texts
-from wkvm.gateway.calls import decode_body
 from wkvm.gateway.chat.bodies import ChatBody, question
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.failures import HttpError
 from wkvm.gateway.nesting import MAX_CONTAINERS, MAX_NESTING, NestingError, read_json
 from wkvm.gateway.responses.bodies import CreateBody

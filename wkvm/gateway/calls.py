@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from wkvm_client import aio
 
-from wkvm.gateway.allowed import with_allowed
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.described import Doc
 from wkvm.gateway.dialects import OPENAI, Dialect
 from wkvm.gateway.door.expectations import ask_for_body, check_encoding
@@ -27,8 +27,6 @@ from wkvm.gateway.failures import (
     SERVER,
     HttpError,
     http_error,
-    invalid,
-    misfit,
     renamed,
 )
 from wkvm.gateway.monitoring.counts import HttpCounts
@@ -36,7 +34,6 @@ from wkvm.gateway.monitoring.request_log import RequestLog
 from wkvm.gateway.monitoring.spent import Spent
 from wkvm.gateway.monitoring.watch import EngineWatch
 from wkvm.gateway.native.submitted import Submitted
-from wkvm.gateway.nesting import read_json
 from wkvm.gateway.offload import Offload
 from wkvm.gateway.pages import Pages
 from wkvm.gateway.peers import Peers
@@ -393,19 +390,3 @@ async def read_checked(
     body = await gateway.offload.run(read, size=len(data))
     gateway.counts.ignored.update(unknown)
     return body
-
-
-def decode_body(data: bytes, kind: type[BodyT]) -> BodyT:
-    """JSON to what a route takes.
-
-    Raises:
-        HttpError: 400; it names the field where one is at fault.
-    """
-    try:
-        return read_json(data, kind)
-    except msgspec.ValidationError as error:
-        raise misfit(with_allowed(str(error), kind)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if not data:
-            raise invalid(None, "there is no body; this route takes JSON") from error
-        raise invalid(None, f"the body is not the JSON that this route takes: {error}") from error

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from wkvm.gateway.calls import Gateway, decode_body, read_checked
+from wkvm.gateway.calls import Gateway, read_checked
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.failures import HttpError, invalid, short_message
 from wkvm.gateway.policy import RESPONSES
 from wkvm.gateway.responses.bodies import CreateBody

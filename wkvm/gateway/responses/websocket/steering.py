@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from wkvm.gateway.calls import decode_body
+from wkvm.gateway.decoding import decode_body
 from wkvm.gateway.failures import HttpError, invalid, short_message
 from wkvm.gateway.responses.items import Item, Kept, kept_items
 from wkvm.gateway.responses.websocket.frames import Create, Event, required_input
