@@ -20,6 +20,7 @@ from wkvm.state.shelf import Draft
 from wkvm.state.tables import PayloadRow
 
 COMMIT = "commit"
+ROLLBACK = "rollback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class Commit:
 
 
 def committed(edit: Edit, tenant: str, name: str, key: str) -> VersionRecord | None:
-    """The version of a handle that was committed under an idempotency key.
+    """The version of a handle that was committed, or rolled back to, under an idempotency key.
 
     Raises:
         KeyReusedError: the key stands for something else.
@@ -96,7 +97,7 @@ def committed(edit: Edit, tenant: str, name: str, key: str) -> VersionRecord | N
     if found is None:
         return None
     operation, made = found
-    if json.loads(operation)[:2] != [COMMIT, name]:
+    if json.loads(operation)[:2] not in ([COMMIT, name], [ROLLBACK, name]):
         raise KeyReusedError
     return edit.recall(made)[0]
 
@@ -171,7 +172,7 @@ class Rollback:
     def apply(self, edit: Edit) -> VersionRecord:
         """Make the version."""
         operation = canonical_json(
-            ["rollback", self.name, self.version, self.position, self.expected]
+            [ROLLBACK, self.name, self.version, self.position, self.expected]
         )
         earlier = edit.applied(self.tenant, self.idempotency_key, operation)
         if earlier is not None:

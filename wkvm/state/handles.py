@@ -38,7 +38,7 @@ class Handles(Lookup):
         self.limits = limits
 
     def committed(self, tenant: str, name: str, key: str) -> VersionRecord | None:
-        """The version of a handle that was committed under an idempotency key, if one was.
+        """The version that was committed, or rolled back to, under an idempotency key, if one was.
 
         Raises:
             KeyReusedError: the key stands for something else.

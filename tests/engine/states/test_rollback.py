@@ -1,12 +1,13 @@
 """Going back to versions and to token positions."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.states.rig import TENANT, Rig, running
 from tests.fakes import fake_continuation
-from wkvm.core.errors import StaleVersionError, StateNotFoundError
+from wkvm.core.errors import KeyReusedError, StaleVersionError, StateNotFoundError
 from wkvm.core.registry import NOTHING, Parent, Ref
 
 pytestmark = pytest.mark.usefixtures("either_kind")
@@ -69,6 +70,21 @@ async def test_a_checkpoint_is_gone_back_to_without_a_step(tmp_path: Path) -> No
     assert (info.version.n_computed, info.version.n_pending) == (128, 0)
     assert more == fake_continuation((*prompt[:128], 8), 2)
     assert rig.loop.n_fed - before == 2
+
+
+@pytest.mark.parametrize("position", [5, 8, 12])
+async def test_a_rollback_that_comes_again_is_told_again(tmp_path: Path, position: int) -> None:
+    again: dict[str, Any] = {"expected_version": 2, "idempotency_key": "once"}
+    async with running(tmp_path / "s") as rig:
+        await two_turns(rig)
+        first = await rig.service.rollback(TENANT, "chat", position=position, **again)
+        assert (await rig.service.rollback(TENANT, "chat", position=position, **again)) == first
+        await rig.service.rollback(TENANT, "chat", position=1)
+        told = await rig.service.rollback(TENANT, "chat", position=position, **again)
+        assert told.version == first.version
+        with pytest.raises(KeyReusedError):
+            await rig.service.rollback(TENANT, "chat", position=2, **again)
+        assert rig.store.handle(TENANT, "chat").head.version == 4
 
 
 @pytest.mark.parametrize(("position", "is_kept_before"), [(1, False), (5, False), (12, True)])

@@ -293,7 +293,7 @@ class Making(Operations):
             # After they are loaded: what another sending makes meanwhile is found here, or has
             # the same version to be made on.
             if expected_version is None and idempotency_key is not None:
-                done = _made_before(backing, tenant, save_as, idempotency_key, operation)
+                done = made_before(backing, tenant, save_as, idempotency_key, operation)
                 if done is not None:
                     return done
             mutated = backing.mutations.apply(
@@ -325,7 +325,7 @@ class Making(Operations):
         return await self._make_one(tenant, work)
 
 
-def _made_before(
+def made_before(
     backing: Backing, tenant: str, name: str, key: str, operation: str
 ) -> VersionRecord | None:
     """The version that an operation has made of a handle under this key. In a thread.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from wkvm.core.errors import InvalidParameterError, StateNotFoundError
+from wkvm.core.errors import InvalidParameterError, KeyReusedError, StateNotFoundError
 from wkvm.core.grammar import Grammar
 from wkvm.core.registry import NOTHING, Durability, Parent, Provenance, Ref, VersionRecord
 from wkvm.core.request import RequestSpec
@@ -10,7 +10,7 @@ from wkvm.core.start import Saved
 from wkvm.core.states import StateInfo
 from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.commits import grammar_at, image_of, parents_of
-from wkvm.engine.states.making import Making
+from wkvm.engine.states.making import Making, made_before
 from wkvm.engine.states.origins import check_expected, start_of, untouched
 from wkvm.engine.states.paths import Path, n_given_of, path_of
 from wkvm.engine.states.runs import again_spec, with_key_of
@@ -66,6 +66,7 @@ class Rollback(Making):
             StateNotFoundError: there is no such handle, version or position.
             StaleVersionError: the head is elsewhere.
             CapacityError, ExecutionError: as for a request, if the state is made again.
+            KeyReusedError: the key stands for another operation.
         """
         backing = self._backing
         self._requests.check_stays(tenant, name)
@@ -74,6 +75,10 @@ class Rollback(Making):
         wanted = backing.durability(durability)
         way = None
         if position is not None:
+            # First of all: where it was done, the head is elsewhere since.
+            done = await self._read(lambda: _done(backing, tenant, name, position, idempotency_key))
+            if done is not None:
+                return await self._make_one(tenant, lambda: done)
             way = await self._read(
                 lambda: _way_to(backing, tenant, name, position, expected_version)
             )
@@ -136,6 +141,21 @@ class Rollback(Making):
             )
             saved = await self._requests.runs.run(spec)
         return with_key_of(saved, like.carried.sampler)
+
+
+def _done(
+    backing: Backing, tenant: str, name: str, position: int, key: str | None
+) -> VersionRecord | None:
+    """The version that this rollback has made before, under its key. In a thread.
+
+    Raises:
+        KeyReusedError: the key stands for another operation.
+        StateNotFoundError: the version was deleted since.
+    """
+    done = None if key is None else made_before(backing, tenant, name, key, "rollback")
+    if done is not None and done.provenance.parameters.get("position") != position:
+        raise KeyReusedError
+    return done
 
 
 def _way_to(
