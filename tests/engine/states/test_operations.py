@@ -93,6 +93,27 @@ async def test_a_snapshot_of_a_turn_is_a_version_and_the_turn_goes_on(tmp_path: 
     assert more == rig.ids[turn][3:]
 
 
+async def test_a_snapshot_that_comes_again_is_told_again_while_its_turn_runs_and_after(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path / "s") as rig:
+        turn = rig.submit(PROMPT, save_as="chat", max_tokens=8, credit=3)
+        await until(lambda: len(rig.ids.get(turn, ())) >= 3)
+
+        async def ask() -> Ref:
+            info = await rig.service.snapshot(TENANT, Ref("chat"), idempotency_key="once")
+            return info.version.ref
+
+        first = await ask()
+        assert await ask() == first
+        rig.service.grant(turn, 100)
+        end = await rig.end(turn)
+        assert end.state is not None
+        assert end.state.ref == Ref("chat", 2)
+        assert await ask() == first
+        assert rig.store.handle(TENANT, "chat").head.version == 2
+
+
 async def test_a_turn_that_does_not_run_has_no_snapshot(tmp_path: Path) -> None:
     async with running(tmp_path / "s") as rig:
         turn = rig.submit(PROMPT, save_as="chat")

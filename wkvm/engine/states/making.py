@@ -30,6 +30,9 @@ from wkvm.engine.states.backing import Backing
 from wkvm.engine.states.commits import commit_on_the_way, expected_of
 from wkvm.engine.states.operations import Operations
 
+SNAPSHOTS = frozenset({"snapshot", "create", "append", "generate"})
+"""What versions are called that a snapshot has made; of a request that ran, as the request."""
+
 
 class Making(Operations):
     """Operations that make versions. See ``Operations`` for what holds for all of them."""
@@ -132,6 +135,9 @@ class Making(Operations):
                     raise StateNotFoundError("so old: the request has committed a later one")
                 expected = expected_version
                 if expected is None and is_its_own:
+                    done = await self._snapshot_before(tenant, name, idempotency_key)
+                    if done is not None:
+                        return done
                     expected = expected_of(turn)
                 info = await self._make_one(
                     tenant,
@@ -219,6 +225,11 @@ class Making(Operations):
         check_name(name, "save_as")
         check_given(backing.store.limits, None, idempotency_key)
         backing.check_here(tenant, ref.name)
+        if expected_version is None:
+            # It may have been of a request that has ended since.
+            done = await self._snapshot_before(tenant, name, idempotency_key)
+            if done is not None:
+                return done
         running = self._requests.running(tenant, ref.name) if ref.version is None else None
         if running is not None:
             return await self.snapshot_running(
@@ -252,6 +263,22 @@ class Making(Operations):
             )
 
         return await self._make_one(tenant, copy)
+
+    async def _snapshot_before(self, tenant: str, name: str, key: str | None) -> StateInfo | None:
+        """What a snapshot has made of a handle under this key.
+
+        Raises:
+            KeyReusedError: the key stands for another operation.
+            StateNotFoundError: the version was deleted since.
+        """
+        if key is None:
+            return None
+        done = await self._read(lambda: self._backing.store.committed(tenant, name, key))
+        if done is None:
+            return None
+        if done.provenance.operation not in SNAPSHOTS:
+            raise KeyReusedError
+        return await self._make_one(tenant, lambda: done)
 
     async def mutate(
         self,
