@@ -182,9 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--part-limit-s",
         type=float,
-        default=PART_LIMIT_S,
         metavar="S",
-        help=f"a part that takes longer has failed (default {PART_LIMIT_S:g})",
+        help=f"a part that takes longer has failed (default {PART_LIMIT_S:g}, and what trials say)",
     )
     parser.add_argument(
         "--output", type=Path, default=RESULTS, metavar="FILE", help="append JSON lines here"

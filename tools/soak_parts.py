@@ -64,7 +64,7 @@ class Runner:
         output: the file of results, which is appended to.
         latest: what has been kept; how long parts took is known from there.
         limit_s: from now on; None for none.
-        part_limit_s: of one part.
+        part_limit_s: of one part; None for what its trial says.
         facts: of this machine and checkout, for each line.
     """
 
@@ -76,7 +76,7 @@ class Runner:
         output: Path,
         latest: Latest,
         limit_s: float | None,
-        part_limit_s: float,
+        part_limit_s: float | None,
         facts: Line,
     ) -> None:
         self._root, self._output, self._facts = root, output, facts
@@ -188,7 +188,8 @@ class Runner:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-                why = self._wait(process, began + self._part_limit_s)
+                limit_s = self._part_limit_s or part.trial.limit_s
+                why = self._wait(process, began, limit_s)
             seconds = time.monotonic() - began
             lines = _read_told(told)
             tail = _tail(log, {str(folder): "TMP", f"{self._root}/": ""})
@@ -200,15 +201,15 @@ class Runner:
             why = "told nothing"
         return Ended(not why, why, seconds, lines, tail)
 
-    def _wait(self, process: "subprocess.Popen[bytes]", part_until: float) -> str:
+    def _wait(self, process: "subprocess.Popen[bytes]", began: float, limit_s: float) -> str:
         """Wait for the end of a part; why it was ended, if it was."""
         why = ""
         while process.poll() is None and not why:
             now = time.monotonic()
             if self._over.is_set() or (self._until is not None and now > self._until):
                 why = "cut off"
-            elif now > part_until:
-                why = f"takes longer than {self._part_limit_s:g} s"
+            elif now > began + limit_s:
+                why = f"takes longer than {limit_s:g} s"
             else:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.2)
