@@ -192,7 +192,7 @@ class World:
                 made = await self.ask("POST", "/v1/states", json={"name": name, "ids": [1, 2, 3]})
                 assert made.status == 201, made
         self.names |= {"/v1/states": "alpha", "/v1/sessions": "gamma", "/slots": "0"}
-        self.names |= {"/v1/models": MODEL}
+        self.names |= {"/v1/models": MODEL, "/assets": "none.js"}
         if "/v1/responses" not in self.names:
             short = {"model": MODEL, "input": "hi", "max_output_tokens": 1}
             made = await self.ask("POST", "/v1/responses", json=short)

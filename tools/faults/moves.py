@@ -19,18 +19,18 @@ MOVES = (
     ),
     Fault(
         "what was tagged on its way leaves without its tags",
-        "wkvm/engine/states/migration.py",
-        "    if (now.tags, now.expires_at) != (info.handle.tags, info.handle.expires_at):\n",
-        "    if False:\n",
+        "wkvm/state/handles.py",
+        "            if (handle.tags, handle.expires_at) != (text, began.expires_at):\n",
+        "            if False:\n",
         (
             "tests/engine/states/test_races.py::test_what_was_changed_while_it_was_on_its_way_has_not_moved",
         ),
     ),
     Fault(
         "what has a newer version than was exported leaves without it",
-        "wkvm/engine/states/migration.py",
-        "    backing.store.set_tags(tenant, name, tags, expected_version=version)\n",
-        "    backing.store.set_tags(tenant, name, tags)\n",
+        "wkvm/state/handles.py",
+        "        return self._change_handle(tenant, name, version, mark)\n",
+        "        return self._change_handle(tenant, name, None, mark)\n",
         (
             "tests/engine/states/test_races.py::test_what_was_changed_while_it_was_on_its_way_has_not_moved",
         ),
