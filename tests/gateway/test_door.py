@@ -235,7 +235,13 @@ async def test_one_connection_too_many_is_told_so_also_if_it_has_sent_a_request(
 
 
 async def test_every_route_but_health_ready_and_the_console_needs_a_key() -> None:
-    is_open = {"/health": {200, 503}, "/ready": {200, 503}, "/": {200}, "/assets/x": {404}}
+    is_open = {
+        "/health": {200, 503},
+        "/ready": {200, 503},
+        "/": {200},
+        "/assets/x": {404},
+        "/icon.svg": {200},
+    }
     asked = 0
     async with gateway_running(keys=[ApiKey.of("secret")]) as running:
         for route in routes.ROUTES:
