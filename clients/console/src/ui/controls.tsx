@@ -77,6 +77,17 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
       if (before instanceof HTMLElement) before.focus();
     };
   }, []);
+  const isGone = useRef(false);
+  const close = (): void => {
+    if (isGone.current) return;
+    isGone.current = true;
+    onClose();
+  };
+  // The browser closes it first and says so later: a key in between would find the focus in it.
+  const cancel = (event: Event): void => {
+    event.preventDefault();
+    close();
+  };
   const submit = async (event: Event): Promise<void> => {
     event.preventDefault();
     if (isBusy.value) return;
@@ -92,7 +103,7 @@ export function Dialog({ title, verb, danger, disabled, stays, onSubmit, onClose
     }
   };
   return (
-    <dialog ref={element} class="dialog" aria-labelledby={id} onClose={onClose}>
+    <dialog ref={element} class="dialog" aria-labelledby={id} onCancel={cancel} onClose={close}>
       <form onSubmit={submit}>
         <h2 id={id} tabIndex={-1} autofocus={!verb}>
           {title}
