@@ -38,6 +38,8 @@ from wkvm_bench.load import Plan, random_prompts, run_rung  # noqa: E402
 from wkvm_bench.results import append, environment, to_line, to_text  # noqa: E402
 from wkvm_bench.servers import serving  # noqa: E402
 
+from tools.gpu_shapes import SHAPES  # noqa: E402
+
 READY_TIMEOUT_S = 420.0
 """vLLM compiles and captures before it listens."""
 SETTINGS = ("shape", "ctx", "out", "rounds", "pairs", "memory_share", "temperature", "eager")
@@ -60,17 +62,7 @@ class Case:
     is_same: bool = True
 
 
-MAMBA2: dict[str, Any] = {
-    "model_type": "mamba2",
-    "vocab_size": 50_288,
-    "hidden_size": 2560,
-    "num_hidden_layers": 64,
-    "num_heads": 80,
-    "head_dim": 64,
-    "state_size": 128,
-    "n_groups": 1,
-    "tie_word_embeddings": True,
-}
+MAMBA2 = SHAPES["mamba2-2.7B"]
 QWEN2: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",

@@ -65,8 +65,6 @@ class Inside(msgspec.Struct):
         n_blocks: pieces of memory of Python objects.
         malloc_bytes: what the C library has given out and not got back; 0 where it does not tell.
             Where this stays and the resident memory grows, memory is only fragmented.
-        sqlite_bytes: of this, what SQLite has: above all its caches, of a fixed size for each
-            connection; 0 where the library is not to be asked.
         traced_bytes: of all that Python has allocated; 0 where that is not traced.
         growth: types of which there are more objects, and lines of code that hold more memory.
     """
@@ -77,7 +75,6 @@ class Inside(msgspec.Struct):
     rss_bytes: int
     n_blocks: int
     malloc_bytes: int
-    sqlite_bytes: int
     traced_bytes: int
     growth: list[str]
 
@@ -228,7 +225,6 @@ class _Watcher(threading.Thread):
             rss_bytes=rss_bytes("self"),
             n_blocks=sys.getallocatedblocks(),
             malloc_bytes=malloc_bytes(),
-            sqlite_bytes=sqlite_bytes(),
             traced_bytes=tracemalloc.get_traced_memory()[0],
             growth=growth,
         )
@@ -277,16 +273,6 @@ def malloc_bytes() -> int:
     mallinfo2.restype = _Mallinfo2
     told = mallinfo2()
     return int(told.uordblks) + int(told.hblkhd)
-
-
-def sqlite_bytes() -> int:
-    """What SQLite has taken; 0 where it is part of Python's own binary."""
-    try:
-        memory_used = ctypes.CDLL("libsqlite3.so.0").sqlite3_memory_used
-    except (OSError, AttributeError):
-        return 0
-    memory_used.restype = ctypes.c_int64
-    return int(memory_used())
 
 
 class _SmallCaches(sqlite3.Connection):

@@ -22,7 +22,7 @@ from wkvm.cli.flags import (
 )
 from wkvm.cli.http_flags import HTTP_ADDRESS_FLAGS, HTTP_LIMIT_FLAGS, KEY_LIMIT_FLAGS
 from wkvm.cli.pressure_flags import PRESSURE_FLAGS
-from wkvm.cli.states_parser import add_actions
+from wkvm.cli.states_parser import add_actions, add_server
 from wkvm.cli.status import EXIT_USAGE
 from wkvm.cli.store_flags import STORE_FLAGS
 from wkvm.core.config import API_KEY_VARIABLE, EngineConfig, ServerConfig
@@ -169,15 +169,7 @@ def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prefix", nargs="?", default="", metavar="PREFIX", help="of the names (default: all)"
     )
-    parser.add_argument(
-        "--connect",
-        metavar="ADDRESS",
-        default=DEFAULT_ADDRESS,
-        help="the server: tcp://HOST:PORT or unix:///PATH (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--api-key", metavar="KEY", help=f"for the server (default: ${API_KEY_VARIABLE})"
-    )
+    add_server(parser)
     parser.add_argument(
         "--interval-s",
         type=float,

@@ -47,7 +47,8 @@ def add_actions(parser: argparse.ArgumentParser, tokenizer_help: str) -> None:
     _migrate(action("migrate", "move a state to another server"))
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Which server, and the key for it."""
     parser.add_argument(
         "--connect",
         metavar="ADDRESS",
@@ -57,6 +58,10 @@ def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key", metavar="KEY", help=f"for the server (default: ${API_KEY_VARIABLE})"
     )
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    add_server(parser)
     parser.add_argument(
         "--timeout-s",
         type=float,
