@@ -140,6 +140,11 @@ def test_a_part_that_takes_too_long_has_failed(checkout: Checkout) -> None:
     assert (line["passed"], line["why"]) == (False, "takes longer than 2 s")
 
 
+def test_a_trial_may_say_how_long_its_parts_may_take(checkout: Checkout) -> None:
+    assert checkout.run(checkout.trial("endless", "time.sleep(600)", limit_s=2.0)) == 1
+    assert checkout.lines()[0]["why"] == "takes longer than 2 s"
+
+
 def test_less_than_what_is_promised_is_no_success(checkout: Checkout) -> None:
     assert checkout.run(checkout.trial("few", "tell(5, 'few', 9, 'tries')")) == 1
 
