@@ -32,7 +32,8 @@ from wkvm.core.config import EngineConfig  # noqa: E402
 from wkvm.engine.engine import Engine  # noqa: E402
 from wkvm.models.registry import load_model  # noqa: E402
 
-PROMPT_IDS = 64
+PROMPT_IDS = 32
+"""Below 64 fla steps through a prompt; from there on it tunes kernels for minutes."""
 
 
 def config_of(size: Size) -> dict[str, Any]:
@@ -51,14 +52,32 @@ def config_of(size: Size) -> dict[str, Any]:
     }
 
 
+def blank(size: Size, device: str) -> Any:
+    """fla's model without its own weights, which take minutes: they are orthogonal matrices.
+
+    fla asks ``transformers.modeling_utils._init_weights`` whether its layers are to make theirs.
+    """
+    models: Any = importlib.import_module("fla.models")
+    switch: Any = importlib.import_module("transformers.modeling_utils")
+    switch._init_weights = False
+
+    class Blank(models.RWKV7ForCausalLM):
+        def _init_weights(self, module: torch.nn.Module) -> None:
+            """Make nothing: neither the matrix of the output."""
+
+    with torch.device(device):
+        return Blank(models.RWKV7Config(**config_of(size)))
+
+
 class Fla:
     """Sequences of fla's model, which all decode at once."""
 
     def __init__(self, size: Size, n_streams: int, device: str) -> None:
-        models: Any = importlib.import_module("fla.models")
-        with torch.device(device):
-            model = models.RWKV7ForCausalLM(models.RWKV7Config(**config_of(size)))
-        self._model: Any = model.to(torch.bfloat16).eval()
+        model = blank(size, device).to(torch.bfloat16).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_(std=0.02)
+        self._model: Any = model
         self._cache: Any = None
         self._next = torch.randint(2, size.vocab_size, (n_streams, PROMPT_IDS), device=device)
         self._step()

@@ -174,6 +174,8 @@ async def vllm(folder: Path, uds: Path, options: argparse.Namespace) -> AsyncIte
     variables = {
         "PYTHONPATH": str(options.vllm_site),
         "VLLM_NO_USAGE_STATS": "1",
+        # Its default imports FlashInfer, installed or not; what is greedy needs neither.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache"),

@@ -68,7 +68,12 @@ argmax. Above 1, wkvm is the faster one.""",
         text="""Servers of wkvm and of vLLM on one GPU, the same loads by turns over the same HTTP
 interface: random prompts of token ids, outputs of one length, greedy. Weights are random. Where
 both run the architecture it is one shape; else wkvm runs RWKV-7, and vLLM a transformer of that
-size. Rates above 1, and times below 1, are wkvm's advantage. fla's own RWKV-7 is run in the same
+size. Rates above 1, and times below 1, are wkvm's advantage. vLLM runs compiled and captured, with
+FlashAttention 3 and without FlashInfer, so that prompts of Gated DeltaNet take its Triton kernel;
+its prefix cache is off. All requests of a load come at once: beside rows that decode, wkvm gives
+prompts [448 tokens of a step](cli.md#wkvm-serve), vLLM 8,192, so that there is less time between
+ids, and more before the first. Both had six cores to themselves, on a machine whose others were
+busy. fla's own RWKV-7 is run in the same
 process as wkvm's engine, step by step with its cache.""",
         has=of_bench("vllm", "fla"),
         tables=in_order,
