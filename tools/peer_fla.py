@@ -53,7 +53,7 @@ def config_of(size: Size) -> dict[str, Any]:
 
 
 def blank(size: Size, device: str) -> Any:
-    """fla's model without its own weights, which take minutes: they are orthogonal matrices.
+    """A model of fla's without its own weights, which take minutes: they are orthogonal matrices.
 
     fla asks ``transformers.modeling_utils._init_weights`` whether its layers are to make theirs.
     """
