@@ -2,10 +2,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wkvm.core.config import CUT_MULTIPLE
-from wkvm.core.prompts import cut, share
+from wkvm.core.prompts import cut, line_up, share
 
 wants_lists = st.lists(st.integers(1, 700), max_size=12)
 budgets = st.integers(0, 1500)
+of_two_cuts = st.integers(2 * CUT_MULTIPLE, 1500)
 
 
 def test_equal_wants_get_equal_shares() -> None:
@@ -46,6 +47,35 @@ def test_nobody_has_two_cuts_more_than_one_who_wants_more(wants: list[int], budg
     for want, given_ in zip(wants, shares, strict=True):
         if given_ < want:
             assert max(shares) <= given_ + 2 * CUT_MULTIPLE
+
+
+def test_who_came_first_is_over_first_of_equal_ones() -> None:
+    assert line_up([500, 500, 500], 640) == [500, 128, 0]
+
+
+def test_a_short_one_is_over_at_once_and_then_who_is_over_soonest() -> None:
+    assert line_up([1000, 800, 10], 640) == [64, 512, 10]
+    assert line_up([800, 1000, 10], 640) == [576, 0, 10]
+
+
+@given(wants=wants_lists, budget=of_two_cuts)
+def test_the_first_in_line_gets_an_eighth_or_all_that_it_wants(
+    wants: list[int], budget: int
+) -> None:
+    for want, given_ in zip(wants[:1], line_up(wants, budget), strict=False):
+        assert given_ == want or given_ >= max(cut(budget // 8), CUT_MULTIPLE)
+
+
+@given(wants=wants_lists, budget=of_two_cuts)
+def test_in_line_too_shares_are_cuts_or_all_and_nothing_useful_is_left(
+    wants: list[int], budget: int
+) -> None:
+    shares = line_up(wants, budget)
+    left = budget - sum(shares)
+    assert left >= 0
+    for want, given_ in zip(wants, shares, strict=True):
+        assert given_ == want or (0 <= given_ < want and given_ % CUT_MULTIPLE == 0)
+        assert given_ == want or left < min(CUT_MULTIPLE, want - given_)
 
 
 @given(n_tokens=st.integers(0, 10_000))

@@ -28,8 +28,7 @@ def test_beside_rows_that_decode_prompts_share_the_smaller_budget() -> None:
     assert planned.pop(1000) == 320
     assert planned == dict.fromkeys(range(1, 256), 1)
     submit(scheduler, 1001, N_PROMPT, LONG)
-    planned = shape(step(scheduler))
-    assert (planned[1000], planned[1001]) == (192, 128)
+    assert shape(step(scheduler)) == planned | {1000: 320}
 
 
 def test_without_rows_that_decode_prompts_have_the_whole_step() -> None:
@@ -92,3 +91,46 @@ def test_a_request_that_waits_for_its_last_id_takes_nothing_from_prompts() -> No
     assert shape(scheduler.plan(0.0)) == {1: 1}
     submit(scheduler, 1000, N_PROMPT, LONG)
     assert shape(scheduler.plan(0.0)) == {1000: 2048}
+
+
+def test_equal_prompts_are_over_one_by_one() -> None:
+    scheduler = make_scheduler(n_slots=4)
+    for request_id in (1, 2, 3):
+        submit(scheduler, request_id, 1600, LONG)
+    assert shape(step(scheduler)) == {1: 1600, 2: 448}
+    assert shape(step(scheduler)) == {1: 1, 2: 1152, 3: 832}
+
+
+def test_a_short_prompt_waits_for_no_long_ones() -> None:
+    scheduler = decoding(1)
+    for request_id in (1000, 1001):
+        submit(scheduler, request_id, N_PROMPT, LONG)
+    submit(scheduler, 1002, 100, LONG)
+    assert shape(step(scheduler)) == {1: 1, 1000: 192, 1002: 100}
+
+
+def test_a_long_prompt_has_an_eighth_of_what_short_ones_would_take() -> None:
+    scheduler = make_scheduler(n_slots=32)
+    submit(scheduler, 0, 10**5, LONG)
+    step(scheduler)
+    for request_id in range(1, 21):
+        submit(scheduler, request_id, 160, LONG)
+    planned = shape(step(scheduler))
+    assert planned.pop(0) == 256
+    assert planned == dict.fromkeys(range(1, 12), 160)
+
+
+def test_tenants_share_what_prompts_get_whoever_came_first() -> None:
+    scheduler = decoding(1)
+    for request_id in (1000, 1001):
+        submit(scheduler, request_id, N_PROMPT, LONG, tenant="a")
+    submit(scheduler, 1002, N_PROMPT, LONG, tenant="b")
+    assert shape(step(scheduler)) == {1: 1, 1000: 192, 1002: 128}
+
+
+def test_tenants_take_turns_where_there_is_less_than_a_cut_for_each() -> None:
+    scheduler = decoding(1, limit=64)
+    for at, tenant in enumerate("aba"):
+        submit(scheduler, 1000 + at, N_PROMPT, LONG, tenant=tenant)
+    turns = [shape(step(scheduler)) for _ in range(4)]
+    assert turns == [{1: 1, request_id: 64} for request_id in (1000, 1001, 1002, 1000)]

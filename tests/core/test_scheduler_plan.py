@@ -114,15 +114,15 @@ def test_decode_never_waits_for_a_prompt_nor_for_the_budget() -> None:
         assert shape(step(scheduler)) == {**dict.fromkeys(range(8), 1), 8: CUT_MULTIPLE}
 
 
-def test_prompts_share_what_decode_leaves() -> None:
+def test_the_first_prompt_gets_what_decode_leaves() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=64 * 4 + 1)
     submit(scheduler, 0, 1, LONG)
     step(scheduler)
     submit(scheduler, 1, 1000, LONG)
     submit(scheduler, 2, 1000, LONG)
-    assert shape(step(scheduler)) == {0: 1, 1: 128, 2: 128}
+    assert shape(step(scheduler)) == {0: 1, 1: 256}
     submit(scheduler, 3, 1, LONG)
-    assert shape(step(scheduler)) == {0: 1, 3: 1, 1: 128, 2: 64}
+    assert shape(step(scheduler)) == {0: 1, 3: 1, 1: 192}
 
 
 def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
@@ -162,7 +162,7 @@ def test_a_priority_takes_no_budget_from_another_tenant() -> None:
     submit(scheduler, 0, 1000, LONG, tenant="a", priority=-9)
     submit(scheduler, 1, 1000, LONG, tenant="a", priority=-9)
     submit(scheduler, 2, 1000, LONG, tenant="b")
-    assert shape(step(scheduler)) == {0: 64, 1: 64, 2: 128}
+    assert shape(step(scheduler)) == {0: 128, 2: 128}
 
 
 def test_without_credit_a_prompt_is_absorbed_up_to_its_last_cut() -> None:

@@ -43,8 +43,9 @@ class Scheduler(Admission):
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
     at least ``CUT_MULTIPLE``, so that there is always progress; and at most
     ``decode_prompt_tokens`` as long as others wait for their next id, whose time it adds to.
-    Tenants share it. Of a tenant's requests the lower priority takes what it can use, equal ones
-    share, and those that waited longest come first where there is too little for all.
+    Tenants share it, and take turns where there is too little for all. Of a tenant's requests the
+    lower priority takes what it can use; of equal ones the first gets an eighth, and the rest goes
+    to those that are over soonest.
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
