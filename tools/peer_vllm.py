@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -42,7 +42,17 @@ from tools.gpu_shapes import SHAPES  # noqa: E402
 
 READY_TIMEOUT_S = 420.0
 """vLLM compiles and captures before it listens."""
-SETTINGS = ("shape", "ctx", "out", "rounds", "pairs", "memory_share", "temperature", "eager")
+SETTINGS = (
+    "shape",
+    "ctx",
+    "out",
+    "rounds",
+    "pairs",
+    "memory_share",
+    "temperature",
+    "eager",
+    "wkvm_flags",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +239,7 @@ def source(
     )
 
 
-async def compared(options: argparse.Namespace, folder: Path) -> list[Comparison]:
+async def compared(options: argparse.Namespace, folder: Path) -> AsyncGenerator[Comparison, None]:
     """Start both servers, and have them answer the same loads by turns."""
     case = CASES[options.shape]
     ours, theirs = folder / "ours", folder / "theirs"
@@ -238,11 +248,10 @@ async def compared(options: argparse.Namespace, folder: Path) -> list[Comparison
     n_ids = min(vocab_size, case.theirs.get("vocab_size", vocab_size))
     most = max(options.concurrency)
     flags = ["--device", options.device, "--slots", str(most), "--uds", str(folder / "wkvm.http")]
-    flags += (
-        ["--guest-tokens", str(most * (options.ctx + options.out + 64))] if _has_guest(case) else []
-    )
+    if _has_guest(case):
+        flags += ["--guest-tokens", str(most * (options.ctx + options.out + 64))]
+    flags += options.wkvm_flags
     model = ours / "model.pth" if isinstance(case.ours, str) else ours
-    comparisons = list[Comparison]()
     async with contextlib.AsyncExitStack() as stack:
         # vLLM first: it takes a share of what is free when it starts.
         address = await stack.enter_async_context(vllm(theirs, folder / "vllm.http", options))
@@ -252,8 +261,8 @@ async def compared(options: argparse.Namespace, folder: Path) -> list[Comparison
             for one in (f"unix://{folder / 'wkvm.http'}", address)
         ]
         for n_streams in options.concurrency:
-            comparisons += await _by_turns(options, sources, n_ids, n_streams)
-    return comparisons
+            for comparison in await _by_turns(options, sources, n_ids, n_streams):
+                yield comparison
 
 
 def _has_guest(case: Case) -> bool:
@@ -302,6 +311,8 @@ def _comparisons(
         f"vLLM, {'the same' if same else 'Qwen2.5 1.5B'}",
     )
     load = f"{options.shape}, {options.ctx} in, {options.out} out, {n_streams} streams"
+    if options.wkvm_flags:
+        load += f", wkvm with {' '.join(options.wkvm_flags)}"
     besides = {
         f"{name}, generator's cores": max(one.generator_cpu for one in side)
         for name, side in zip(names, rungs, strict=True)
@@ -332,6 +343,7 @@ def main() -> int:
     add("--temperature", type=float, default=0.0)
     add("--eager", action="store_true", help="vLLM without compilation: starts sooner, runs slower")
     add("--device", choices=["cuda", "cpu"], default="cuda")
+    add("--wkvm-flags", type=str.split, default=[], help="more of wkvm's, in one argument")
     add("--vllm-flags", nargs=argparse.REMAINDER, default=[], help="more of vLLM's, at the end")
     options = parser.parse_args()
     before: dict[str, Any] = {**environment(), "vllm": vllm_version(options.vllm_site)}
@@ -339,24 +351,32 @@ def main() -> int:
         before["commit"] = options.commit
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 30 * 2**30
+    settings = {name: getattr(options, name) for name in SETTINGS}
+
+    async def run(folder: Path) -> None:
+        # A line is kept as soon as it is there: what comes later may take too long, or fail.
+        async with contextlib.aclosing(compared(options, folder)) as comparisons:
+            async for one in comparisons:
+                print(to_text("vllm", one), flush=True)
+                line = to_line(
+                    "vllm",
+                    one,
+                    command=command_of(options),
+                    settings=settings,
+                    environment=before,
+                )
+                append(options.output.parent, options.output.stem, [line])
+
     began = time.perf_counter()
     with (
         TemporaryDirectory(dir=memory if roomy else gettempdir()) as name,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         try:
-            results = runner.run(compared(options, Path(name)))
+            runner.run(run(Path(name)))
         except BenchError as error:
             print(f"{options.shape}: {error}", file=sys.stderr)
             return 1
-    for result in results:
-        print(to_text("vllm", result))
-    settings = {name: getattr(options, name) for name in SETTINGS}
-    lines = [
-        to_line("vllm", one, command=command_of(options), settings=settings, environment=before)
-        for one in results
-    ]
-    append(options.output.parent, options.output.stem, lines)
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 
