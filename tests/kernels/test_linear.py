@@ -25,8 +25,14 @@ def one_thread() -> Iterator[None]:
 def weights(kind: str) -> Tensor:
     assert OUT * IN >= PACKED_MIN_ELEMENTS
     weight = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(0)) * 0.1
-    if kind == "bfloat16":
+    if kind.endswith("bfloat16"):
         weight = weight.bfloat16().float()
+    if kind == "small bfloat16":
+        weight *= 2.0**-6
+    if kind == "large bfloat16":
+        weight *= 2.0**20
+    if kind == "vanishing bfloat16":
+        weight *= 2.0**-100
     if kind == "tiny values":
         weight *= 1e-6
     if kind == "huge values":
@@ -35,7 +41,18 @@ def weights(kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("n_rows", ROWS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "tiny values", "huge values"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "float32",
+        "bfloat16",
+        "small bfloat16",
+        "large bfloat16",
+        "vanishing bfloat16",
+        "tiny values",
+        "huge values",
+    ],
+)
 def test_the_result_is_as_exact_as_float32_products_are(kind: str, n_rows: int) -> None:
     weight, x = weights(kind), torch.randn(n_rows, IN)
     exact = x.double() @ weight.double().t()
@@ -45,7 +62,7 @@ def test_the_result_is_as_exact_as_float32_products_are(kind: str, n_rows: int) 
 
 
 @pytest.mark.parametrize("n_rows", ROWS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "small bfloat16"])
 def test_a_bias_is_added(kind: str, n_rows: int) -> None:
     weight, bias, x = weights(kind), torch.randn(OUT), torch.randn(n_rows, IN)
     without = linear(weight)(x)
@@ -56,6 +73,12 @@ def test_a_packed_row_has_the_same_bits_among_any_number_of_rows() -> None:
     product, x = linear(weights("bfloat16")), torch.randn(70, IN)
     together = product(x)
     assert all(torch.equal(product(x[row : row + 1])[0], together[row]) for row in range(70))
+
+
+@pytest.mark.parametrize("power", [-6, 20])
+def test_a_matrix_times_a_power_of_two_has_the_same_bits_times_that(power: int) -> None:
+    weight, x = weights("bfloat16"), torch.randn(3, IN)
+    assert torch.equal(linear(weight * 2.0**power)(x), linear(weight)(x) * 2.0**power)
 
 
 def test_threads_change_no_bit_of_a_packed_product() -> None:

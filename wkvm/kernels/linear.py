@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from math import frexp, inf
 from typing import Protocol, TypeAlias
 
 import torch
@@ -26,6 +27,12 @@ PACKED_TOLERANCE = 2.0**-22
 """How far float16 may be from a weight, in units of the largest weight of its matrix. That is
 two units in the last place of a float32 of that size, which a float32 product loses as well."""
 
+LARGEST_EXPONENT = 15
+"""Values below 2 to this are well within float16, and so are those of a matrix brought up to it."""
+
+MOST_EXPONENT = 64
+"""Further up, a bias might leave float32; what is so small is no matrix of a model."""
+
 THREADED_MIN_ROWS = 12
 """From here on sharing a product among threads saves more than starting them costs."""
 
@@ -33,16 +40,19 @@ THREADED_MIN_ROWS = 12
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The map ``x -> x @ weight.T + bias``.
 
-    On a CPU a float32 matrix whose values all fit float16 is kept in float16, half the bytes, and
-    is widened again in registers: products and sums are float32 as before. Matrices from bfloat16
-    and float16 checkpoints do fit. A decode of few rows waits for nothing but these bytes.
+    On a CPU a float32 matrix whose values all fit float16, times a power of two if need be, is kept
+    in float16, half the bytes, and is widened again in registers: products and sums are float32 as
+    before. Matrices from bfloat16 and float16 checkpoints do fit. A decode of few rows waits for
+    nothing but these bytes.
 
     Args:
         weight: ``[out, in]``. May be kept, or copied into another form.
         bias: ``[out]``.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and _fits_float16(weight):
-        return _packed(weight.contiguous(), bias)
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        exponent = _float16_exponent(weight)
+        if exponent is not None:
+            return _packed(weight.contiguous(), bias, exponent)
     # Which of the two layouts a library walks faster depends on the longer side.
     transposed = weight.t()
     if weight.shape[0] >= weight.shape[1]:
@@ -65,7 +75,21 @@ def head_of(weight: Tensor) -> Head:
     return product
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
+def _packed(weight: Tensor, bias: Tensor | None, exponent: int) -> Linear:
+    """A product with the matrix in float16, times 2 to the ``exponent``."""
+    scaled_bias = None if bias is None else _scaled(bias, exponent)
+    scaled_product = _packed_as_it_is(_scaled(weight, exponent), scaled_bias)
+    if exponent == 0:
+        return scaled_product
+
+    def product(x: Tensor) -> Tensor:
+        # As exact as the multiplication was: both move nothing but the exponents of float32.
+        return scaled_product(x).mul_(2.0**-exponent)
+
+    return product
+
+
+def _packed_as_it_is(weight: Tensor, bias: Tensor | None) -> Linear:
     """Two entries to the same routine: one lean and on one thread, one that shares the work.
 
     Each has a packing of its own, so that together they take the bytes of float32. Torch means to
@@ -96,11 +120,27 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     return lean_or_shared
 
 
-def _fits_float16(weight: Tensor) -> bool:
+def _float16_exponent(weight: Tensor) -> int | None:
+    """The power of two times which a matrix fits float16, 0 if it does; None if none helps."""
     if weight.numel() < PACKED_MIN_ELEMENTS:
-        return False
+        return None
     if "fbgemm" not in torch.backends.quantized.supported_engines:
-        return False
+        return None
+    largest = float(weight.abs().max())
+    if not 0 < largest < inf:
+        return None
+    # Where all values are small the smallest are below what float16 has, or have lost digits there.
+    for exponent in (0, LARGEST_EXPONENT - frexp(largest)[1]):
+        if abs(exponent) <= MOST_EXPONENT and _fits_float16(_scaled(weight, exponent)):
+            return exponent
+    return None
+
+
+def _scaled(tensor: Tensor, exponent: int) -> Tensor:
+    return tensor * 2.0**exponent if exponent else tensor
+
+
+def _fits_float16(weight: Tensor) -> bool:
     largest = weight.abs().max()
     if not largest < torch.finfo(torch.float16).max:
         return False
