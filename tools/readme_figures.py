@@ -62,6 +62,12 @@ def _case(bench: str, case: str, flags: str = "") -> Case:
     return bench, case, f"python -m wkvm_bench {bench}{flags}"
 
 
+def _vllm(shape: str, n_streams: int, what: str) -> Case:
+    case = f"{shape}, 1024 in, 128 out, {n_streams} streams: {what}"
+    command = f"python tools/peer_vllm.py --vllm-site DIR --shape {shape} --output FILE"
+    return "vllm", case, command
+
+
 ROWS: dict[str, Case] = {
     "one stream": _case("decode", "batch 1", " --threads 1"),
     "16 streams": _case("decode", "batch 16", " --threads 1"),
@@ -81,6 +87,10 @@ ROWS: dict[str, Case] = {
     "64 chats that are streamed, of any model": _case("gateway", "events, 64 streams"),
     "1.5B on a GPU, 256 rows": _case("engine", "1.5B on cuda, 256 rows"),
     "1.5B on a GPU, 256 streams": _case("server", "1.5B on cuda, 256 streams"),
+    "one stream on a GPU, of an RWKV-7 and a transformer": _vllm("1.5B", 1, "ids"),
+    "256 streams of these, each after 1,024 tokens": _vllm("1.5B", 256, "ids"),
+    "one stream of Mamba-2 2.7B on a GPU": _vllm("mamba2-2.7B", 1, "ids"),
+    "32 streams of it, 1,024 tokens in and 128 out": _vllm("mamba2-2.7B", 32, "ids"),
 }
 """Comparisons that README.md shows, by what it calls them; docs/performance.md has all."""
 
@@ -97,7 +107,7 @@ def figures(folder: Path, rows: dict[str, Case]) -> str:
             record = json.loads(line)
             if "ratio" in record and "bench" in record:
                 # Where the lines were written to is nobody else's folder.
-                command = re.sub(r" --results \S+", "", record["command"])
+                command = re.sub(r" --(results|commit) \S+", "", record["command"])
                 latest[record["bench"], record["case"], command] = record
     lines = ["| | measured | against | ratio | command |", "|---|---|---|---|---|"]
     places = set[str]()
