@@ -2,11 +2,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wkvm.core.config import CUT_MULTIPLE
-from wkvm.core.prompts import cut, line_up, share
+from wkvm.core.prompts import Served, cut, line_up, share
 
 wants_lists = st.lists(st.integers(1, 700), max_size=12)
 budgets = st.integers(0, 1500)
 of_two_cuts = st.integers(2 * CUT_MULTIPLE, 1500)
+
+
+def in_line(wants: list[int], budget: int) -> list[int]:
+    """What prompts get that want all that they lack."""
+    return line_up(wants, wants, budget)
 
 
 def test_equal_wants_get_equal_shares() -> None:
@@ -50,19 +55,23 @@ def test_nobody_has_two_cuts_more_than_one_who_wants_more(wants: list[int], budg
 
 
 def test_who_came_first_is_over_first_of_equal_ones() -> None:
-    assert line_up([500, 500, 500], 640) == [500, 128, 0]
+    assert in_line([500, 500, 500], 640) == [500, 128, 0]
 
 
 def test_a_short_one_is_over_at_once_and_then_who_is_over_soonest() -> None:
-    assert line_up([1000, 800, 10], 640) == [64, 512, 10]
-    assert line_up([800, 1000, 10], 640) == [576, 0, 10]
+    assert in_line([1000, 800, 10], 640) == [64, 512, 10]
+    assert in_line([800, 1000, 10], 640) == [576, 0, 10]
+
+
+def test_who_stops_on_the_way_is_not_over_soon_for_that() -> None:
+    assert line_up([100, 100, 300], [5000, 5000, 300], 448) == [100, 0, 300]
 
 
 @given(wants=wants_lists, budget=of_two_cuts)
 def test_the_first_in_line_gets_an_eighth_or_all_that_it_wants(
     wants: list[int], budget: int
 ) -> None:
-    for want, given_ in zip(wants[:1], line_up(wants, budget), strict=False):
+    for want, given_ in zip(wants[:1], in_line(wants, budget), strict=False):
         assert given_ == want or given_ >= max(cut(budget // 8), CUT_MULTIPLE)
 
 
@@ -70,12 +79,27 @@ def test_the_first_in_line_gets_an_eighth_or_all_that_it_wants(
 def test_in_line_too_shares_are_cuts_or_all_and_nothing_useful_is_left(
     wants: list[int], budget: int
 ) -> None:
-    shares = line_up(wants, budget)
+    shares = in_line(wants, budget)
     left = budget - sum(shares)
     assert left >= 0
     for want, given_ in zip(wants, shares, strict=True):
         assert given_ == want or (0 <= given_ < want and given_ % CUT_MULTIPLE == 0)
         assert given_ == want or left < min(CUT_MULTIPLE, want - given_)
+
+
+def test_who_gets_more_than_the_last_one_is_ahead_until_that_has_as_much() -> None:
+    served = Served()
+    served.note({"a": 128, "b": 64, "c": 10}, {"a", "b"})
+    assert [served.ahead(tenant) for tenant in "abcd"] == [64, 0, 0, 0]
+    served.note({"a": 64, "b": 128}, {"a", "b"})
+    assert [served.ahead(tenant) for tenant in "ab"] == [0, 0]
+
+
+def test_nobody_is_ahead_once_all_get_what_they_want() -> None:
+    served = Served()
+    served.note({"a": 64, "b": 0}, {"b"})
+    served.note({"b": 500}, set())
+    assert served.ahead("a") == served.ahead("b") == 0
 
 
 @given(n_tokens=st.integers(0, 10_000))

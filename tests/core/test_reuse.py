@@ -121,6 +121,19 @@ def test_what_was_used_longest_ago_goes_first(device: int) -> None:
     assert [told.reused for told in again] == [192, 192, 0]
 
 
+def test_what_others_wait_for_is_computed_before_what_is_over_later() -> None:
+    rig = Stems(depth=1, n_slots=4, budget=budget(), most_tokens=512)
+    rig.ask(stem(5000, 2))
+    rig.ask(stem(4000), 1)
+    middle = rig.ask(stem(3000, 1), 1)
+    rig.turn()
+    waiter = rig.ask(stem(320) + stem(10, 3), 1)
+    while rig.told[waiter].end is None:
+        rig.turn()
+    assert rig.told[waiter].reused == 320
+    assert rig.told[middle].end is None
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_who_waits_for_one_that_is_cancelled_takes_its_place(turns: int) -> None:
     rig = Stems(depth=1, budget=budget(), most_tokens=64)

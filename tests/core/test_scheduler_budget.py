@@ -1,6 +1,6 @@
 """How much of a step prompts get while others wait for their next id."""
 
-from tests.core.driver import answer, make_scheduler, shape, step, submit
+from tests.core.driver import answer, make_scheduler, prompt_of, shape, step, submit, submit_spec
 from tests.core.test_scheduler_grammar import Anything
 from wkvm.core.grammar import Grammar
 from wkvm.core.request import RequestSpec
@@ -133,4 +133,39 @@ def test_tenants_take_turns_where_there_is_less_than_a_cut_for_each() -> None:
     for at, tenant in enumerate("aba"):
         submit(scheduler, 1000 + at, N_PROMPT, LONG, tenant=tenant)
     turns = [shape(step(scheduler)) for _ in range(4)]
-    assert turns == [{1: 1, request_id: 64} for request_id in (1000, 1001, 1002, 1000)]
+    assert turns == [{1: 1, request_id: 64} for request_id in (1000, 1001, 1002, 1001)]
+
+
+def test_a_request_that_a_lower_priority_keeps_waiting_wins_its_tenant_nothing() -> None:
+    scheduler = decoding(1, limit=64)
+    submit(scheduler, 1000, N_PROMPT, LONG, tenant="a", priority=1)
+    submit(scheduler, 1001, N_PROMPT, LONG, tenant="a")
+    submit(scheduler, 1002, N_PROMPT, LONG, tenant="b")
+    turns = [shape(step(scheduler)) for _ in range(4)]
+    assert turns == [{1: 1, request_id: 64} for request_id in (1001, 1002, 1001, 1002)]
+
+
+def test_a_cut_too_many_goes_to_each_tenant_in_turn() -> None:
+    scheduler = decoding(1, limit=192)
+    submit(scheduler, 1000, N_PROMPT, LONG, tenant="a")
+    submit(scheduler, 1001, N_PROMPT, LONG, tenant="b")
+    turns = [shape(step(scheduler)) for _ in range(2)]
+    assert turns == [{1: 1, 1000: 128, 1001: 64}, {1: 1, 1000: 64, 1001: 128}]
+
+
+def test_what_tenants_have_no_cut_for_goes_to_the_next() -> None:
+    scheduler = decoding(4, limit=384)
+    for at, tenant in enumerate("aabb"):
+        submit(scheduler, 1000 + at, 94, LONG, tenant=tenant)
+    submit(scheduler, 1004, N_PROMPT, LONG, tenant="c")
+    planned = shape(step(scheduler))
+    assert {at: planned[at] for at in planned if at >= 1000} == {1000: 94, 1002: 94, 1004: 192}
+
+
+def test_a_prompt_with_checkpoints_on_the_way_is_not_taken_for_a_short_one() -> None:
+    scheduler = decoding(1)
+    spec = RequestSpec(prompt=prompt_of(N_PROMPT), params=LONG, checkpoint_every=64)
+    submit(scheduler, 1000, N_PROMPT, LONG)
+    submit_spec(scheduler, 1001, spec)
+    submit(scheduler, 1002, 200, LONG)
+    assert shape(step(scheduler)) == {1: 1, 1000: 64, 1002: 200}

@@ -1,6 +1,6 @@
 """How the prompts of a step share its budget, and where a prompt may be cut."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from wkvm.core.config import CUT_MULTIPLE
@@ -47,7 +47,7 @@ def share(wants: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
-def line_up(wants: Sequence[int], budget: int) -> list[int]:
+def line_up(wants: Sequence[int], rests: Sequence[int], budget: int) -> list[int]:
     """Divide a budget among prompts that came one after the other.
 
     The first gets an eighth of it, so that nobody starves. The rest goes to those that are over
@@ -58,6 +58,7 @@ def line_up(wants: Sequence[int], budget: int) -> list[int]:
 
     Args:
         wants: tokens that each prompt could absorb, at least 1; the one that came first is first.
+        rests: how many each lacks until somebody gets on: it wants less where it is to stop before.
         budget: tokens to divide, at least two cuts.
 
     Returns:
@@ -68,9 +69,8 @@ def line_up(wants: Sequence[int], budget: int) -> list[int]:
     shares = [0] * len(wants)
     shares[0] = _part(wants[0], max(cut(budget // 8), CUT_MULTIPLE))
     budget -= shares[0]
-    left = [want - given for want, given in zip(wants, shares, strict=True)]
-    for at in sorted(range(len(wants)), key=left.__getitem__):
-        given = _part(left[at], budget)
+    for at in sorted(range(len(wants)), key=lambda at: rests[at] - shares[at]):
+        given = _part(wants[at] - shares[at], budget)
         shares[at] += given
         budget -= given
     return shares
@@ -80,16 +80,47 @@ def _part(want: int, most: int) -> int:
     return want if want <= most else cut(most)
 
 
-def divide(prompts: Iterable[Request], budget: int) -> list[tuple[Request, int]]:
+class Served:
+    """What the prompts of each tenant have got of late, beyond those of the one that got least.
+
+    Nobody saves up: it counts as long as somebody gets less than it wants, and who gets all that it
+    wants is not behind the others for that.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = dict[str, int]()
+
+    def ahead(self, tenant: str) -> int:
+        """By how many tokens a tenant is ahead of the last one; 0 for who was not here of late."""
+        return self._ahead.get(tenant, 0)
+
+    def note(self, given: Mapping[str, int], wanting: Collection[str]) -> None:
+        """Count what tenants got in a step. Linear in those that got something of late.
+
+        Args:
+            wanting: those that would have taken more.
+        """
+        for tenant, n_tokens in given.items():
+            self._ahead[tenant] = self.ahead(tenant) + n_tokens
+        if not wanting:
+            self._ahead.clear()
+        elif least := min(map(self.ahead, wanting)):
+            ahead = self._ahead.items()
+            self._ahead = {tenant: n - least for tenant, n in ahead if n > least}
+
+
+def divide(prompts: Iterable[Request], budget: int, served: Served) -> list[tuple[Request, int]]:
     """Who absorbs how many ids of its prompt in a step.
 
-    The budget is divided among tenants by ``share``; those come first whose last turn was
-    the longest ago. What a tenant gets goes to its requests: the lower priority takes what
-    it can use, equal ones ``line_up``, or take turns where there is too little for two.
+    The budget is divided among tenants by ``share``, and so that who got less before gets more
+    now; what one cannot use of its share for want of a cut goes to the next. What a tenant gets
+    goes to its requests: the lower priority takes what it can use, equal ones ``line_up``, or take
+    turns where there is too little for two.
 
     Args:
         prompts: in the order in which they came.
         budget: tokens to divide, at least 0.
+        served: what tenants got before; this step is noted there.
 
     Returns:
         The requests that get something, and how much.
@@ -98,11 +129,23 @@ def divide(prompts: Iterable[Request], budget: int) -> list[tuple[Request, int]]
     for request in prompts:
         if want := absorbable(request):
             tenants.setdefault(request.tenant, []).append((request, want))
-    lines = sorted(tenants.values(), key=lambda wants: min(entry[0].turn for entry in wants))
-    shares = share([sum(want for _, want in wants) for wants in lines], budget)
-    divided = list[tuple[Request, int]]()
-    for wants, tenant_budget in zip(lines, shares, strict=True):
-        divided += _divide_by_priority(wants, tenant_budget)
+    lines = sorted(tenants.items(), key=lambda line: served.ahead(line[0]))
+    ahead = [served.ahead(tenant) for tenant, _ in lines]
+    wanted = [sum(want for _, want in wants) for _, wants in lines]
+    levels = share([sum(both) for both in zip(wanted, ahead, strict=True)], budget + sum(ahead))
+    shares = [max(level - had, 0) for level, had in zip(levels, ahead, strict=True)]
+    spare = max(budget - sum(shares), 0)
+    divided, given, wanting = list[tuple[Request, int]](), dict[str, int](), set[str]()
+    for (tenant, wants), want, most in zip(lines, wanted, shares, strict=True):
+        most = min(most + spare, budget)
+        part = list(_divide_by_priority(wants, most))
+        given[tenant] = n_tokens = sum(n for _, n in part)
+        if n_tokens < want:
+            wanting.add(tenant)
+        divided += part
+        budget -= n_tokens
+        spare = most - n_tokens
+    served.note(given, wanting)
     return divided
 
 
@@ -116,11 +159,18 @@ def _divide_by_priority(
             equals.sort(key=lambda entry: entry[0].turn)
             shares = share([want for _, want in equals], budget)
         else:
-            shares = line_up([want for _, want in equals], budget)
+            rests = [n_to_go(request) for request, _ in equals]
+            shares = line_up([want for _, want in equals], rests, budget)
         budget -= sum(shares)
         for (request, _), n_tokens in zip(equals, shares, strict=True):
             if n_tokens:
                 yield request, n_tokens
+
+
+def n_to_go(request: Request) -> int:
+    """How many ids a prompt lacks until its request gets on, or one that waits for its state."""
+    awaited = (n_tokens for n_tokens, claim in request.claims.items() if claim.waiters)
+    return min(awaited, default=request.n_known) - request.n_computed
 
 
 def absorbable(request: Request) -> int:

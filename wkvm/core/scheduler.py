@@ -22,7 +22,7 @@ from wkvm.core.errors import CapacityError, DrainingError, WkvmError
 from wkvm.core.outcome import apply
 from wkvm.core.plan import RowPlan, StepPlan, StepResult
 from wkvm.core.prefixes import Budget
-from wkvm.core.prompts import divide, prompt_row
+from wkvm.core.prompts import Served, divide, prompt_row
 from wkvm.core.request import RequestSpec, ReusedEvent, Status
 from wkvm.core.saving import MAX_SAVES, Purpose, checkpoint_after
 from wkvm.core.start import Copy, Save
@@ -43,9 +43,9 @@ class Scheduler(Admission):
     such rows never wait. Of ``max_num_batched_tokens``, what they leave goes to prompts, but
     at least ``CUT_MULTIPLE``, so that there is always progress; and at most
     ``decode_prompt_tokens`` as long as others wait for their next id, whose time it adds to.
-    Tenants share it, and take turns where there is too little for all. Of a tenant's requests the
-    lower priority takes what it can use; of equal ones the first gets an eighth, and the rest goes
-    to those that are over soonest.
+    Tenants share it, and who got less of it before is given more. Of a tenant's requests the lower
+    priority takes what it can use; of equal ones the first gets an eighth, and the rest goes to
+    those that are over soonest.
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
@@ -92,6 +92,7 @@ class Scheduler(Admission):
         )
         self._decode_prompt_tokens = decode_prompt_tokens or config.max_num_batched_tokens
         self._depth = depth
+        self._served = Served()
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._in_flight = deque[StepPlan]()
@@ -242,7 +243,7 @@ class Scheduler(Admission):
     def _prompt_rows(self, prompts: list[Request], budget: int) -> list[RowPlan]:
         """Rows for the prompts that get a share of ``budget``."""
         rows = list[RowPlan]()
-        for request, n_tokens in divide(prompts, budget):
+        for request, n_tokens in divide(prompts, budget, self._served):
             self._next_turn(request)
             row = prompt_row(request, n_tokens)
             rows.append(row)

@@ -96,7 +96,8 @@ class Request:
         paused_since: since when it has held its slot without being allowed to produce.
         constraint: what its grammar makes of the output so far, or what forces the output.
         is_ready: whether it has a constraint or needs none; else it may not produce.
-        turn: rises each time a share of the budget is given to it; orders the prompts.
+        turn: rises each time a share of the budget is given to it; orders the prompts of a tenant
+            that gets less than two cuts.
         prefix: the checkpoint of another's prompt that it begins from, while it is fresh, or would
             begin from now, while it waits.
         looked_up: as of which version of what is kept that was found out.
