@@ -2,7 +2,8 @@
 
     python -m tools.readme_figures
 
-For each case of a command the last line counts. A test holds README.md to what this writes.
+For each case of a command the last line counts. That of docs/comparison.md is written, too. A test
+holds both files to what this writes.
 """
 
 import json
@@ -95,12 +96,17 @@ ROWS: dict[str, Case] = {
 """Comparisons that README.md shows, by what it calls them; docs/performance.md has all."""
 
 
-def figures(folder: Path, rows: dict[str, Case]) -> str:
-    """Comparisons as Markdown. Of each case of a command the last line counts.
+VLLM_SHAPES = {
+    "1.5B": "1.5B: RWKV-7 in wkvm, Qwen2.5 in vLLM",
+    "mamba2-2.7B": "Mamba-2 2.7B in both",
+    "qwen3.5-9B": "Qwen3.5 9B in both",
+}
+"""Those of docs/comparison.md, by what it calls them."""
+VLLM_STREAMS = (1, 32, 256)
 
-    Raises:
-        ValueError: there is no line for a row.
-    """
+
+def _latest(folder: Path) -> dict[Case, dict[str, Any]]:
+    """Of each case of a command the last line."""
     latest = dict[Case, dict[str, Any]]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -109,6 +115,16 @@ def figures(folder: Path, rows: dict[str, Case]) -> str:
                 # Where the lines were written to is nobody else's folder.
                 command = re.sub(r" --(results|commit) \S+", "", record["command"])
                 latest[record["bench"], record["case"], command] = record
+    return latest
+
+
+def figures(folder: Path, rows: dict[str, Case]) -> str:
+    """Comparisons as Markdown.
+
+    Raises:
+        ValueError: there is no line for a row.
+    """
+    latest = _latest(folder)
     lines = ["| | measured | against | ratio | command |", "|---|---|---|---|---|"]
     places = set[str]()
     for name, case in rows.items():
@@ -134,6 +150,38 @@ def figures(folder: Path, rows: dict[str, Case]) -> str:
 def _figure(value: float) -> str:
     """Four digits, and never a power of ten."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def vllm_table(folder: Path) -> str:
+    """Servers of wkvm and vLLM as Markdown.
+
+    Raises:
+        ValueError: there is no line for a cell.
+    """
+    latest = _latest(folder)
+
+    def cell(case: Case) -> str:
+        if case not in latest:
+            raise ValueError(f"no line of {case[1]}")
+        record = latest[case]
+        a, b = (_figure(record[side]["median"]) for side in "ab")
+        return f"{a} to {b}: {record['ratio']['median']:.2f}"
+
+    columns = {
+        "ids/s": "ids",
+        "first id, ms": "first id, p50",
+        "between ids, ms": "between ids, p50",
+    }
+    lines = [
+        f"| wkvm to vLLM | streams | {' | '.join(columns)} |",
+        "|---" * (2 + len(columns)) + "|",
+    ]
+    lines += [
+        f"| {name} | {n} | {' | '.join(cell(_vllm(shape, n, what)) for what in columns.values())} |"
+        for shape, name in VLLM_SHAPES.items()
+        for n in VLLM_STREAMS
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
@@ -180,11 +228,16 @@ def written(readme: str, folder: Path) -> str:
     return with_figures(new, gpu_table(folder, GPU_ROWS), GPU_BEGIN, GPU_END)
 
 
+def compared(page: str, folder: Path) -> str:
+    """``docs/comparison.md`` with its figures as the lines in ``folder`` have them."""
+    return with_figures(page, vllm_table(folder))
+
+
 def main() -> None:
-    """Rewrite README.md."""
-    path = ROOT / "README.md"
-    new = written(path.read_text(encoding="utf-8"), ROOT / "bench/results")
-    path.write_text(new, encoding="utf-8")
+    """Rewrite README.md and docs/comparison.md."""
+    for file, write in (("README.md", written), ("docs/comparison.md", compared)):
+        path = ROOT / file
+        path.write_text(write(path.read_text("utf-8"), ROOT / "bench/results"), "utf-8")
 
 
 if __name__ == "__main__":

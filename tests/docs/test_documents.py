@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme_figures import written
+from tools.readme_figures import compared, written
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -95,3 +95,5 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == written(readme, ROOT / "bench/results"), "run: python -m tools.readme_figures"
+    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    assert page == compared(page, ROOT / "bench/results"), "run: python -m tools.readme_figures"

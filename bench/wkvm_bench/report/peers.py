@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from wkvm_bench.report.records import Record
 from wkvm_bench.report.sections import Plot, Section, of_bench
-from wkvm_bench.report.tables import compared
+from wkvm_bench.report.tables import compared, in_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 def in_order(records: Sequence[Record]) -> str:
     """Rows by what is done, and then by the peer."""
-    return compared(sorted(records, key=lambda one: str(one["case"])))
+    return compared(sorted(records, key=lambda one: in_numbers(str(one["case"]))))
 
 
 def draw_ratios(figure: "Figure", records: Sequence[Record]) -> None:
@@ -71,9 +71,9 @@ both run the architecture it is one shape; else wkvm runs RWKV-7, and vLLM a tra
 size. Rates above 1, and times below 1, are wkvm's advantage. vLLM runs compiled and captured, with
 FlashAttention 3 and without FlashInfer, so that prompts of Gated DeltaNet take its Triton kernel;
 its prefix cache is off. All requests of a load come at once: beside rows that decode, wkvm gives
-prompts [448 tokens of a step](cli.md#wkvm-serve), vLLM 8,192, so that there is less time between
-ids, and more before the first. Both had six cores to themselves, on a machine whose others were
-busy. fla's own RWKV-7 is run in the same
+prompts [448 tokens of a step](cli.md#wkvm-serve), vLLM 8,192. That is less added to the time
+between ids, and of many long prompts a later first id. Both had six cores to themselves, on a
+machine whose others were busy. Where there are lines of fla's own RWKV-7, it is run in the same
 process as wkvm's engine, step by step with its cache.""",
         has=of_bench("vllm", "fla"),
         tables=in_order,

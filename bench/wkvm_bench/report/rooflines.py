@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wkvm_bench.report.records import Record
 from wkvm_bench.report.sections import Plot, Section, of_bench
-from wkvm_bench.report.tables import cell, compared, figure
+from wkvm_bench.report.tables import cell, compared, figure, in_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,13 +112,7 @@ def points(records: Sequence[Record]) -> list[Point]:
             key = (one.kind, one.load)
             if key not in best or best[key].rate < one.rate:
                 best[key] = one
-    return sorted(best.values(), key=lambda one: (one.kind, _digits(one.load)))
-
-
-def _digits(text: str) -> tuple[str | int, ...]:
-    """So that 8 comes before 64: texts and numbers take turns, a text first."""
-    parts = re.split(r"(\d+)", text.replace(",", ""))
-    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
+    return sorted(best.values(), key=lambda one: (one.kind, in_numbers(one.load)))
 
 
 def gpu_table(records: Sequence[Record]) -> str:

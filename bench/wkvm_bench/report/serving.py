@@ -27,7 +27,8 @@ of a whole request; all in milliseconds, as median / 99th percentile. *Goodput* 
 second that kept all the bounds in the same row. A row is marked † where the load generator itself
 was so busy, or so late, that the server may do better.
 
-*bundled* is `wkvm serve` on the model of this repository. `transformers serve` has the same weights
+*bundled* is `wkvm serve` on the model of this repository, *1.5B* on an RWKV-7 of that size with
+random weights. `transformers serve` has the same weights
 in float32, by [serve_transformers.py](../tools/README.md#transformers-server-serve_transformerspy).
 It runs as it does by default, without `--continuous-batching`: one request after the other."""
 

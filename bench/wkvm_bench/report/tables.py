@@ -1,5 +1,6 @@
 """Lines of results as Markdown: two sides and their ratio, figures, loads on servers."""
 
+import re
 from collections.abc import Sequence
 
 from wkvm_bench.report.records import Record, place_and_load
@@ -64,6 +65,12 @@ def spread(ratio: Record) -> str:
 def cell(text: str) -> str:
     """Text that is no more than text in a cell of a table."""
     return " ".join(str(text).replace("|", r"\|").replace("<", "&lt;").split())
+
+
+def in_numbers(text: str) -> tuple[str | int, ...]:
+    """To sort by, so that 8 comes before 64: texts and numbers take turns, a text first."""
+    parts = re.split(r"(\d+)", text.replace(",", ""))
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _name(record: Record) -> str:
