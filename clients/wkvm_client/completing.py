@@ -1,5 +1,6 @@
 """The completion of a choice, from what came on its lane. No I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wkvm_protocol.messages import (
@@ -49,7 +50,7 @@ class Before:
 def completion_of(
     message: End | EndOn,
     ids: list[int],
-    logprobs: list[TokenLogprobs] | None,
+    logprobs: Sequence[TokenLogprobs] | None,
     prompt_logprobs: list[TokenLogprobs] | None,
     *,
     embedding: list[float] | None,

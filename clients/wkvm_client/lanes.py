@@ -195,9 +195,10 @@ class Lane:
         n_new = len(message.ids) // ID_BYTES
         if not message.of_prompt:
             track = self.tracks[message.choice]
+            assert track.logprobs is not None, "they were asked for"
             if len(track.logprobs) + n_new > len(track.ids) + self.n_room:
                 raise self.overrun("Logprobs")
-            track.logprobs += unpack_logprobs(message)
+            track.logprobs.add(message)
             return
         if message.first + n_new > len(draft.message.prompt) // ID_BYTES:
             raise self.overrun("Logprobs")
@@ -238,7 +239,7 @@ class Lane:
         track.completion = completion_of(
             message,
             track.ids.tolist(),
-            track.logprobs if draft.logprobs is not None else None,
+            track.logprobs,
             self.prompt_logprobs if draft.prompt_logprobs is not None else None,
             embedding=self.embedding,
             before=self.before,

@@ -1,5 +1,6 @@
 """What comes back from a request: completions, log probabilities, timings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -66,7 +67,7 @@ class Completion:
         reason: why it ended. A cancelled or timed-out choice has the ids up to then.
         stop_id: the id that stopped it; None unless the reason is STOP, and where a grammar did.
         n_prompt, n_output: token counts, as the server states them.
-        logprobs: one entry for each of ``ids``; None if none were asked for.
+        logprobs: one entry for each of ``ids``, made when it is read; None if none were asked for.
         prompt_logprobs: one entry for each id of the prompt but the first; None if none
             were asked for.
         timings: how long it took on the server.
@@ -81,7 +82,7 @@ class Completion:
     stop_id: int | None
     n_prompt: int
     n_output: int
-    logprobs: list[TokenLogprobs] | None
+    logprobs: Sequence[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
     timings: Timings
     state: StateEnd | None = None

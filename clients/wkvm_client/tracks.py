@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from wkvm_client.errors import ClientError
-from wkvm_client.results import Completion, TokenLogprobs
+from wkvm_client.packed import PackedLogprobs
+from wkvm_client.results import Completion
 
 if TYPE_CHECKING:
     from wkvm_client.lanes import Lane
@@ -49,6 +50,7 @@ class Track:
     Attributes:
         ids: all that arrived. Only ever appended to.
         n_read: how many of them the consumer has taken.
+        logprobs: theirs, if they were asked for.
         hook: called after an id arrived, if set.
         completion: set when the choice has ended well.
         is_alone: whether the lane has no other; then nobody but its own reader has to be told.
@@ -83,7 +85,7 @@ class Track:
         self.on_ids: Callable[[], None] | None = None
         self.watcher: Callable[[], None] | None = None
         self.on_end: list[Callable[[], None]] = []
-        self.logprobs: list[TokenLogprobs] = []
+        self.logprobs = None if lane.draft.logprobs is None else PackedLogprobs()
         self.completion: Completion | None = None
         self.abandoned = False
 

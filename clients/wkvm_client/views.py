@@ -1,5 +1,6 @@
 """What a consumer sees of a lane and of its choices without waiting: the same in both clients."""
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from wkvm_client.lanes import Lane
@@ -29,12 +30,14 @@ class ChoiceView:
         return len(self._track.ids)
 
     @property
-    def logprobs(self) -> list[TokenLogprobs]:
+    def logprobs(self) -> Sequence[TokenLogprobs]:
         """Log probabilities so far: at least one entry for each id that has arrived.
 
-        Empty if none were asked for. Not a copy; do not change it.
+        Empty if none were asked for. Not a copy. They are kept as they came, and an entry is made
+        each time that it is read, which takes microseconds: read a slice of what is new.
         """
-        return self._track.logprobs
+        logprobs = self._track.logprobs
+        return () if logprobs is None else logprobs
 
     @property
     def n_reused(self) -> int:
@@ -79,7 +82,7 @@ class LaneView(Generic[ChoiceT]):
         return self._only.ids
 
     @property
-    def logprobs(self) -> list[TokenLogprobs]:
+    def logprobs(self) -> Sequence[TokenLogprobs]:
         """As of the only choice."""
         return self._only.logprobs
 

@@ -8,8 +8,15 @@ from wkvm_client.aio import Choice
 from wkvm_client.drafts import Draft
 from wkvm_client.errors import ClientError
 from wkvm_client.lanes import Lane
-from wkvm_client.results import TokenLogprobs
-from wkvm_protocol.messages import End, EndReason, Generate, Sampling
+from wkvm_protocol.messages import (
+    End,
+    EndReason,
+    Generate,
+    Logprobs,
+    Sampling,
+    pack_floats,
+    pack_ids,
+)
 
 from tests.fakes import FakeModel
 from wkvm.core.config import EngineConfig
@@ -61,8 +68,8 @@ class FilledChoice:
         cancelled: whether its lane was cancelled.
     """
 
-    def __init__(self, *, max_tokens: int = 1 << 20, logprobs: int | None = None) -> None:
-        sampling = Sampling(max_tokens=max_tokens, logprobs=logprobs)
+    def __init__(self, *, max_tokens: int = 1 << 20) -> None:
+        sampling = Sampling(max_tokens=max_tokens, logprobs=0)
         draft = Draft(Generate(request_id=0, prompt=b"\0" * 4, sampling=sampling), None, None)
         self._lane = Lane(1, draft, self)
         self.cancelled = False
@@ -92,7 +99,9 @@ class FilledChoice:
 
     def arrive(self, ids: Sequence[int]) -> None:
         track = self._lane.tracks[0]
-        track.logprobs += [TokenLogprobs(i, -0.5, 1, ()) for i in ids]
+        assert track.logprobs is not None, "they were asked for"
+        numbers = pack_floats([-0.5] * len(ids)), pack_ids([1] * len(ids))
+        track.logprobs.add(Logprobs(1, 0, False, 0, 0, pack_ids(list(ids)), *numbers, b"", b""))
         track.ids.extend(ids)
         track.wake()
 

@@ -25,6 +25,7 @@ ROOM_S = 20.0
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
 STREAM = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+RESPONSE = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 ENDLESS = Generate(1, pack_ids([1]), Sampling(temperature=0, max_tokens=10**6, ignore_eos=True))
 ANY = {"max_connections": 20_000}
 
@@ -146,9 +147,23 @@ async def stalled_http(server: Served) -> One:
         b'{"model": "fake", "prompt": [1], "max_tokens": 1000000, "temperature": 0, '
         b'"ignore_eos": true, "stream": true}'
     )
+    return await stalled_on(server, STREAM % len(body) + body)
+
+
+async def stalled_response(server: Served) -> One:
+    """Likewise, of the answer that most is told and kept of."""
+    body = (
+        b'{"model": "fake", "input": "a", "max_output_tokens": 1000000, "temperature": 0, '
+        b'"ignore_eos": true, "stream": true, "top_logprobs": 20, "store": false}'
+    )
+    return await stalled_on(server, RESPONSE % len(body) + body)
+
+
+async def stalled_on(server: Served, request: bytes) -> One:
+    """Send a request over HTTP, and read nothing of its answer."""
     one = await connect(server.http)
     one.transport.pause_reading()
-    one.say(STREAM % len(body) + body)
+    one.say(request)
     return one
 
 
@@ -167,9 +182,17 @@ async def read_some(server: Served) -> None:
     one.transport.abort()
 
 
-@pytest.mark.parametrize(("door", "stalled"), [("binary", stalled_binary), ("http", stalled_http)])
+@pytest.mark.parametrize(
+    ("door", "stalled", "most_bytes"),
+    [
+        ("binary", stalled_binary, 64 * MIB),
+        ("http", stalled_http, 64 * MIB),
+        ("responses", stalled_response, amount(20, 100) * 64 * MIB // 100),
+    ],
+    ids=["binary", "http", "responses"],
+)
 async def test_readers_that_stall_cost_bounded_memory_and_lose_their_slots(
-    tmp_path: Path, door: str, stalled: Callable[[Served], Awaitable[One]]
+    tmp_path: Path, door: str, stalled: Callable[[Served], Awaitable[One]], most_bytes: int
 ) -> None:
     n = amount(20, 100)
     # Who is to be stalled soon by twenty bytes at a time needs an engine without a limit.
@@ -193,7 +216,7 @@ async def test_readers_that_stall_cost_bounded_memory_and_lose_their_slots(
             assert stats["n_free_slots"] >= stats["n_slots"] - 1
         for one in ones:
             one.transport.abort()
-    assert at_most - before < 64 * MIB
+    assert at_most - before < most_bytes
     tell(
         8,
         f"readers that stall, {door}",

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wkvm_client.errors import ClientError
@@ -141,7 +141,7 @@ def _kept(state: StateEnd) -> dict[str, Any]:
 
 
 def _logprobs(
-    positions: list[TokenLogprobs] | None, tokenizer: Tokenizer
+    positions: Sequence[TokenLogprobs] | None, tokenizer: Tokenizer
 ) -> list[dict[str, Any]] | None:
     if positions is None:
         return None

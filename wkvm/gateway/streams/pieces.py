@@ -275,7 +275,9 @@ class ChoiceText:
         return "".join(parts), None, len(ids)
 
     def _logprobs(self, first: int) -> list[TokenLogprobs]:
-        return self._choice.logprobs[first : self._n_output] if self._options.logprobs else []
+        if not self._options.logprobs:
+            return []
+        return list(self._choice.logprobs[first : self._n_output])
 
     def _end(
         self,
