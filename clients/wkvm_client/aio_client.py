@@ -17,10 +17,7 @@ from wkvm_client.aio_states import States
 from wkvm_client.aio_streams import Stream
 from wkvm_client.aio_texts import Texts
 from wkvm_client.drafts import DEFAULT_CREDIT, Draft, Grammar, draft
-from wkvm_client.errors import (
-    ReplyTimeoutError,
-    RequestTimeoutError,
-)
+from wkvm_client.errors import ReplyTimeoutError, RequestTimeoutError
 from wkvm_client.states import Durability, Keep, OnDisconnect
 from wkvm_client.watching import News, news_of, watch_message
 

@@ -16,7 +16,7 @@ from wkvm_client.states import Durability, OnDisconnect, StateInfo
 from wkvm_client.turns import PASSED_OVER, TurnOptions, Turns, new_key, parent_of
 
 if TYPE_CHECKING:
-    from wkvm_client.blocking import Client
+    from wkvm_client.blocking_client import Client
 
 T = TypeVar("T")
 N_ATTEMPTS = 3
