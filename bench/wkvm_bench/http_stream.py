@@ -22,9 +22,17 @@ _BODY_END = b"\n0\r\n\r\n"
 """Of a body in chunks: the end of the last chunk, and an empty one."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,15})(?!\d)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}[ \t]*")
 _EVENT = b"data:"
+MAX_HEAD_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 256 * 2**20
+"""A server that says more, and whoever never ends, is left: an id takes a few hundred bytes."""
 _NO_ADDRESS = "{} is neither http://HOST:PORT nor unix:///PATH"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class TooLongError(OSError):
+    """An answer is longer than any that is meant well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +71,19 @@ class Answer:
         Raises:
             ValueError: the body is in chunks that are none.
         """
-        rest = b""
+        begun = list[bytes]()
         for end, part in self._parts():
-            *lines, rest = (rest + part).split(b"\n")
+            first, *others = part.split(b"\n")
+            begun.append(first)
+            if not others:
+                continue
             # Where a chunk has several events, or several reads brought it, its end is theirs.
             at = self.times[bisect_left(self.ends, end)]
-            for line in lines:
+            for line in (b"".join(begun), *others[:-1]):
                 if line.startswith(_EVENT):
                     yield at, line[len(_EVENT) :].strip()
+            begun = [others[-1]]
+        rest = b"".join(begun)
         if rest.startswith(_EVENT):
             yield self.times[-1], rest[len(_EVENT) :].strip()
 
@@ -87,10 +100,14 @@ class Answer:
         raw, at = self.raw, 0
         while True:
             line_end = raw.index(b"\r\n", at)
-            size = int(raw[at:line_end].partition(b";")[0], 16)
-            at = line_end + 2
-            if size <= 0:
+            digits = raw[at:line_end].partition(b";")[0]
+            if not _SIZE.fullmatch(digits):
+                raise ValueError("the size of a chunk is none")
+            size, at = int(digits, 16), line_end + 2
+            if not size:
                 return
+            if at + size > len(raw):
+                raise ValueError("a chunk is shorter than its size")
             yield at + size, raw[at : at + size]
             at += size + 2
 
@@ -146,6 +163,9 @@ class HttpConnection(asyncio.Protocol):
                 return
         self._parts.append(data)
         self._n_read += len(data)
+        if self._n_read > MAX_ANSWER_BYTES:
+            self._fail(TooLongError())
+            return
         self._ends.append(self._n_read)
         self._times.append(now)
         if self._is_chunked:
@@ -174,6 +194,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a request, and return all that came in answer.
 
         Raises:
+            TooLongError: there was no end of it.
             OSError: the server closed the connection.
         """
         self._parts, self._ends, self._times = [], array("q"), array("d")
@@ -190,6 +211,8 @@ class HttpConnection(asyncio.Protocol):
         self._parts.append(data)
         head, end, rest = b"".join(self._parts).partition(_HEAD_END)
         if not end:
+            if len(head) > MAX_HEAD_BYTES:
+                self._fail(TooLongError())
             return b""
         # A body of no chunks has the headers' end before its last one.
         self._parts, self._head, self._tail = [], head, b"\n"
@@ -197,6 +220,15 @@ class HttpConnection(asyncio.Protocol):
         length = _LENGTH.search(head)
         self._n_expected = None if length is None else int(length[1])
         return rest
+
+    def _fail(self, error: OSError) -> None:
+        """Give the response up, and with it the connection."""
+        self._parts.clear()
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():

@@ -11,6 +11,7 @@ from wkvm_client.aio import Client
 from wkvm_client.errors import ClientError, RequestError
 from wkvm_protocol.messages import EndReason
 
+from wkvm.cli.terminal import on_one_line
 from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
 
@@ -96,7 +97,8 @@ class BinarySource:
             streamed.retry_after_s = error.retry_after_ms / 1000 or None
             kind = type(error).__name__
             # Only these say the same of every request, and only they need explaining.
-            streamed.error = f"{kind} ({error})" if isinstance(error, RequestError) else kind
+            why = f"{kind} ({error})" if isinstance(error, RequestError) else kind
+            streamed.error = on_one_line(why)
             return streamed
         streamed.n_ids, streamed.n_prompt = completion.n_output, completion.n_prompt
         if completion.reason not in FULL:
@@ -134,7 +136,7 @@ async def connected(
                 for _ in range(n_connections)
             ]
         except ClientError as error:
-            raise BenchError(str(error)) from error
+            raise BenchError(on_one_line(str(error))) from error
         yield BinarySource(
             clients,
             temperature=temperature,

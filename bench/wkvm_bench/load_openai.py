@@ -13,9 +13,10 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from wkvm.cli.terminal import on_one_line
 from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
-from wkvm_bench.http_stream import Answer, HttpConnection, split
+from wkvm_bench.http_stream import Answer, HttpConnection, TooLongError, split
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d{1,15})(?!\d)", re.IGNORECASE)
@@ -131,6 +132,8 @@ class OpenAiSource:
         except (OSError, BenchError) as error:  # a TimeoutError is an OSError
             streamed.ended_at = time.perf_counter()
             streamed.error = "timeout" if isinstance(error, TimeoutError) else "connection lost"
+            if isinstance(error, TooLongError):
+                streamed.error = "no end of the answer"
             if isinstance(error, BenchError):
                 # It may be this process that has no room for more.
                 streamed.error = f"no connection ({error})"
@@ -174,7 +177,7 @@ class OpenAiSource:
             if why := _message(answer):
                 raise BenchError(f"{self._url}: {why}")
             name: str = msgspec.json.decode(answer.body)["data"][0]["id"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise BenchError(f"{self._url} names no model: give one with --model") from error
         finally:
             if one is not None:
@@ -222,7 +225,8 @@ def read_answer(
     """
     if answer.status != "200":
         why, after = _message(answer), _RETRY_AFTER.search(answer.head + b"\r\n")
-        streamed.error = f"HTTP {answer.status} ({why})" if why else f"HTTP {answer.status}"
+        status = on_one_line(answer.status)
+        streamed.error = f"HTTP {status} ({why})" if why else f"HTTP {status}"
         streamed.retry_after_s = None if after is None else float(after[1])
         return
     usage: _Usage | None = None
@@ -237,7 +241,7 @@ def read_answer(
             if any(choice.brings_text() for choice in event.choices or ()):
                 streamed.arrivals.append(at)
             usage = event.usage or usage
-    except ValueError:  # msgspec's errors are some
+    except (ValueError, RecursionError):  # msgspec's errors are of the former
         streamed.error = "unreadable events"
         return
     if n_out is None:
@@ -255,20 +259,20 @@ def read_answer(
 
 def _kind(error: object) -> str:
     kind = error.get("type") if isinstance(error, dict) else None
-    return str(kind or "unnamed")
+    return on_one_line(str(kind or "unnamed")[:MAX_MESSAGE])
 
 
 def _message(answer: Answer) -> str | None:
     """What an error's body says, where it is one of OpenAI's, or of a server on FastAPI."""
     try:
         said: object = msgspec.json.decode(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict):
         return None
     error = said.get("error")
     found = error.get("message") if isinstance(error, dict) else said.get("detail")
-    return found[:MAX_MESSAGE] if isinstance(found, str) else None
+    return on_one_line(found[:MAX_MESSAGE]) if isinstance(found, str) else None
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from wkvm.cli.terminal import on_one_line
 from wkvm.server.process import raise_file_limit
 from wkvm_bench import serve_flags
 from wkvm_bench.ceiling import ceiling
@@ -106,7 +107,7 @@ async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: 
                 for server in servers if turn % 2 == 0 else reversed(servers):
                     place = f"{options.seed} {number} {turn}"
                     in_words = case_name(options, server, load, lengths.words)
-                    print(in_words)
+                    print(on_one_line(in_words))
                     rung = await _rung(options, server, load, place)
                     most_taken = ceilings.get(server.target.backend)
                     record = _record(options, server, load, rung, most_taken)

@@ -1,12 +1,14 @@
 """The load over HTTP, against a server that sends bytes that a test says."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from wkvm_bench import http_stream
 from wkvm_bench.figures import Streamed
 from wkvm_bench.harness import BenchError
 from wkvm_bench.load_openai import OpenAiSource, connected
@@ -49,20 +51,22 @@ class Scripted:
         while True:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
+            except (asyncio.IncompleteReadError, ConnectionError):
                 break
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             body = await reader.readexactly(int(length or 0))
             self.asked.append((head, json.loads(body or b"{}")))
             answer = self.answers.pop(0)
-            for data in answer:
-                writer.write(data)
-                await writer.drain()
-                await asyncio.sleep(self.pause_s)
+            with contextlib.suppress(ConnectionError):
+                for data in answer:
+                    writer.write(data)
+                    await writer.drain()
+                    await asyncio.sleep(self.pause_s)
             if HANG_UP in answer or not answer:
                 break
         writer.close()
-        await writer.wait_closed()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -335,3 +339,47 @@ def test_a_path_before_v1_is_kept(url: str, line: bytes) -> None:
         timeout_s=1.0,
     )
     assert source._request("POST", "/v1/completions", b"").startswith(line)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"ffffffffffffffffffff\r\nabc\r\n",
+        b"1_0\r\n" + 16 * b"a" + b"\r\n",
+        b"-5\r\nabc\r\n",
+        b"50\r\nabc\r\n",
+        chunk(b'data: {"error": ' + 100_000 * b"[" + b"\n\n"),
+    ],
+    ids=["huge", "underscore", "negative", "short", "deep"],
+)
+async def test_chunks_and_events_that_lie_are_unreadable(body: bytes, tmp_path: Path) -> None:
+    async with source_of(tmp_path, Scripted([HEAD + body + b"\n0\r\n\r\n"])) as source:
+        assert (await source.stream([1], 1)).error == "unreadable events"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[b"HTTP/1.1 200 OK\r\n", *20 * [b"X: y" * 50 + b"\r\n"]], [HEAD, *20 * [event("a")]]],
+    ids=["head", "body"],
+)
+async def test_an_answer_without_an_end_is_left(
+    answer: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_stream, "MAX_HEAD_BYTES", 1000)
+    monkeypatch.setattr(http_stream, "MAX_ANSWER_BYTES", 300)
+    server = Scripted(answer)
+    server.pause_s = 0.0
+    async with source_of(tmp_path, server) as source:
+        assert (await source.stream([1], 1)).error == "no end of the answer"
+
+
+async def test_what_a_server_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> None:
+    said = json.dumps({"error": {"message": "\x1b[2J\n", "type": "\x1b]0;x\x07" + 1000 * "y"}})
+    refusal = f"HTTP/1.1 500 X\r\nContent-Length: {len(said)}\r\n\r\n{said}".encode()
+    event = HEAD + chunk(b"data: " + said.encode() + b"\n\n") + DONE
+    async with source_of(tmp_path, Scripted([refusal], [event])) as source:
+        assert (await source.stream([1], 1)).error == r"HTTP 500 (\x1b[2J\x0a)"
+        error = (await source.stream([1], 1)).error
+    assert error is not None
+    assert error.startswith(r"error: \x1b]0;x\x07yy")
+    assert len(error) < 400

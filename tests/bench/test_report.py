@@ -59,12 +59,26 @@ def test_lines_of_files_and_folders_are_read_with_the_names_of_their_files(tmp_p
     ]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "7", "[" * 100_000])
+@pytest.mark.parametrize("line", ["{", "[]", "7", "[" * 100_000, r'{"a": "\ud800"}'])
 def test_a_line_that_is_no_object_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("{}\n\n" + line + "\n")
     with pytest.raises(BenchError, match=r"x\.jsonl, line 3: no JSON object"):
         read([path])
+
+
+@pytest.mark.parametrize("name", ["bench", "case", "command"])
+@pytest.mark.parametrize("value", [None, ["a"], {"a": 1}, 3])
+def test_what_names_a_line_is_text(name: str, value: object, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", [{name: value}])
+    with pytest.raises(BenchError, match=f"x.jsonl, line 1: '{name}' is no text"):
+        read([path])
+
+
+def test_a_number_that_no_machine_has_is_an_error_of_its_section() -> None:
+    record = {**compared_line("x", 1.0), "load": 10**400}
+    with pytest.raises(BenchError, match="Decode: a line cannot be read"):
+        page.markdown([record], [DECODE], intro="# R", images=None)
 
 
 def test_what_cannot_be_read_is_an_error_of_one_line(

@@ -1,6 +1,7 @@
 """``wkvm top`` on whole servers, through textual's own pilot; and what it shows, as text."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,12 +17,12 @@ from wkvm_client.watching import StateNews, StateTable, StatsNews
 from tests.client.keeping import running
 from wkvm.cli.top import feed
 from wkvm.cli.top.feed import news_of
-from wkvm.cli.top.figures import SORTS, Readings, ago, duration, gauges, rows, size
+from wkvm.cli.top.figures import SORTS, Readings, ago, details, duration, gauges, rows, size
 
 textual = pytest.importorskip("textual")
 from textual.widgets import DataTable, Input, Static  # noqa: E402
 
-from wkvm.cli.top.app import Tell, TopApp  # noqa: E402
+from wkvm.cli.top.app import Ask, Tell, TopApp  # noqa: E402
 
 
 async def seen(pilot: Any, fact: Callable[[], bool]) -> None:
@@ -38,6 +39,11 @@ def names(app: TopApp) -> list[str]:
 
 def status(app: TopApp) -> str:
     return str(app.query_one("#status", Static).render())
+
+
+def strips(app: TopApp) -> Any:
+    """The lines of the screen, as they go to a terminal."""
+    return app.screen._compositor.render_strips()
 
 
 @asynccontextmanager
@@ -115,6 +121,24 @@ async def test_a_filter_finds_names_tags_and_tiers_and_enter_shows_a_log(tmp_pat
         assert "alpha@1" in str(app.screen.query_one(Static).render())
         await pilot.press("x")
         await seen(pilot, lambda: not isinstance(app.screen, Tell))
+
+
+async def test_what_a_server_says_draws_nothing_but_its_text(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\n[red]\u202eevil"
+    async with screen(tmp_path) as (app, pilot, _):
+        said = state(evil, tags={evil: evil}, operation=evil)
+        news = StateNews(states=(said,), used_at={}, gone=(), restarts=False, is_complete=True)
+        app.states.apply(news)
+        await pilot.press("s")  # draws, by name
+        await seen(pilot, lambda: any("owned" in name for name in names(app)))
+        app.say(evil)
+        for shown in (None, Ask(evil, evil), Tell(details(said, [(evil, evil, evil)]))):
+            if shown is not None:
+                app.push_screen(shown)
+            await pilot.pause()
+            drawn = "".join(one.text for strip in strips(app) for one in strip)
+            assert "owned" in drawn
+            assert re.findall(r"[\x00-\x1f\x7f-\x9f\u202e]", drawn) == []
 
 
 async def test_a_server_that_comes_back_is_shown_again(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from tests.engine.states.rig import Rig, running
 from tests.server.harness import RawClient, until
 from tests.server.state_rig import StateRig, ask, generate_on, serving_states
 from wkvm.core.api_keys import ApiKey
+from wkvm.core.states import StateNews
 from wkvm.engine.states import watching
-from wkvm.server import watches
+from wkvm.server import round_robin, watches
 
 KEYS = (ApiKey.of("blue-key", "blue"), ApiKey.of("red-key", "red"))
 FAST = 20
@@ -342,17 +343,86 @@ async def test_a_client_that_does_not_read_is_told_the_latest_when_it_does(
         while not connection.is_behind:
             n += 1
             await ask(other, wire.StateEdit(0, "f00", tags={"n": str(n), "x": "y" * 200}))
-            for name in names[1:]:
-                watch.mark(name)
+            watch.mark(names[1:])
         for _ in range(100):
             n += 1
             await ask(other, wire.StateEdit(0, "f00", tags={"n": str(n)}))
-            for name in names[1:]:
-                watch.mark(name)
+            watch.mark(names[1:])
         assert len(watch._changed) <= 64
         assert connection._output.n_unsent < 256 * 1024
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await one.until_told(lambda table: table["f00"].tags.get("n") == str(n))
+
+
+async def test_watches_wait_for_their_turn_and_nobody_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_robin, "REST", 1e6)  # longer than any test
+    async with service(tmp_path) as (rig, _):
+        client, other = await rig.client("blue-key"), await rig.client("blue-key")
+        await created(other, "a")
+        lanes = [(await watcher(client)).lane for _ in range(3)]
+        turns = rig.server._dispatcher._watches._turns
+        await until(lambda: turns.n_waiting == 3)
+        await created(other, "b")
+        for lane in lanes:
+            client.send(Cancel(lane))
+            failed = await client.next_of(Failed)
+            assert (failed.request_id, failed.code) == (lane, ErrorCode.CANCELLED)
+
+
+async def test_of_what_is_told_no_more_is_made_than_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[int]()
+    monkeypatch.setattr(watches, "info_message", made.append)
+    monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: b"")
+    news: Any = StateNews(
+        states=tuple(range(200)),  # type: ignore[arg-type]
+        used_at=(None,) * 200,
+        gone=("x",) * 300,
+        restarts=True,
+        is_complete=True,
+    )
+    parts = watches.parts_of(1, news, 2**20)
+    assert next(parts).restarts
+    assert len(made) <= 2 * watches.STATES_PER_MESSAGE
+    others = list(parts)
+    assert (len(made), 1 + len(others)) == (200, 5)
+    assert [one.is_complete for one in others] == [False, False, False, True]
+    assert not any(one.restarts for one in others)
+
+
+async def test_handles_of_many_payloads_are_looked_for_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for something in the catalogue waits for whoever looks before."""
+    monkeypatch.setattr(watching, "PAYLOADS_AT_ONCE", 2)
+    async with service(tmp_path) as (rig, states):
+        client, other = await rig.client("blue-key"), await rig.client("blue-key")
+        names = [f"s{n}" for n in range(5)]
+        for n, name in enumerate(names):
+            await ask(other, wire.StateCreate(0, name, pack_ids([n + 1])))
+        one = await watcher(client)
+        await one.complete()
+        store, asked = states.service._backing.store, list[set[str]]()
+        headed_by = type(store).headed_by
+
+        def look(self: Any, uids: set[str]) -> list[tuple[str, str]]:
+            asked.append(uids)
+            return headed_by(self, uids)
+
+        monkeypatch.setattr(type(store), "headed_by", look)
+        for name in names:
+            ref = (store.handle("blue", name)).head.ref
+            await ask(other, wire.StateHibernate(0, str(ref)))
+        await one.until_told(lambda table: {i.tier for i in table.values()} == {"disk"})
+        asked.clear()
+        for uid in (uids := {f"{n}" for n in range(5)}):
+            store.notices.note_payload(uid)
+        await until(lambda: sum(map(len, asked)) == 5)
+        assert set().union(*asked) == uids
+        assert max(map(len, asked)) <= 2
 
 
 # --- gauges -------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 A watch is a task that sends what is new when it may: when the client has granted a message, reads
 what was sent before, and the time between two has passed. What is sent is made just then, so that
-who is slow is told of the latest, and nothing waits for anybody but parts of one batch.
+who is slow is told of the latest, and nothing waits for anybody but parts of one batch. What takes
+time, looking at states and making messages of them, watches do in turns, so that no number of them
+takes the loop from others.
 """
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import NoReturn
 
@@ -23,6 +25,7 @@ from wkvm.core.states import StateNews
 from wkvm.server.errors import refusal
 from wkvm.server.interface import States, StateWatch
 from wkvm.server.operation import StateClient
+from wkvm.server.round_robin import RoundRobin
 from wkvm.server.state_fields import info_message
 
 WATCHES_PER_CONNECTION = 8
@@ -60,7 +63,7 @@ class _Watching:
         self.stats_at = 0.0 if message.stats_ms else None
         self.states_at = 0.0
         self.source: StateWatch | None = None
-        self.parts = deque[wire.StateChanges]()
+        self.parts: Iterator[wire.StateChanges] | None = None
         self.last_values: Mapping[str, int] = {}
         self.event = asyncio.Event()
         self.why: ErrorCode | None = None
@@ -87,6 +90,7 @@ class Watches:
         self._values = values
         self._of_clients = dict[StateClient, dict[int, _Watching]]()
         self._n_of_tenants = Counter[str]()
+        self._turns = RoundRobin()
 
     @property
     def n_open(self) -> int:
@@ -183,18 +187,27 @@ class Watches:
             elif one.stats_at is not None and one.stats_at <= now:
                 send([self._stats_of(one)])
                 one.stats_at = now + one.stats_s
-            elif one.parts:
-                send([one.parts.popleft()])
-                if one.credit is not None:
-                    one.credit -= 1
-                await asyncio.sleep(0)  # others have their turn
+            elif one.parts is not None:
+                async with self._turns.turn(one.tenant):
+                    self._send_part(one, one.parts)
             elif source is not None and source.has_news and one.states_at <= now:
-                news = await source.next(STATES_AT_ONCE)
-                one.parts += parts_of(one.request_id, news, one.client.max_frame_bytes)
-                if not source.is_in_picture:
-                    one.states_at = loop.time() + one.interval_s
+                async with self._turns.turn(one.tenant):
+                    news = await source.next(STATES_AT_ONCE)
+                one.parts = parts_of(one.request_id, news, one.client.max_frame_bytes)
             else:
                 await self._until_due(one, now)
+
+    def _send_part(self, one: _Watching, parts: Iterator[wire.StateChanges]) -> None:
+        """Send the next part of what was looked at."""
+        part = next(parts, None)
+        if part is not None:
+            one.client.send([part])
+            if one.credit is not None:
+                one.credit -= 1
+            return
+        one.parts = None
+        if one.source is not None and not one.source.is_in_picture:
+            one.states_at = asyncio.get_running_loop().time() + one.interval_s
 
     async def _until_due(self, one: _Watching, now: float) -> None:
         """Wait until there may be something to tell."""
@@ -225,35 +238,36 @@ class Watches:
         return wire.StatsChanges(one.request_id, round(time.monotonic() * 1e6), changed)
 
 
-def parts_of(request_id: int, news: StateNews, max_bytes: int) -> list[wire.StateChanges]:
-    """What is told of some states at once, in messages that fit."""
-    infos = [info_message(one) for one in news.states]
-    used = [0 if at is None else min(max(round(at), 0), MAX_SECONDS) for at in news.used_at]
-    groups = _groups(infos, max_bytes - ROOM) or [()]
+def parts_of(request_id: int, news: StateNews, max_bytes: int) -> Iterator[wire.StateChanges]:
+    """What is told of some states at once, in messages that fit, each made when it is asked for."""
     names = [news.gone[at : at + NAMES] for at in range(0, len(news.gone), NAMES)] or [()]
-    parts, at = list[wire.StateChanges](), 0
-    for group, gone in zip_longest(groups, names, fillvalue=()):
-        used_s = pack_ids(used[at : at + len(group)])
-        parts.append(wire.StateChanges(request_id, False, False, tuple(group), used_s, tuple(gone)))
-        at += len(group)
-    parts[0] = msgspec.structs.replace(parts[0], restarts=news.restarts)
-    parts[-1] = msgspec.structs.replace(parts[-1], is_complete=news.is_complete)
-    return parts
+    waiting: wire.StateChanges | None = None
+    for group, gone in zip_longest(_groups(news, max_bytes - ROOM), names):
+        if waiting is not None:
+            yield waiting
+        restarts = news.restarts and waiting is None
+        states, used_s = group or ((), b"")
+        waiting = wire.StateChanges(request_id, restarts, False, states, used_s, gone or ())
+    assert waiting is not None, "there is one group of names at least"
+    yield msgspec.structs.replace(waiting, is_complete=news.is_complete)
 
 
-def _groups(infos: Sequence[wire.StateInfo], n_bytes: int) -> list[Sequence[wire.StateInfo]]:
-    """States that go with each other into one message."""
-    groups = list[Sequence[wire.StateInfo]]()
-    for at in range(0, len(infos), STATES_PER_MESSAGE):
-        waiting = [infos[at : at + STATES_PER_MESSAGE]]
+def _groups(news: StateNews, n_bytes: int) -> Iterator[tuple[tuple[wire.StateInfo, ...], bytes]]:
+    """States that go with each other into one message, and when they were used."""
+    for at in range(0, len(news.states), STATES_PER_MESSAGE):
+        infos = tuple(map(info_message, news.states[at : at + STATES_PER_MESSAGE]))
+        used = [
+            0 if one is None else min(max(round(one), 0), MAX_SECONDS)
+            for one in news.used_at[at : at + STATES_PER_MESSAGE]
+        ]
+        waiting = [(infos, used)]
         while waiting:
-            group = waiting.pop()
-            if len(group) > 1 and len(msgspec.msgpack.encode(group)) + 8 * len(group) > n_bytes:
-                half = len(group) // 2
-                waiting += [group[half:], group[:half]]
+            some, at_s = waiting.pop()
+            if len(some) > 1 and len(msgspec.msgpack.encode(some)) + 8 * len(some) > n_bytes:
+                half = len(some) // 2
+                waiting += [(some[half:], at_s[half:]), (some[:half], at_s[:half])]
             else:
-                groups.append(group)
-    return groups
+                yield some, pack_ids(at_s)
 
 
 def _check(message: wire.Watch) -> None:

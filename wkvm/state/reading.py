@@ -134,20 +134,35 @@ def list_handles(
             _LIST, (tenant, after, prefix, prefix + _AFTER_NAMES, now, limit - len(found))
         )
         for row in page:
-            *columns, n_versions = row
-            handle, version, payload = _split(tuple(columns))
-            after = handle.name
+            after = row[2]
             try:
-                handle.check()
-                head = version_record(handle, version, payload)
+                handle, head = _head_of(catalogue, row[:-1])
             except StateDamagedError:
                 continue
-            given = json.loads(handle.tags)
+            given = json.loads(handle.tags) if tags else {}
             if all(given.get(tag) == value for tag, value in tags.items()):
-                found.append(handle_record(handle, head, n_versions))
+                found.append(handle_record(handle, head, row[-1]))
         if not page:
             break
     return found
+
+
+def _head_of(catalogue: Catalogue, row: Row) -> tuple[HandleRow, VersionRecord]:
+    """A handle and its head from their row: where it is known, as they were built of it before.
+
+    Raises:
+        StateDamagedError: it is not what was written.
+    """
+    entry = catalogue.index.find((row[1], row[2], None))
+    if entry is not None and entry.built is not None and entry.row == row:
+        built: tuple[HandleRow, VersionRecord, PayloadRow] = entry.built
+        return built[0], built[1]
+    handle, version, payload = _split(row)
+    handle.check()
+    head = version_record(handle, version, payload)
+    if entry is not None and entry.row == row:
+        entry.built = handle, head, payload
+    return handle, head
 
 
 def names_between(prefix: str, name: str | None) -> tuple[str, str]:

@@ -44,7 +44,7 @@ makes such a page of the lines that it writes:
 """
 
 
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What comes of a line that is not as a section knows it: anybody may have written it."""
 
 
@@ -105,13 +105,14 @@ def markdown(
                 f"![{one.plot.title}]({images}/{one.file})\n\n*{one.plot.title}*"
                 for one in pictures(of_section, [section])
             ]
-        parts += [part for part in (_tables(section, of_section), _origin(of_section)) if part]
+        parts += [part for part in _tables(section, of_section) if part]
     return "\n\n".join(parts) + "\n"
 
 
-def _tables(section: Section, records: Sequence[Record]) -> str:
+def _tables(section: Section, records: Sequence[Record]) -> tuple[str, str]:
+    """The tables of a section, and where its lines come from."""
     try:
-        return section.tables(records).rstrip()
+        return section.tables(records).rstrip(), _origin(records)
     except UNREADABLE as error:
         raise unreadable(section.title, error) from error
 

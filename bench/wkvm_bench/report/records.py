@@ -10,6 +10,8 @@ from wkvm_bench.harness import BenchError
 
 Record: TypeAlias = dict[str, Any]
 """A line, and under ``file`` the name of the file that it was in."""
+NAMES = ("bench", "case", "command")
+"""Fields that tell lines from each other."""
 SHARED = 1.5
 """From so many processes a core on, a run shares the machine with others."""
 
@@ -42,11 +44,16 @@ def _lines(file: Path) -> list[Record]:
             continue
         try:
             record = json.loads(line)
+            # Half a character can be written in JSON, and in no report.
+            json.dumps(record, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise BenchError(f"{file}, line {number}: no JSON object")
-        if isinstance(command := record.get("command"), str):
+        for name in NAMES:
+            if not isinstance(record.get(name, ""), str):
+                raise BenchError(f"{file}, line {number}: {name!r} is no text")
+        if command := record.get("command"):
             # Where the lines were written to is nobody else's folder.
             record["command"] = re.sub(r" --results \S+", "", command)
         records.append({**record, "file": file.name})

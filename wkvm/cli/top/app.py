@@ -16,6 +16,7 @@ from wkvm_client.errors import ClientError
 from wkvm_client.watching import StateNews, StateTable
 
 from wkvm.cli.states_output import names_of
+from wkvm.cli.terminal import on_one_line
 from wkvm.cli.top.feed import news_of
 from wkvm.cli.top.figures import COLUMNS, SORTS, TO_THE_RIGHT, Readings, details, gauges, rows
 
@@ -44,8 +45,8 @@ class Ask(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """A question and a line to answer it."""
         with Vertical():
-            yield Static(self._question, markup=False)
-            yield Input(self._value)
+            yield Static(on_one_line(self._question), markup=False)
+            yield Input(on_one_line(self._value))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """It is answered."""
@@ -124,7 +125,7 @@ class TopApp(App[None]):
         """Gauges, the table, what was done last, the keys."""
         yield Static(id="gauges", markup=False)
         yield DataTable[Text](cursor_type="row", zebra_stripes=True)
-        yield Static(f"connecting to {self._address}", id="status", markup=False)
+        yield Static(on_one_line(f"connecting to {self._address}"), id="status", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -185,7 +186,7 @@ class TopApp(App[None]):
 
     def say(self, text: str) -> None:
         """Show what was done last."""
-        self.query_one("#status", Static).update(text)
+        self.query_one("#status", Static).update(on_one_line(text))
 
     def _draw(self) -> None:
         if not self._is_stale:
@@ -207,7 +208,7 @@ class TopApp(App[None]):
             table.clear()
         for one in shown:
             cells = [
-                Text(cell, justify="right" if title in TO_THE_RIGHT else "left")
+                Text(on_one_line(cell), justify="right" if title in TO_THE_RIGHT else "left")
                 for title, cell in zip(COLUMNS, one.cells, strict=True)
             ]
             if not is_same:

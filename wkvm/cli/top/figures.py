@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from wkvm_client.states import StateInfo
 from wkvm_client.watching import StateTable, StatsNews
 
+from wkvm.cli.terminal import on_one_line
+
 WINDOW_S = 10.0
 """Rates and quantiles are of this time."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -155,7 +157,7 @@ def details(info: StateInfo, history: Sequence[tuple[str, str, str]]) -> str:
         "",
         *(f"{ref:<24} {made:<18} {parents}" for ref, made, parents in history),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(on_one_line, lines))
 
 
 def size(n_bytes: float) -> str:

@@ -15,6 +15,8 @@ from wkvm.engine.states.operations import MAX_PAGE
 
 MAX_CHANGED = 4096
 """Handles that a watch remembers to have changed; where there are more, it tells all anew."""
+PAYLOADS_AT_ONCE = 64
+"""Those whose handles are looked for in one go, for which all other looks have to wait."""
 
 
 class Looks(Protocol):
@@ -106,14 +108,18 @@ class Watch:
             is_complete=self._is_quiet and not self._changed,
         )
 
-    def mark(self, name: str) -> None:
-        """A handle has changed."""
-        if not name.startswith(self._prefix):
+    def mark(self, names: Iterable[str]) -> None:
+        """Handles have changed. About 0.1 us each."""
+        if self._is_all:
             return
-        if len(self._changed) < MAX_CHANGED:
-            self._changed[name] = None
-        elif name not in self._changed:
+        if self._prefix:
+            names = [name for name in names if name.startswith(self._prefix)]
+            if not names:
+                return
+        self._changed.update(dict.fromkeys(names))
+        if len(self._changed) > MAX_CHANGED:
             self._is_all = True
+            self._changed.clear()
         self._wake()
 
     def mark_all(self) -> None:
@@ -226,7 +232,8 @@ class Watching:
     async def _resolve(self) -> None:
         """Find the handles whose states are in another tier, which takes a look at the disk."""
         while self._payloads:
-            uids, self._payloads = self._payloads, set()
+            uids = set(islice(self._payloads, PAYLOADS_AT_ONCE))
+            self._payloads -= uids
             try:
                 found = await self._backing.threads.read(
                     partial(self._backing.store.headed_by, uids)
@@ -238,9 +245,13 @@ class Watching:
             self._mark(found)
 
     def _mark(self, handles: Iterable[tuple[str, str]]) -> None:
+        names = dict[str, list[str]]()
         for tenant, name in handles:
-            for watch in self._watches.get(tenant, ()):
-                watch.mark(name)
+            if tenant in self._watches:
+                names.setdefault(tenant, []).append(name)
+        for tenant, of_tenant in names.items():
+            for watch in self._watches[tenant]:
+                watch.mark(of_tenant)
 
     def _mark_all(self) -> None:
         for of_tenant in self._watches.values():
