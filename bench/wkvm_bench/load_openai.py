@@ -258,8 +258,11 @@ def read_answer(
 
 
 def _kind(error: object) -> str:
-    kind = error.get("type") if isinstance(error, dict) else None
-    return on_one_line(str(kind or "unnamed")[:MAX_MESSAGE])
+    """The type of an error in a stream, and its code, since a type may be that of many."""
+    if not isinstance(error, dict):
+        return "unnamed"
+    told = [str(one)[:MAX_MESSAGE] for one in (error.get("type"), error.get("code")) if one]
+    return on_one_line(", ".join(told) or "unnamed")
 
 
 def _message(answer: Answer) -> str | None:

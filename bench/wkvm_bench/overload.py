@@ -12,6 +12,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -276,6 +277,14 @@ async def compare(*, smoke: bool, n_threads: int) -> list[Comparison | Finding]:
     return results
 
 
+def _failed(phases: Sequence[Phase]) -> Counter[str]:
+    """How many requests failed in all rounds, by what went wrong."""
+    counts = Counter[str]()
+    for one in phases:
+        counts.update(one.errors)
+    return counts
+
+
 def _results(
     door: str, phases: dict[float, list[Phase]], bare: Sequence[float]
 ) -> list[Comparison | Finding]:
@@ -292,7 +301,7 @@ def _results(
             "requests": sum(len(sent) for one in phases[load] for sent in one.sent.values()),
             "refused": sum(len(one.refused) for one in phases[load]),
             "most that waited": max(one.most_queued for one in phases[load]),
-            **{f"failed, {why}": n for one in phases[load] for why, n in one.errors.items()},
+            **{f"failed, {why}": n for why, n in _failed(phases[load]).items()},
         }
         results.append(
             Comparison(

@@ -130,11 +130,15 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
     refused = b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n" % len(of_fastapi)
     no_model = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(why)
     failure = chunk(b'data: {"error": {"type": "server_error"}}\n\n')
+    late = chunk(b'data: {"error": {"type": "server_error", "code": "timeout"}}\n\n')
+    odd = chunk(b'data: {"error": "broken"}\n\n')
     server = Scripted(
         [refusal, b"{}"],
         [no_model, why],
         [refused, of_fastapi],
         [HEAD + event("a") + failure + DONE],
+        [HEAD + event("a") + late + DONE],
+        [HEAD + event("a") + odd + DONE],
         [HEAD + event("a") + usage(1) + DONE],
         [HEAD + event("a") + DONE],
         [],
@@ -142,13 +146,15 @@ async def test_what_goes_wrong_is_named_and_the_next_request_is_sent(tmp_path: P
     )
     results = list[Streamed]()
     async with source_of(tmp_path, server) as source:
-        for _ in range(8):
+        for _ in range(10):
             results.append(await source.stream([1], 3))
     assert [result.error for result in results] == [
         "HTTP 429",
         "HTTP 404 (model: there is none)",
         "HTTP 422 (no such field)",
         "error: server_error",
+        "error: server_error, timeout",
+        "error: unnamed",
         "short output",
         "no usage in the answer (see --count-events)",
         "connection lost",

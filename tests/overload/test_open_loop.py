@@ -11,7 +11,7 @@ from wkvm_bench.overload import N_SLOTS, SHARES, capacity, run_phase, server
 
 from tests.soak import amount, seed, tell
 
-KNOWN = ("ended: timed_out", "HTTP 408", "error: server_error")
+KNOWN = ("ended: timed_out", "HTTP 408", "error: server_error, timeout")
 """Ends of requests that were taken and whose time was over; within a stream over HTTP, an event."""
 LATE = ("RequestTimeoutError", "timeout")
 """Ends that clients saw by themselves, long after the time: of a machine that is out of its own."""
