@@ -174,8 +174,15 @@ class Rung:
         whole = 0.0 if self.e2e is None else self.e2e.p50
         return self.generator_cpu >= BOUND_CPU or (late > BOUND_LATE_MS and late > whole / 10)
 
-    def record(self) -> dict[str, object]:
-        """As a line of results has it."""
+    def record(self, ceiling: float | None = None) -> dict[str, object]:
+        """As a line of results has it.
+
+        Args:
+            ceiling: ids a second that the generator takes from a server that does nothing; None
+                where that is not known.
+        """
+        arrivals_per_s = self.n_arrivals * self.per_s
+        is_near = ceiling is not None and arrivals_per_s > BOUND_CEILING * ceiling
         times = {"ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2e}
         lag, late = self.generator_lag, self.generator_late
         return {
@@ -198,12 +205,13 @@ class Rung:
                 if spread is not None
                 for name, value in spread.record(metric).items()
             },
-            "is_generator_bound": self.is_generator_bound,
+            "is_generator_bound": self.is_generator_bound or is_near,
             "generator": {
                 "cores": self.generator_cpu,
-                "arrivals_per_s": self.n_arrivals * self.per_s,
+                "arrivals_per_s": arrivals_per_s,
                 "p99_lag_ms": None if lag is None else lag.p99,
                 "p99_late_ms": None if late is None else late.p99,
+                **({} if ceiling is None else {"ceiling_arrivals_per_s": ceiling}),
             },
         }
 

@@ -16,8 +16,9 @@ from wkvm.cli.terminal import on_one_line
 from wkvm.server.process import raise_file_limit
 from wkvm_bench import serve_flags
 from wkvm_bench.ceiling import ceiling
-from wkvm_bench.figures import BOUND_CEILING, Rung
+from wkvm_bench.figures import Rung
 from wkvm_bench.harness import BenchError, Comparison
+from wkvm_bench.lengths import Lengths
 from wkvm_bench.load import Plan, prompts_of, run_rung
 from wkvm_bench.results import to_line, to_rung_line, to_text
 from wkvm_bench.serve_flags import Load
@@ -108,9 +109,10 @@ async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: 
                     place = f"{options.seed} {number} {turn}"
                     in_words = case_name(options, server, load, lengths.words)
                     print(on_one_line(in_words))
-                    rung = await _rung(options, server, load, place)
+                    rung = await _rung(options, lengths, server, load, place)
                     most_taken = ceilings.get(server.target.backend)
-                    record = _record(options, server, load, rung, most_taken)
+                    sent = _sent(options, lengths, server, load)
+                    record = {**sent, **rung.record(most_taken)}
                     bound = bool(record["is_generator_bound"])
                     bounds = dict(options.goodput)
                     print(row(rung, load, bounds=bounds, ceiling=most_taken, is_bound=bound))
@@ -128,13 +130,14 @@ async def _ladder(options: argparse.Namespace, targets: Sequence[Target], keep: 
                 keep(found)
 
 
-async def _rung(options: argparse.Namespace, server: Connected, load: Load, place: str) -> Rung:
+async def _rung(
+    options: argparse.Namespace, lengths: Lengths, server: Connected, load: Load, place: str
+) -> Rung:
     """One load on one server.
 
     ``place`` in the ladder seeds prompts, lengths and times: several servers get the same ones, and
     no prompt comes twice to a server that may have kept it.
     """
-    lengths = serve_flags.lengths(options)
     plan = Plan(
         n_streams=load.cap,
         n_requests=load.n_prompts,
@@ -152,20 +155,11 @@ async def _rung(options: argparse.Namespace, server: Connected, load: Load, plac
     )
 
 
-def _record(
-    options: argparse.Namespace,
-    server: Connected,
-    load: Load,
-    rung: Rung,
-    most_taken: float | None,
+def _sent(
+    options: argparse.Namespace, lengths: Lengths, server: Connected, load: Load
 ) -> dict[str, object]:
-    """The figures of a rung with what was sent to whom."""
-    n_in, n_out = serve_flags.lengths(options).words
-    record = rung.record()
-    is_bound = rung.is_generator_bound
-    if most_taken is not None:
-        is_bound = is_bound or rung.n_arrivals * rung.per_s > BOUND_CEILING * most_taken
-        record["generator"]["ceiling_arrivals_per_s"] = most_taken  # type: ignore[index]
+    """What was sent to whom, as a line of results has it."""
+    n_in, n_out = lengths.words
     return {
         "label": server.target.label or None,
         "backend": server.target.backend,
@@ -176,8 +170,6 @@ def _record(
         "burstiness": None if load.rate is None else options.burstiness,
         "max_concurrency": load.cap,
         "goodput": dict(options.goodput),
-        **record,
-        "is_generator_bound": is_bound,
     }
 
 
@@ -232,14 +224,20 @@ def to_lines(
     environment: Mapping[str, object],
 ) -> list[str]:
     """A JSON line for each."""
-    origin = {
-        "command": command,
-        "settings": serve_flags.settings(options),
-        "environment": environment,
-    }
-    return [
-        to_rung_line("serve", one.name, one.record, **origin)  # type: ignore[arg-type]
-        if isinstance(one, Case)
-        else to_line("serve", one, **origin)  # type: ignore[arg-type]
-        for one in found
-    ]
+    settings, lines = serve_flags.settings(options), list[str]()
+    for one in found:
+        if isinstance(one, Case):
+            line = to_rung_line(
+                "serve",
+                one.name,
+                one.record,
+                command=command,
+                settings=settings,
+                environment=environment,
+            )
+        else:
+            line = to_line(
+                "serve", one, command=command, settings=settings, environment=environment
+            )
+        lines.append(line)
+    return lines

@@ -104,6 +104,13 @@ def test_a_generator_that_is_busy_or_sends_late_is_told() -> None:
     assert summary(1, [slow], generator_cpu=0.1, lags=[1.0]).is_generator_bound
 
 
+def test_more_than_half_of_what_a_generator_takes_at_most_is_told() -> None:
+    rung = summary(1, [streamed(1.0, ended_at=1.0)], generator_cpu=0.1, lags=[])
+    assert rung.record(ceiling=2.0)["is_generator_bound"] is False
+    assert rung.record(ceiling=1.9)["is_generator_bound"] is True
+    assert rung.record()["is_generator_bound"] is False
+
+
 @pytest.mark.parametrize(
     ("bounds", "n_good"),
     [

@@ -255,8 +255,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     found = Asked()
 
-    async def rung(given: object, to: Connected, load: Load, place: str) -> Rung:
-        del given
+    async def rung(given: object, lengths: object, to: Connected, load: Load, place: str) -> Rung:
+        del given, lengths
         found.append((to.target.label, place))
         fails = load.cap is not None and load.cap > 2
         return rung_of(1.0, error="ConnectionLostError" if fails else None)

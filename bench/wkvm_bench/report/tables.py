@@ -1,4 +1,4 @@
-"""Lines of results as Markdown: two sides and their ratio, figures, loads on servers."""
+"""Lines of results as Markdown: two sides and their ratio, and figures alone."""
 
 import re
 from collections.abc import Sequence
