@@ -1,6 +1,5 @@
 """What ``wkvm top`` shows as text: gauges from readings of counters, and rows of states."""
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -108,7 +107,7 @@ SORTS: dict[str, Callable[[StateInfo, float], Any]] = {
 
 
 def rows(
-    table: StateTable, *, order: str, wanted: str, most: int, now: float | None = None
+    table: StateTable, *, order: str, wanted: str, most: int, now: float
 ) -> tuple[list[Row], int]:
     """The first of the states, in an order.
 
@@ -120,7 +119,6 @@ def rows(
     Returns:
         The rows, and how many states there are of that kind.
     """
-    now = time.time() if now is None else now
     key = SORTS[order]
     found = [one for one in table.states.values() if _fits(one, wanted)]
     used = table.used_at
