@@ -157,11 +157,6 @@ class Rung:
         return self.n_ids * self.per_s
 
     @property
-    def prompt_ids_per_s(self) -> float:
-        """Ids of prompts over the whole time."""
-        return self.n_prompt_ids * self.per_s
-
-    @property
     def n_completed(self) -> int:
         """Requests that did not fail."""
         return self.n_requests - sum(self.errors.values())

@@ -87,19 +87,20 @@ def test_in_line_too_shares_are_cuts_or_all_and_nothing_useful_is_left(
         assert given_ == want or left < min(CUT_MULTIPLE, want - given_)
 
 
-def test_who_gets_more_than_the_last_one_is_ahead_until_that_has_as_much() -> None:
+def test_who_gets_more_than_is_fair_is_ahead_until_others_have_as_much() -> None:
     served = Served()
-    served.note({"a": 128, "b": 64, "c": 10}, {"a", "b"})
-    assert [served.ahead(tenant) for tenant in "abcd"] == [64, 0, 0, 0]
+    served.note({"a": 128, "b": 64, "c": 10}, {"a", "b"})  # who wants little does not count
+    assert [served.ahead(tenant) for tenant in "abcd"] == [32, -32, 0, 0]
     served.note({"a": 64, "b": 128}, {"a", "b"})
     assert [served.ahead(tenant) for tenant in "ab"] == [0, 0]
 
 
-def test_nobody_is_ahead_once_all_get_what_they_want() -> None:
+def test_who_gets_all_that_it_wants_begins_anew_and_is_owed_by_nobody() -> None:
     served = Served()
     served.note({"a": 64, "b": 0}, {"b"})
+    assert [served.ahead(tenant) for tenant in "ab"] == [0, -32]
     served.note({"b": 500}, set())
-    assert served.ahead("a") == served.ahead("b") == 0
+    assert served.ahead("b") == 0
 
 
 @given(n_tokens=st.integers(0, 10_000))

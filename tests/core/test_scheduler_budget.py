@@ -169,3 +169,13 @@ def test_a_prompt_with_checkpoints_on_the_way_is_not_taken_for_a_short_one() -> 
     submit_spec(scheduler, 1001, spec)
     submit(scheduler, 1002, 200, LONG)
     assert shape(step(scheduler)) == {1: 1, 1000: 64, 1002: 200}
+
+
+def test_tenants_that_come_one_after_the_other_keep_nobody_waiting() -> None:
+    scheduler = make_scheduler(n_slots=8, max_num_batched_tokens=64)
+    submit(scheduler, 0, N_PROMPT, LONG, tenant="long")
+    one, waited = SamplingParams(max_tokens=1), 0
+    for request_id in range(1, 61):
+        submit(scheduler, request_id, 64, one, tenant=f"new-{request_id}")
+        waited = 0 if 0 in shape(step(scheduler)) else waited + 1
+        assert waited < 8, "it has had less than an eighth, of eight at most"

@@ -1,7 +1,7 @@
 """The actions of ``wkvm states`` and their flags. ``docs/cli.md`` has a section for each."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from wkvm.cli.flags import DEFAULT_ADDRESS, id_list
 from wkvm.core.config import API_KEY_VARIABLE
@@ -10,8 +10,6 @@ DURABILITIES = ("disk", "memory")
 FORMATS = ("state", "blinkdl", "fla")
 TIERS = ("host", "disk", "cold")
 STATE_HELP = "NAME, which is its newest version, or NAME@VERSION"
-
-AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
 
 def add_actions(parser: argparse.ArgumentParser, tokenizer_help: str) -> None:

@@ -81,32 +81,38 @@ def _part(want: int, most: int) -> int:
 
 
 class Served:
-    """What the prompts of each tenant have got of late, beyond those of the one that got least.
+    """By how much tenants got more, or less, than was fair in the steps that they wanted more of.
 
-    Nobody saves up: it counts as long as somebody gets less than it wants, and who gets all that it
-    wants is not behind the others for that.
+    Nobody saves up: who got all that it wanted begins anew. So does who comes late, and those that
+    are owed something come before it: however many come, they keep nobody waiting.
     """
 
     def __init__(self) -> None:
-        self._ahead = dict[str, int]()
+        self._ahead = dict[str, float]()
 
-    def ahead(self, tenant: str) -> int:
-        """By how many tokens a tenant is ahead of the last one; 0 for who was not here of late."""
-        return self._ahead.get(tenant, 0)
+    def ahead(self, tenant: str) -> float:
+        """By how many tokens a tenant is ahead of what is fair; below 0 for who is behind."""
+        return self._ahead.get(tenant, 0.0)
 
     def note(self, given: Mapping[str, int], wanting: Collection[str]) -> None:
-        """Count what tenants got in a step. Linear in those that got something of late.
+        """Count what tenants got in a step. Linear in them, or quadratic at worst.
 
         Args:
             wanting: those that would have taken more.
         """
-        for tenant, n_tokens in given.items():
-            self._ahead[tenant] = self.ahead(tenant) + n_tokens
         if not wanting:
-            self._ahead.clear()
-        elif least := min(map(self.ahead, wanting)):
-            ahead = self._ahead.items()
-            self._ahead = {tenant: n - least for tenant, n in ahead if n > least}
+            self._ahead = {}
+            return
+        # Who wanted less than the others got has no part in what these had to share.
+        sharing, fair = dict(given), 0.0
+        while True:
+            fair = sum(sharing.values()) / len(sharing)
+            modest = [one for one, n in sharing.items() if n < fair and one not in wanting]
+            if not modest:
+                break
+            for one in modest:
+                del sharing[one]
+        self._ahead = {one: self.ahead(one) + given[one] - fair for one in wanting}
 
 
 def divide(prompts: Iterable[Request], budget: int, served: Served) -> list[tuple[Request, int]]:
@@ -130,7 +136,8 @@ def divide(prompts: Iterable[Request], budget: int, served: Served) -> list[tupl
         if want := absorbable(request):
             tenants.setdefault(request.tenant, []).append((request, want))
     lines = sorted(tenants.items(), key=lambda line: served.ahead(line[0]))
-    ahead = [served.ahead(tenant) for tenant, _ in lines]
+    least = min(map(served.ahead, tenants), default=0.0)
+    ahead = [round(served.ahead(tenant) - least) for tenant, _ in lines]
     wanted = [sum(want for _, want in wants) for _, wants in lines]
     levels = share([sum(both) for both in zip(wanted, ahead, strict=True)], budget + sum(ahead))
     shares = [max(level - had, 0) for level, had in zip(levels, ahead, strict=True)]
