@@ -58,7 +58,7 @@ test("a wrong key is said to be wrong, and one with limits why it does not do", 
 
 test("each key shows the states of its tenant, and no others", async () => {
   await enter(ANNA);
-  await page.getByText("1 of 1 states of tenant anna").waitFor();
+  await page.getByText("1 of 1 state of tenant anna").waitFor();
   await page.getByRole("button", { name: "Sign out" }).click();
   await enter(BERT);
   await page.getByText("No states yet").waitFor();

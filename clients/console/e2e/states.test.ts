@@ -204,6 +204,7 @@ test("a state leaves as a file, and comes back as the same", async () => {
   await dialog().getByRole("button", { name: "Compare" }).click();
   await dialog().getByText("The same in every bit.").waitFor();
   await dialog().getByRole("button", { name: "Close" }).click();
+  await dialog().waitFor({ state: "detached" });
 });
 
 test("a file that is no state is refused, in words", async () => {

@@ -1,6 +1,6 @@
 import { useSignal } from "@preact/signals";
 import { useConsole, type Console } from "../app/context.ts";
-import { bytesOf, countOf, refOf } from "../app/words.ts";
+import { bytesOf, many, refOf } from "../app/words.ts";
 import { Dialog, Field } from "../ui/controls.tsx";
 import { doOne } from "./do.ts";
 import { isName, NameField } from "./namefield.tsx";
@@ -25,7 +25,7 @@ export function CreateDialog({ onClose }: DialogProps) {
   const submit = async (): Promise<void> => {
     const ids = await idsOf(all, text.value);
     const [made] = await doOne(all, (states) => states.create(name.value, ids));
-    all.notices.done(`${refOf(made!)} has read ${countOf(ids.length)} tokens`);
+    all.notices.done(`${refOf(made!)} has read ${many(ids.length, "token")}`);
     all.router.go("states", [made!.name]);
   };
   return (

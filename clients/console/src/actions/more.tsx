@@ -1,7 +1,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { useConsole } from "../app/context.ts";
-import { countOf, messageOf, partsOf, refOf } from "../app/words.ts";
+import { many, messageOf, partsOf, refOf } from "../app/words.ts";
 import { Dialog, Field } from "../ui/controls.tsx";
 import { doOne } from "./do.ts";
 import { migrate } from "./migration.ts";
@@ -183,7 +183,7 @@ function Shown({ difference }: { difference: Difference }) {
     <div class="compare">
       <p>
         {difference.equal ? "The same in every bit." : "Not the same."} The first{" "}
-        {countOf(difference.n_common)} tokens are common to both.
+        {many(difference.n_common, "token is", "tokens are")} common to both.
       </p>
       {difference.tensors.map(({ name, whole, layers }) => (
         <section key={name}>

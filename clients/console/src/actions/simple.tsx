@@ -1,7 +1,7 @@
 import { useSignal } from "@preact/signals";
 import type { Integer } from "wkvm-client";
 import { useConsole } from "../app/context.ts";
-import { countOf, partsOf, refOf } from "../app/words.ts";
+import { many, partsOf, refOf } from "../app/words.ts";
 import { Button, Dialog, Field } from "../ui/controls.tsx";
 import { doAll, doOne } from "./do.ts";
 import { isName, NameField } from "./namefield.tsx";
@@ -181,7 +181,7 @@ export function RollbackDialog({ states: [state = ""], onClose }: DialogProps) {
         hint={
           by.value === "version"
             ? `The newest is ${head?.head ?? "unknown"}.`
-            : `It has ${tokens === null ? "some" : countOf(tokens)} tokens. Where no checkpoint is near, those before are computed again.`
+            : `It has ${tokens === null ? "some tokens" : many(tokens, "token")}. Where no checkpoint is near, those before are computed again.`
         }
       >
         {(tied) => (

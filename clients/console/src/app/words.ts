@@ -8,6 +8,11 @@ export function countOf(n: Integer): string {
   return COUNT.format(n);
 }
 
+/** A count of things: "1 token", "2,000 tokens". */
+export function many(n: Integer, one: string, more = `${one}s`): string {
+  return `${countOf(n)} ${Number(n) === 1 ? one : more}`;
+}
+
 /** Three digits and a unit: "512 KiB", "1.25 GiB". */
 export function bytesOf(n: Integer): string {
   let value = Number(n);
@@ -34,6 +39,12 @@ export function ageOf(milliseconds: number): string {
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   if (seconds < 129_600) return `${Math.round(seconds / 3600)} h`;
   return `${Math.round(seconds / 86_400)} d`;
+}
+
+/** The same within a sentence: "now", "12 s ago". */
+export function agoOf(milliseconds: number): string {
+  const age = ageOf(milliseconds);
+  return age === "now" ? age : `${age} ago`;
 }
 
 /** `NAME@VERSION`. */

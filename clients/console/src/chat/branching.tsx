@@ -44,7 +44,7 @@ export function BranchDialog({ http, from, message, beside, onClose }: BranchDia
       onClose={onClose}
     >
       <NameField name={name} label="Name of the new state" />
-      <Field label="Ask there" hint="Empty: nothing yet">
+      <Field label="Ask there" hint="Left empty, nothing is asked yet">
         {(tied) => (
           <textarea
             {...tied}

@@ -4,6 +4,7 @@ import { sampling } from "./sampling.tsx";
 import { canRetry, isMissing, type Talk } from "./talk.ts";
 import { RunningTurn, Turns, type TurnActions } from "./turns.tsx";
 import type { Branch } from "./kin.ts";
+import { many } from "../app/words.ts";
 
 interface ColumnProps {
   readonly talk: Talk;
@@ -59,7 +60,7 @@ export function Column({ talk, from, branches, actions }: ColumnProps) {
       {!turns.length && !asked && <p class="chat-wait faint">Nothing more.</p>}
       <Trouble talk={talk} />
       <p class="unseen" role="status">
-        {asked ? `${talk.name} is answering` : `${talk.name} has ${conversation.turns.length} steps`}
+        {asked ? `${talk.name} is answering` : `${talk.name} has ${many(conversation.turns.length, "step")}`}
       </p>
       <div ref={end} />
     </div>

@@ -1,6 +1,7 @@
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import type { Http } from "./http.ts";
+import { many } from "../app/words.ts";
 
 /** How far two states are apart; see "Difference" in docs/states.md. */
 export interface Difference {
@@ -38,7 +39,12 @@ export function DifferenceView({ http, one, other }: { http: Http; one: string; 
   if (!difference) return <p class="chat-difference faint">Comparing</p>;
   return (
     <div class="chat-difference">
-      <span class="number">{difference.n_common} tokens in common</span>
+      <span class="number">{many(difference.n_common, "token")} in common</span>
+      {!difference.equal && (
+        <span class="faint" title="Per tensor of the state, a square per layer: 0 is equal">
+          apart, by layer:
+        </span>
+      )}
       {difference.equal ? (
         <span class="badge">equal in every bit</span>
       ) : (

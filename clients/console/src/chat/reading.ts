@@ -4,6 +4,7 @@ import { stepsOf, turnsOf, type Step, type Turn } from "./conversation.ts";
 import { HttpError, type Http } from "./http.ts";
 import { Records } from "./records.ts";
 import { marksOf, type Marks } from "./template.ts";
+import { many } from "../app/words.ts";
 
 /** Versions that are gone through, at most: the newest ones. Each has two texts, and 512 are told at once. */
 const MAX_STEPS = 250;
@@ -76,7 +77,7 @@ export class Reader {
     } catch (error) {
       // Larger than the server reads for a page: one can talk with it, and see where to branch.
       if (!(error instanceof HttpError) || error.status !== 413) throw error;
-      return [spans.map((span) => `(${span.end - span.start} tokens)`), spans.at(-1)!.end];
+      return [spans.map((span) => `(${many(span.end - span.start, "token")})`), spans.at(-1)!.end];
     }
   }
 }

@@ -1,7 +1,7 @@
 import { useSignal } from "@preact/signals";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { ageOf, countOf, messageOf } from "../app/words.ts";
+import { ageOf, countOf, many, messageOf } from "../app/words.ts";
 import { Button, Field } from "../ui/controls.tsx";
 import type { Http } from "./http.ts";
 import { freeName } from "../actions/names.ts";
@@ -65,7 +65,7 @@ function New({ http }: { http: Http }) {
           />
         )}
       </Field>
-      <Field label="Name of the state" hint={`Empty: ${suggested}`}>
+      <Field label="Name of the state" hint={`Left empty: ${suggested}`}>
         {(tied) => (
           <input
             {...tied}
@@ -137,12 +137,12 @@ function Known() {
             <a class="grow clip mono" href={hashOf("chat", [info.name])}>
               {info.name}
             </a>
-            <span class="number faint">{countOf(Number(info.n_computed) + Number(info.n_pending))} tokens</span>
+            <span class="number faint">{many(Number(info.n_computed) + Number(info.n_pending), "token")}</span>
             <span class="number faint">{ageOf(now - usedMs)}</span>
           </li>
         ))}
       </ul>
-      {!known.length && <p class="faint">{feed.isWhole.value ? "None." : "Asking for them."}</p>}
+      {!known.length && <p class="faint">{feed.isWhole.value ? "None yet: each conversation is kept as one." : "Asking for them."}</p>}
       {known.length > N_SHOWN && (
         <p class="faint">{countOf(known.length - N_SHOWN)} more: filter, or open one in the table of states.</p>
       )}

@@ -4,7 +4,7 @@ import type { Client, StateInfo } from "wkvm-client";
 import { actionsOn, type ActionId } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { countOf, partsOf } from "../app/words.ts";
+import { many, partsOf } from "../app/words.ts";
 import { askVersions } from "../lineage/source.ts";
 import { Button } from "../ui/controls.tsx";
 import { TierSign } from "../ui/signs.tsx";
@@ -56,7 +56,7 @@ export function Talks({ http, reader, one, other }: TalksProps) {
         {nCommon > 0 && (
           <details class="chat-common" open={nCommon <= 4}>
             <summary class="faint">
-              {nCommon === 1 ? "1 step" : `${countOf(nCommon)} steps`} in common
+              {many(nCommon, "step")} in common
             </summary>
             <Turns
               label="In common"
@@ -177,7 +177,7 @@ function Head({ talk, against }: { talk: Talk; against: Talk | null }) {
       <h1 class="mono clip" title={talk.ref}>
         {talk.ref}
       </h1>
-      {conversation && <span class="number faint">{countOf(conversation.nTokens)} tokens</span>}
+      {conversation && <span class="number faint">{many(conversation.nTokens, "token")}</span>}
       {info && <TierSign tier={info.tier} />}
       <span class="grow" />
       {info &&

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { hashOf } from "../app/routes.ts";
-import { countOf, partsOf } from "../app/words.ts";
+import { countOf, many, partsOf } from "../app/words.ts";
 import { Button } from "../ui/controls.tsx";
 import type { Branch } from "./kin.ts";
 import type { Turn } from "./conversation.ts";
@@ -87,7 +87,7 @@ function TurnFoot({
   const canEdit = turn.before && turn.messages.some((one) => one.role === "user");
   return (
     <div class="chat-turn-foot bar">
-      <span class="mono faint" title={`${countOf(turn.end)} tokens`}>
+      <span class="mono faint" title={`${many(turn.end, "token")}`}>
         {turn.ref}
       </span>
       {children}

@@ -2,10 +2,11 @@ import type { StateInfo } from "wkvm-client";
 import { actionsOn } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { ageOf, bytesOf, countOf, partsOf, refOf } from "../app/words.ts";
+import { agoOf, bytesOf, countOf, partsOf, refOf } from "../app/words.ts";
 import { Button } from "../ui/controls.tsx";
 import { clock } from "../ui/media.ts";
 import { OriginSign, TierSign } from "../ui/signs.tsx";
+import { type ParentSaid, parentsSaid } from "./parents.ts";
 import { Provenance } from "./provenance.tsx";
 import { Tail } from "./tail.tsx";
 import { useAnswer } from "./use.ts";
@@ -76,8 +77,8 @@ function Found({ info, reference }: { info: StateInfo; reference: string }) {
           <>
             <dt>Made from</dt>
             <dd>
-              {info.parents.map((one, at) => (
-                <Parent key={at} reference={one} />
+              {parentsSaid(info.operation, info.parents).map((one, at) => (
+                <Parent key={at} {...one} />
               ))}
             </dd>
           </>
@@ -153,12 +154,13 @@ function Actions({ info, reference }: { info: StateInfo; reference: string }) {
   );
 }
 
-function Parent({ reference }: { reference: string }) {
+function Parent({ reference, says }: ParentSaid) {
   const { router } = useConsole();
-  if (!reference) return <span class="faint">bytes without a name</span>;
+  if (!reference) return <div class="faint">{says}</div>;
   const { pane, query } = router.route.value;
   return (
     <div>
+      {says && <span class="faint">{says} </span>}
       <a class="mono" href={hashOf(pane, [reference], Object.fromEntries(query))}>
         {reference}
       </a>
@@ -169,7 +171,7 @@ function Parent({ reference }: { reference: string }) {
 function Time({ ms }: { ms: number }) {
   return (
     <time dateTime={new Date(ms).toISOString()}>
-      {new Date(ms).toLocaleString()} <span class="faint">({ageOf(clock.value - ms)})</span>
+      {new Date(ms).toLocaleString()} <span class="faint">({agoOf(clock.value - ms)})</span>
     </time>
   );
 }

@@ -1,5 +1,6 @@
 import { Fragment } from "preact";
 import { parseExactly } from "./exact.ts";
+import { parentsText } from "./parents.ts";
 import { useAnswer } from "./use.ts";
 
 interface Entry {
@@ -53,14 +54,10 @@ function flat(fields: Readonly<Record<string, unknown>>): Record<string, string>
     if (name === "parameters" && typeof value === "object") {
       Object.assign(found, flat(value as Record<string, unknown>));
     } else if (name === "parents" && Array.isArray(value)) {
-      found[name] = value.map(parentOf).join(", ");
+      // A parent is its name and its content id; where it had no name, that is empty.
+      const references = value.map((parent) => (parent as readonly string[])[0] ?? "");
+      found[name] = parentsText(String(fields.operation), references);
     } else found[name] = typeof value === "string" ? value : JSON.stringify(value);
   }
   return found;
-}
-
-/** A parent is its name and its content id; where it had no name, that is empty. */
-function parentOf(parent: unknown): string {
-  const [ref] = parent as readonly string[];
-  return ref || "bytes without a name";
 }

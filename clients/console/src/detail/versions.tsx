@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import type { StateInfo } from "wkvm-client";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { ageOf, countOf, refOf } from "../app/words.ts";
+import { ageOf, countOf, many, refOf } from "../app/words.ts";
 import { Button } from "../ui/controls.tsx";
 import { clock } from "../ui/media.ts";
 import { OriginSign } from "../ui/signs.tsx";
@@ -44,7 +44,7 @@ export function Versions({ info }: { info: StateInfo }) {
             >
               <span class="number versions-number">{String(one.version)}</span>
               <OriginSign operation={one.operation} />
-              <span class="number versions-right">{countOf(tokensOf(one))} tokens</span>
+              <span class="number versions-right">{many(tokensOf(one), "token")}</span>
               <span class="number faint versions-right">{ageOf(clock.value - Number(one.created_ms))}</span>
             </a>
           </li>

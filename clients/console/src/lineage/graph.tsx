@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { countOf, partsOf } from "../app/words.ts";
+import { many, partsOf } from "../app/words.ts";
 import { isNarrow } from "../ui/media.ts";
 import { kindOf, TierDot } from "../ui/signs.tsx";
 import type { Dot, Line, Picture } from "./layout.ts";
@@ -128,7 +128,7 @@ function Pill({ dot, isChosen, onOpen }: PillProps) {
   const { made, ref } = dot;
   const text = made.version > 9999 ? "…" : String(made.version);
   const width = Math.max(PILL, 8 + 7 * text.length);
-  const says = `version ${made.version} of ${made.name}: ${made.operation}, ${countOf(made.tokens)} tokens`;
+  const says = `version ${made.version} of ${made.name}: ${made.operation}, ${many(made.tokens, "token")}`;
   return (
     <g transform={`translate(${xOf(dot)}, ${yOf(dot)})`}>
       <title>{says}</title>

@@ -2,7 +2,7 @@ import { useComputed } from "@preact/signals";
 import { useMemo, useRef } from "preact/hooks";
 import { useConsole } from "../app/context.ts";
 import { hashOf } from "../app/routes.ts";
-import { countOf, partsOf } from "../app/words.ts";
+import { many, partsOf } from "../app/words.ts";
 import { Inspector } from "../detail/inspector.tsx";
 import { useAnswer, useSettled } from "../detail/use.ts";
 import { Button, Empty } from "../ui/controls.tsx";
@@ -64,7 +64,7 @@ export function LineagePane() {
             </Button>
           )}
           <span class="faint number">
-            {countOf(picture.rows.length)} handles, {countOf(picture.dots.size)} versions
+            {many(picture.rows.length, "handle")}, {many(picture.dots.size, "version")}
             {found?.isPart && ", the newest"}
           </span>
           <span class="grow" />

@@ -2,7 +2,8 @@ import { useComputed } from "@preact/signals";
 import { useRef } from "preact/hooks";
 import { ACTIONS } from "../actions/list.ts";
 import { useConsole } from "../app/context.ts";
-import { countOf, partsOf } from "../app/words.ts";
+import { hashOf } from "../app/routes.ts";
+import { countOf, many, partsOf } from "../app/words.ts";
 import { Inspector } from "../detail/inspector.tsx";
 import { Button, Empty } from "../ui/controls.tsx";
 import { isNarrow } from "../ui/media.ts";
@@ -57,7 +58,7 @@ export function StatesPane() {
           />
         )}
         <p class="states-foot faint number" role="status">
-          {countOf(rows.value.length)} of {countOf(total)} states
+          {countOf(rows.value.length)} of {many(total, "state")}
           {link.info.value?.tenant && ` of tenant ${link.info.value.tenant}`}
           {feed.problem.value && link.client.value ? `: ${feed.problem.value}` : feed.isWhole.value ? "" : ", more are coming"}
         </p>
@@ -162,13 +163,17 @@ function Nothing() {
     if (feed.problem.value && link.client.value) return <Empty title={feed.problem.value} />;
     return <Empty title={link.client.value ? "Looking for states" : "Not connected"} />;
   }
-  const line = `curl ${location.origin}/v1/chat/completions -d '{"model": "${link.info.value?.model ?? "..."}", "messages": [{"role": "user", "content": "Tell me a story about a fox named Omar."}], "save_as": "tale"}'`;
+  const line = `curl ${location.origin}/v1/chat/completions -d '{"model": "${link.info.value?.model ?? "..."}", "messages": [{"role": "user", "content": "Tell me a short story about a fox named Omar."}], "save_as": "tale"}'`;
   return (
     <Empty title="No states yet">
-      <p>A state is what the model remembers of a text. Let one read something, or keep a chat:</p>
-      <Button kind="main" onClick={() => (asked.value = { action: "create", states: [] })}>
-        New state
-      </Button>
+      <p>A state is what the model remembers of a text. Begin a chat, or let one read something:</p>
+      <div class="bar">
+        <a class="button main" href={hashOf("chat", [])}>
+          Chat
+        </a>
+        <Button onClick={() => (asked.value = { action: "create", states: [] })}>New state</Button>
+      </div>
+      <p>The same chat in a terminal:</p>
       <pre class="states-line mono">{line}</pre>
     </Empty>
   );
