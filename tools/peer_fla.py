@@ -61,7 +61,7 @@ def blank(size: Size, device: str) -> Any:
     switch: Any = importlib.import_module("transformers.modeling_utils")
     switch._init_weights = False
 
-    class Blank(models.RWKV7ForCausalLM):
+    class Blank(models.RWKV7ForCausalLM):  # type: ignore[misc]
         def _init_weights(self, module: torch.nn.Module) -> None:
             """Make nothing: neither the matrix of the output."""
 

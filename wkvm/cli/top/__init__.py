@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("textual", "rich"):
             raise
-        raise MissingExtraError("textual", "top") from None
+        raise MissingExtraError("top", "textual") from None
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     app = TopApp(
         partial(aio.connect, args.connect, api_key=api_key),
