@@ -1,4 +1,4 @@
-# make run    a server on the bundled model, and one completion from it
+# make run    a server on the bundled model, and one completion from it; states are kept in STATES
 # make test   the tests that need no GPU
 # make soak   the tests of docs/reliability.md as often as it promises: hours of one core
 # make check  format, lint, types and layers
@@ -16,6 +16,8 @@ EVALUATION ?= .venv-evaluation
 PORT ?= 8000
 BINARY_PORT ?= 8001
 MODEL ?=
+# Where the server of `make run` keeps states; empty for memory alone.
+STATES ?= .states
 WORKERS ?= 2
 CHROMIUM ?= /usr/bin/chromium
 PYTEST_ARGS ?=
@@ -39,7 +41,8 @@ INPUTS := pyproject.toml constraints.txt
 .DELETE_ON_ERROR:
 
 run: $(STAMPS)/engine
-	@exec $(BIN)/python -m tools.demo --port $(PORT) --binary-port $(BINARY_PORT) $(MODEL)
+	@exec $(BIN)/python -m tools.demo --port $(PORT) --binary-port $(BINARY_PORT) \
+	  --state-dir '$(STATES)' $(MODEL)
 
 test: $(STAMPS)/test
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
@@ -92,7 +95,7 @@ $(STAMPS)/engine: $(INPUTS) | $(STAMPS)/venv
 	@echo "installing $(TORCH) (most of the time and space goes here)"
 	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)'
 	@echo "installing wkvm and the libraries of its engine"
-	@$(PIP) --editable '.[engine]'
+	@$(PIP) --editable '.[engine,top]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/engine

@@ -1,5 +1,7 @@
 """Start a server, show one completion from it, and keep serving. This is ``make run``.
 
+States are kept in a folder, so that the next run finds them.
+
 The server is a child process. Ctrl-C and SIGTERM end both; the exit status is the server's, which
 is 0 after it has drained.
 """
@@ -20,6 +22,13 @@ def wkvm(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "wkvm", *arguments]
 
 
+def _said_of_states(folder: str) -> str:
+    """How long what is kept under a name will last."""
+    if not folder:
+        return "States are in memory, and gone with the server."
+    return f"States are kept in {folder}: the next run finds them, also after a kill -9."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; the value is the exit status."""
     parser = argparse.ArgumentParser(description="Serve a model and show one completion.")
@@ -30,11 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="8001",
         help="TCP port of the binary protocol (default: %(default)s)",
     )
+    parser.add_argument(
+        "--state-dir", default="", help="where states are kept (default: in memory)"
+    )
     options = parser.parse_args(argv)
     model = [options.model] if options.model else []
 
     ports = ["--port", options.port, "--binary-port", options.binary_port]
-    command = wkvm("serve", *model, *ports)
+    kept = ["--state-dir", options.state_dir] if options.state_dir else []
+    command = wkvm("serve", *model, *ports, *kept)
     print("starting: wkvm", *command[3:], flush=True)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -58,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         subprocess.run(show, check=False)
         print("\nserving at", *addresses, "- Ctrl-C stops.")
+        print(_said_of_states(options.state_dir))
         print(f"Open {addresses[1]} in a browser: its states, and a chat. Or, in another terminal:")
         print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}")
         print(f"    curl {addresses[1]}/v1/models")
@@ -65,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"or Anthropic's client, with base_url={addresses[1]}", flush=True)
     status = server.wait()
     if first_line[:1] != ["ready"]:
-        print("There is no server. Other ports: make run PORT=N BINARY_PORT=N", file=sys.stderr)
+        print(
+            "There is no server. Other ports: make run PORT=N BINARY_PORT=N;"
+            " another folder of states: STATES=FOLDER",
+            file=sys.stderr,
+        )
     return status
 
 

@@ -1,5 +1,6 @@
 """The guide and the quick start show what comes when their commands are given in order."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.walkthrough import Step, Walk, matches, steps
+from tests.docs.walkthrough import PORTS, Step, Walk, matches, steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +26,7 @@ def walked(walk: Walk, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server_in_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+def server_of_make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     """What ``make run`` leaves running, for several pages."""
     with Walk(tmp_path_factory.mktemp("walk")) as walk:
         walk.make(Step(0, "console", "make run", None))
@@ -46,9 +47,25 @@ def test_the_guide_shows_what_comes(server_with_a_disk: Walk) -> None:
 
 
 @pytest.mark.parametrize("name", ["docs/quickstart.md", "README.md"])
-def test_a_page_after_make_run_shows_what_comes(name: str, server_in_memory: Walk) -> None:
-    server_in_memory.forget()
-    walked(server_in_memory, name)
+def test_a_page_after_make_run_shows_what_comes(name: str, server_of_make_run: Walk) -> None:
+    server_of_make_run.forget()
+    walked(server_of_make_run, name)
+
+
+@pytest.mark.parametrize("name", ["docs/quickstart.md", "README.md"])
+def test_the_story_to_ask_for_in_the_browser_is_of_whom_it_was_asked_for(
+    name: str, server_of_make_run: Walk
+) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    (message,) = re.findall(r"[Ww]rite `([^`]*)`", page)
+    hero = re.search(r"named (\w+)", message)
+    assert hero
+    body = {"messages": [{"role": "user", "content": message}], "n": 8, "max_tokens": 32}
+    body |= {"model": "rwkv7-tinystories", "seed": 1}
+    asked = f"curl http://{PORTS['http']}/v1/chat/completions -d '{json.dumps(body)}'"
+    told = json.loads(server_of_make_run.make(Step(0, "console", asked, None)))
+    stories = [one["message"]["content"] for one in told["choices"]]
+    assert [one for one in stories if hero[1] not in one] == []
 
 
 def test_the_programs_of_the_page_on_clients_run(server_with_a_disk: Walk) -> None:

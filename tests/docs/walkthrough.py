@@ -28,6 +28,8 @@ PORTS = {"http": "127.0.0.1:8000", "tcp": "127.0.0.1:8001"}
 CLONE = ".venv/bin/"
 """Where the command is in a clone: pages may say so."""
 SERVER = re.compile(r"wkvm serve\b|make run\b")
+MAKE_RUN = ("--state-dir", ".states")
+"""What the Makefile gives a server."""
 TIMEOUT_S = 300.0
 
 
@@ -167,7 +169,7 @@ class Walk(AbstractContextManager["Walk"]):
     def _serve(self, what: str) -> str:
         if self._servers and what == self._command:
             return self._ready
-        flags = shlex.split(what)[2:] if what.startswith("wkvm serve") else []
+        flags = shlex.split(what)[2:] if what.startswith("wkvm serve") else MAKE_RUN
         command = [sys.executable, "-m", "wkvm", "serve", *flags]
         server = subprocess.Popen(
             [*command, "--port", "0", "--binary-port", "0", "--seed", "1"],
