@@ -7,9 +7,11 @@ holds both files to what this writes.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from wkvm_bench.report.records import place, read
+from wkvm_bench.report.tables import figure, spread
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
@@ -107,15 +109,8 @@ VLLM_STREAMS = (1, 32, 256)
 
 def _latest(folder: Path) -> dict[Case, dict[str, Any]]:
     """Of each case of a command the last line."""
-    latest = dict[Case, dict[str, Any]]()
-    for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if "ratio" in record and "bench" in record:
-                # Where the lines were written to is nobody else's folder.
-                command = re.sub(r" --(results|commit) \S+", "", record["command"])
-                latest[record["bench"], record["case"], command] = record
-    return latest
+    lines = (line for line in read([folder]) if "ratio" in line and "bench" in line)
+    return {(line["bench"], line["case"], line["command"]): line for line in lines}
 
 
 def figures(folder: Path, rows: dict[str, Case]) -> str:
@@ -131,11 +126,11 @@ def figures(folder: Path, rows: dict[str, Case]) -> str:
         if case not in latest:
             raise ValueError(f"no line of {name}")
         record = latest[case]
-        a, b, ratio, unit = record["a"], record["b"], record["ratio"], record["unit"]
+        a, b, unit = record["a"], record["b"], record["unit"]
         lines.append(
-            f"| {name} | {a['name']}: {_figure(a['median'])} {unit} "
-            f"| {b['name']}: {_figure(b['median'])} {unit} "
-            f"| {ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) | `{case[2]}` |"
+            f"| {name} | {a['name']}: {figure(a['median'])} {unit} "
+            f"| {b['name']}: {figure(b['median'])} {unit} "
+            f"| {spread(record['ratio'])} | `{case[2]}` |"
         )
         places.add(f"{place(record)}, {record['n_cores']} cores")
     lines += [
@@ -145,11 +140,6 @@ def figures(folder: Path, rows: dict[str, Case]) -> str:
         "; ".join(sorted(places)) + ".",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _figure(value: float) -> str:
-    """Four digits, and never a power of ten."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def vllm_table(folder: Path) -> str:
@@ -164,7 +154,7 @@ def vllm_table(folder: Path) -> str:
         if case not in latest:
             raise ValueError(f"no line of {case[1]}")
         record = latest[case]
-        a, b = (_figure(record[side]["median"]) for side in "ab")
+        a, b = (figure(record[side]["median"]) for side in "ab")
         return f"{a} to {b}: {record['ratio']['median']:.2f}"
 
     columns = {
@@ -207,12 +197,6 @@ def gpu_table(folder: Path, rows: dict[str, Lines]) -> str:
 def _ms(record: dict[str, Any]) -> float:
     ms: float = record["ms"] if "ms" in record else record["median_ms"]
     return ms
-
-
-def place(record: dict[str, Any]) -> str:
-    """What a figure was measured on: the GPU, where the machine has one."""
-    name: str = record.get("gpu") or record["device"]
-    return name
 
 
 def with_figures(readme: str, new: str, begin: str = BEGIN, end: str = END) -> str:

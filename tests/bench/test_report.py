@@ -59,6 +59,18 @@ def test_lines_of_files_and_folders_are_read_with_the_names_of_their_files(tmp_p
     ]
 
 
+def test_of_a_case_that_was_measured_again_at_another_commit_the_last_line_counts(
+    tmp_path: Path,
+) -> None:
+    lines: list[Record] = [
+        {"bench": "b", "case": "c", "command": f"tool --commit {commit} --output FILE"}
+        for commit in ("abc1234", "def5678")
+    ]
+    write(tmp_path / "a.jsonl", lines)
+    (kept,) = latest(read([tmp_path]))
+    assert kept["command"] == "tool --output FILE"
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "7", "[" * 100_000, r'{"a": "\ud800"}'])
 def test_a_line_that_is_no_object_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,6 @@ from wkvm_bench.harness import BenchError
 from wkvm_bench.report.records import Record, latest, place
 from wkvm_bench.report.sections import Plot, Section
 
-_COMMIT = re.compile(r" --commit .*?(?= --|$)")
-"""Tools are told it where there is no git; a line has it by itself."""
 DOCUMENT = Path("docs/performance.md")
 """The report that is a document of wkvm, and not a user's, as it is named from a checkout."""
 COMMAND = f"python -m wkvm_bench report bench/results --output {DOCUMENT}"
@@ -134,9 +131,7 @@ def _lines_of(section: Section, records: Sequence[Record]) -> list[Record]:
 
 def _origin(records: Sequence[Record]) -> str:
     """Where, and by which commands, the lines of a section were measured."""
-    commands = sorted(
-        {_COMMIT.sub("", str(record["command"])) for record in records if record.get("command")}
-    )
+    commands = sorted({str(record["command"]) for record in records if record.get("command")})
     places = sorted({_machine(record) for record in records})
     told = "; ".join(f"`{command}`" for command in commands)
     return f"Measured on {'; '.join(places)}" + (f" by {told}." if told else ".")

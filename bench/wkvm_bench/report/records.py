@@ -12,6 +12,9 @@ Record: TypeAlias = dict[str, Any]
 """A line, and under ``file`` the name of the file that it was in."""
 NAMES = ("bench", "case", "command")
 """Fields that tell lines from each other."""
+_NOT_ASKED = re.compile(r" --results \S+| --commit .*?(?= --|$)")
+"""What of a command changes nothing of what is measured: the folder of the lines, and the commit,
+which tools are told where there is no git."""
 SHARED = 1.5
 """From so many processes a core on, a run shares the machine with others."""
 
@@ -54,8 +57,7 @@ def _lines(file: Path) -> list[Record]:
             if not isinstance(record.get(name, ""), str):
                 raise BenchError(f"{file}, line {number}: {name!r} is no text")
         if command := record.get("command"):
-            # Where the lines were written to is nobody else's folder.
-            record["command"] = re.sub(r" --results \S+", "", command)
+            record["command"] = _NOT_ASKED.sub("", command)
         records.append({**record, "file": file.name})
     return records
 
