@@ -27,7 +27,7 @@ async def test_a_tenant_with_many_waits_no_less_for_one_of_another() -> None:
 
 
 async def test_after_a_turn_nobody_has_one_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_robin, "REST", 1e6)  # longer than any test
+    monkeypatch.setattr(round_robin, "REST", 1e9)  # longer than any test
     turns = RoundRobin()
     async with turns.turn("a"):
         await asyncio.sleep(0.01)

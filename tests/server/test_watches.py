@@ -357,7 +357,7 @@ async def test_a_client_that_does_not_read_is_told_the_latest_when_it_does(
 async def test_watches_wait_for_their_turn_and_nobody_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_robin, "REST", 1e6)  # longer than any test
+    monkeypatch.setattr(round_robin, "REST", 1e9)  # longer than any test
     async with service(tmp_path) as (rig, _):
         client, other = await rig.client("blue-key"), await rig.client("blue-key")
         await created(other, "a")

@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 REST = 1.0
-"""For how long nobody has a turn after one, in lengths of that turn."""
+"""For how long nobody has a turn after one, in what the loop's thread has worked during that."""
 LEAST_REST_S = 0.002
 """Shorter rests are saved up: a loop's timers are no finer than that."""
 
 
 class RoundRobin:
-    """One at a time has a turn, tenant after tenant, and then as long nobody has.
+    """One at a time has a turn, tenant after tenant, and then nobody for as long as it took.
 
-    So however many wait, they take about half of the time, and who is alone of a tenant waits for
+    So however many wait, they take half of the loop's time at most, and who is alone of a tenant waits for
     one turn of each other tenant. All methods belong to the loop's thread.
     """
 
@@ -37,12 +37,12 @@ class RoundRobin:
         if self._is_taken:
             await self._queued(tenant)
         self._is_taken = True
-        # A loop's own clock may stand still while nobody awaits.
-        began = time.monotonic()
+        # Of this thread alone: while a turn waits for another one, a loop without work is no loss.
+        began = time.thread_time()
         try:
             yield
         finally:
-            self._rest_s += REST * (time.monotonic() - began)
+            self._rest_s += REST * (time.thread_time() - began)
             if self._rest_s < LEAST_REST_S:
                 loop.call_soon(self._next)
             else:
