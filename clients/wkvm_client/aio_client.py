@@ -351,7 +351,7 @@ class Client(Texts):
         Raises:
             UnsupportedOperationError: the server does not tell.
             QueueFullError: as many watches are open as may be.
-            GoingAwayError: the server goes away.
+            DrainingError: the server goes away.
             LinkError: there is no connection, or it ended meanwhile.
         """
         message = watch_message(

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 import wkvm_client
 from wkvm_client import aio
-from wkvm_client.errors import BadPeerError, InvalidParameterError, UnsupportedOperationError
+from wkvm_client.errors import (
+    BadPeerError,
+    DrainingError,
+    InvalidParameterError,
+    UnsupportedOperationError,
+)
 from wkvm_client.watching import StateNews, StateTable, StatsNews
-from wkvm_protocol.messages import Cancel, Credit, StateChanges, Watch
+from wkvm_protocol.errors import ErrorCode
+from wkvm_protocol.messages import Cancel, Credit, Failed, StateChanges, Watch
 
 from tests.client.fake_server import FakeServer
 from tests.client.keeping import running
@@ -129,6 +135,20 @@ async def test_one_more_is_granted_for_each_that_is_taken(server: FakeServer) ->
     assert (await peer.next(Credit)).n_tokens == 1
     await news.aclose()
     assert (await peer.next(Cancel)).request_id == request.request_id
+    await client.aclose()
+
+
+async def test_a_server_that_goes_away_ends_it_so_that_one_can_watch_again(
+    server: FakeServer,
+) -> None:
+    client, peer = await dial(server, features=["watch"])
+    news = client.watch()
+    first = asyncio.create_task(anext(news))
+    request = await peer.next(Watch)
+    peer.send(Failed(request.request_id, ErrorCode.DRAINING, True, "it goes away"))
+    with pytest.raises(DrainingError) as found:
+        await first
+    assert found.value.retryable
     await client.aclose()
 
 

@@ -1,6 +1,7 @@
 """``/v1/states/{ref}/text``: what a state has read and written."""
 
 import itertools
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from tests.gateway.harness import ANNA, BERT, KEYS, Running
 from tests.gateway.stateful import ask, make, states_running
-from wkvm.gateway.states.reading import MAX_CUTS, LogReader
+from wkvm.gateway.offload import LONG_TEXT
+from wkvm.gateway.states.reading import MAX_CUTS, PIECE, LogReader, decoded
+from wkvm.gateway.text.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -100,3 +103,18 @@ def test_however_a_file_comes_its_ids_are_those_asked_for(
     for one, other in itertools.pairwise(places):
         reader.feed(data[one:other])
     assert reader.ids() == IDS[start:end]
+
+
+@pytest.mark.parametrize("end", [b"", b"\xe2", b"\xff"])
+def test_a_long_text_is_made_in_pieces_that_cut_no_character_and_others_get_on(
+    end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = list[float]()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    data = b"x" + "\u20ac".encode() * LONG_TEXT + end
+    ids, tokenizer = list(data), ByteTokenizer()
+    assert decoded(tokenizer, ids) == data.decode("utf-8", "replace")
+    assert len(pauses) == -(-len(ids) // PIECE)
+    short = data[: LONG_TEXT - 1]
+    assert decoded(tokenizer, list(short)) == short.decode("utf-8", "replace")
+    assert len(pauses) == -(-len(ids) // PIECE), "what is made on the loop does not wait"

@@ -109,7 +109,9 @@ def check_tags(tags: Mapping[str, str], limits: StoreLimits) -> dict[str, str]:
     texts: list[object] = [*tags.keys(), *tags.values()]
     for text in texts:
         if not isinstance(text, str) or len(text) > limits.tag_chars or not _is_text(text):
-            raise InvalidParameterError("tags", f"text of at most {limits.tag_chars} characters")
+            raise InvalidParameterError(
+                "tags", f"printable text of at most {limits.tag_chars} characters"
+            )
     if "" in tags:
         raise InvalidParameterError("tags", "a key is empty")
     return dict(tags)

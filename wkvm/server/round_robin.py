@@ -15,8 +15,8 @@ LEAST_REST_S = 0.002
 class RoundRobin:
     """One at a time has a turn, tenant after tenant, and then nobody for as long as it took.
 
-    So however many wait, they take half of the loop's time at most, and who is alone of a tenant waits for
-    one turn of each other tenant. All methods belong to the loop's thread.
+    So however many wait, they take half of the loop's time at most, and who is alone of a tenant
+    waits for one turn of each other tenant. All methods belong to the loop's thread.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ asked for nothing is kept.
 import contextlib
 import itertools
 import struct
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,13 +16,18 @@ from multidict import MultiMapping
 
 from wkvm.gateway.calls import Call, json_response
 from wkvm.gateway.failures import HttpError, invalid
+from wkvm.gateway.offload import LONG_TEXT
 from wkvm.gateway.states import bodies
 from wkvm.gateway.states.fields import FileLog, log_of_file
+from wkvm.gateway.text.tokenizer import Tokenizer, new_utf8_decoder
 
 MAX_IDS = 2**18
 """Ids that one answer has, at most."""
 MAX_CUTS = 512
 """Places at which the text of one answer is cut, at most: a line of HTTP has room for them."""
+PIECE = 4096
+"""Ids that are turned into text at a time."""
+PAUSE_S = 0.0002
 
 
 class StateText(msgspec.Struct, kw_only=True):
@@ -79,7 +85,7 @@ class LogReader:
     def ids(self) -> list[int]:
         """The ids that were kept, pending ones included."""
         assert self.log is not None, "a file has a header"
-        ids = [one for (one,) in struct.iter_unpack("<I", self._kept)]
+        ids = list(struct.unpack(f"<{len(self._kept) // 4}I", self._kept))
         n = self.log.n_absorbed
         return ids + self.log.pending[max(self._first - n, 0) : max(self._last - n, 0)]
 
@@ -92,6 +98,22 @@ class LogReader:
         last = min(self.log.start + 4 * self._last, self.log.end) - self._at
         self._kept += data[max(first, 0) : max(last, 0)]
         self._at += len(data)
+
+
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ids, special tokens by name; for long ones to be called in a thread.
+
+    Between pieces the thread sleeps, so that the interpreter is the event loop's within about a
+    millisecond, and not only when a thread's time with it is over.
+    """
+    if len(ids) < LONG_TEXT:
+        return tokenizer.decode(ids, skip_special=False)
+    decoder, parts = new_utf8_decoder(), list[str]()
+    for at in range(0, len(ids), PIECE):
+        piece = map(tokenizer.token_bytes, ids[at : at + PIECE])
+        parts.append(decoder.decode(b"".join(piece)))
+        time.sleep(PAUSE_S)
+    return "".join((*parts, decoder.decode(b"", final=True)))
 
 
 async def text(call: Call) -> web.StreamResponse:
@@ -119,7 +141,7 @@ async def text(call: Call) -> web.StreamResponse:
     def told() -> bytes:
         ids = reader.ids()
         texts = [
-            tokenizer.decode(ids[one - start : other - start], skip_special=False)
+            decoded(tokenizer, ids[one - start : other - start])
             for one, other in itertools.pairwise(borders)
         ]
         answer = StateText(
