@@ -8,6 +8,7 @@ again from its fixtures on. A failure that nothing disturbed is one at once.
 """
 
 import contextlib
+import re
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,17 @@ MAX_S = 300.0
 TOLERATED = 0.2
 """The part of a test's time for which the process may be held up in a run that counts."""
 PERIOD_S = 0.002
+_LATE = re.compile(
+    r"^.*the event loop (?:has not turned for|turns again, after) .*\n", re.MULTILINE
+)
+
+
+def without_lateness(log: str) -> str:
+    """What servers have written, but for what they say of an event loop that is late.
+
+    A machine that stands still makes any of them say so.
+    """
+    return _LATE.sub("", log)
 
 
 def queued_s() -> float:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from wkvm_bench.command import BENCHES
 
+from tests.stalls import without_lateness
+
 PEERS = {
     "decode": ["rwkv"],
     "frontier": ["transformers"],
@@ -185,7 +187,7 @@ def test_a_benchmark_runs_and_writes_a_line_a_case(name: str, tmp_path: Path) ->
         pytest.skip(f"not installed: {', '.join(missing)}")
     done = run(name, "--smoke", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert without_lateness(done.stderr) == ""
     records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
     assert [record["case"] for record in records] == CASES[name]
     assert all(record["settings"]["smoke"] for record in records)

@@ -1,8 +1,15 @@
 """A test of a short deadline is judged by runs in which nothing held its process up."""
 
+import asyncio
+import logging
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.server.test_watchdog import Watched
+from tests.stalls import without_lateness
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -49,3 +56,20 @@ def test_what_was_held_up_is_run_again_and_what_is_wrong_fails(tmp_path: Path) -
     )
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "test_it.py::test_wrong" in done.stdout
+
+
+async def test_that_a_loop_was_late_is_no_error_of_a_server_and_all_else_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    watched.watchdog.look()
+    with caplog.at_level(logging.WARNING, "wkvm.watchdog"):
+        watched.clock.now += 2.0
+        watched.watchdog.look()
+        await asyncio.sleep(0)
+    late, again = caplog.messages
+    logged = f"2026-01-01 00:00:00,000 WARNING wkvm.watchdog[0]: {late}\n{again}\n"
+    assert without_lateness(logged) == ""
+    other = "the engine is broken and stops\n"
+    assert without_lateness(f"{late}\n{other}{again}\n") == other
+    assert without_lateness(other + "no newline") == other + "no newline"
