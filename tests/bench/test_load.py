@@ -76,7 +76,8 @@ def test_a_summary_by_hand() -> None:
     rung = summary(2, done, generator_cpu=0.5, lags=[])
     assert (rung.n_requests, rung.errors) == (4, {"QueueFullError": 2})
     assert rung.duration_s == 5.0
-    assert (rung.ids_per_s, rung.n_prompt_ids) == (pytest.approx(4 / 5), 10)
+    assert rung.ids_per_s == pytest.approx(4 / 5)
+    assert rung.n_prompt_ids == 10
     assert rung.ttft is not None
     assert rung.itl is not None
     assert rung.e2e is not None
