@@ -6,12 +6,11 @@ from wkvm.core.prompts import Served, cut, line_up, share
 
 wants_lists = st.lists(st.integers(1, 700), max_size=12)
 budgets = st.integers(0, 1500)
-of_two_cuts = st.integers(2 * CUT_MULTIPLE, 1500)
 
 
-def in_line(wants: list[int], budget: int) -> list[int]:
+def in_line(wants: list[int], budget: int, for_first: int = 64) -> list[int]:
     """What prompts get that want all that they lack."""
-    return line_up(wants, wants, budget)
+    return line_up(wants, wants, budget, for_first)
 
 
 def test_equal_wants_get_equal_shares() -> None:
@@ -64,22 +63,22 @@ def test_a_short_one_is_over_at_once_and_then_who_is_over_soonest() -> None:
 
 
 def test_who_stops_on_the_way_is_not_over_soon_for_that() -> None:
-    assert line_up([100, 100, 300], [5000, 5000, 300], 448) == [100, 0, 300]
+    assert line_up([100, 100, 300], [5000, 5000, 300], 448, 64) == [100, 0, 300]
 
 
-@given(wants=wants_lists, budget=of_two_cuts)
-def test_the_first_in_line_gets_an_eighth_or_all_that_it_wants(
-    wants: list[int], budget: int
+@given(wants=wants_lists, budget=budgets, for_first=budgets)
+def test_the_first_in_line_gets_what_is_kept_for_it_or_all_that_it_wants(
+    wants: list[int], budget: int, for_first: int
 ) -> None:
-    for want, given_ in zip(wants[:1], in_line(wants, budget), strict=False):
-        assert given_ == want or given_ >= max(cut(budget // 8), CUT_MULTIPLE)
+    for want, given_ in zip(wants[:1], in_line(wants, budget, for_first), strict=False):
+        assert given_ == want or given_ >= cut(min(for_first, budget))
 
 
-@given(wants=wants_lists, budget=of_two_cuts)
+@given(wants=wants_lists, budget=budgets, for_first=budgets)
 def test_in_line_too_shares_are_cuts_or_all_and_nothing_useful_is_left(
-    wants: list[int], budget: int
+    wants: list[int], budget: int, for_first: int
 ) -> None:
-    shares = in_line(wants, budget)
+    shares = in_line(wants, budget, for_first)
     left = budget - sum(shares)
     assert left >= 0
     for want, given_ in zip(wants, shares, strict=True):

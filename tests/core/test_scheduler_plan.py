@@ -134,11 +134,20 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
     assert {1} in started
 
 
-def test_prompts_that_do_not_all_fit_take_turns() -> None:
+def test_prompts_that_do_not_all_fit_are_over_one_by_one() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=64)
     for request_id in range(3):
-        submit(scheduler, request_id, 640, LONG)
-    assert [list(shape(step(scheduler))) for _ in range(6)] == [[0], [1], [2], [0], [1], [2]]
+        submit(scheduler, request_id, 128, SamplingParams(max_tokens=0))
+    assert [list(shape(step(scheduler))) for _ in range(6)] == [[0], [0], [1], [1], [2], [2]]
+
+
+def test_every_eighth_cut_is_that_of_a_long_prompt_that_came_first() -> None:
+    scheduler = make_scheduler(n_slots=50, max_num_batched_tokens=64)
+    submit(scheduler, 0, 6400, LONG)
+    for request_id in range(1, 41):
+        submit(scheduler, request_id, 64, SamplingParams(max_tokens=0))
+    turns = [0 in shape(step(scheduler)) for _ in range(40)]
+    assert turns == ([False] * 7 + [True]) * 5
 
 
 def test_newcomers_cannot_starve_a_long_prompt() -> None:

@@ -1,13 +1,9 @@
 """Who gets a slot next, and what it begins with there."""
 
-from typing import Any
-
 from wkvm.core.beginning import told_before
-from wkvm.core.config import EngineConfig
 from wkvm.core.errors import WkvmError
 from wkvm.core.grammar import Constraint, Unbound
 from wkvm.core.hibernation import Hibernation
-from wkvm.core.prefixes import Budget
 from wkvm.core.request import Status
 from wkvm.core.saving import checkpoint_after
 from wkvm.core.table import Request
@@ -19,20 +15,6 @@ for all of them, which must not take longer than a step."""
 
 class Admission(Hibernation):
     """Requests that get slots. The rules are in the scheduler's description."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        blank: Any,
-        has_guest: bool,
-        loads_beside: bool,
-        budget: Budget | None,
-    ) -> None:
-        super().__init__(
-            config, blank=blank, has_guest=has_guest, loads_beside=loads_beside, budget=budget
-        )
-        self._turn = 0
 
     def _admit(self, now: float) -> bool:
         """Give out slots. Returns whether somebody was passed over for want of room for records."""
@@ -77,7 +59,6 @@ class Admission(Hibernation):
             request.next_checkpoint = checkpoint_after(request)
             if request.next_checkpoint is not None:
                 self._checkpointed[request.request_id] = request
-            self._next_turn(request)
             self._note_pause(request, now)
             if not request.is_ready:
                 assert request.grammar is not None
@@ -113,10 +94,6 @@ class Admission(Hibernation):
         if reuse is not None and not self._slots.n_unused and not reuse.reclaim_slot():
             return reuse.take_over(request)
         return self._slots.alloc(request.tenant)
-
-    def _next_turn(self, request: Request) -> None:
-        self._turn += 1
-        request.turn = self._turn
 
     # --- grammars -----------------------------------------------------------------------------
 

@@ -7,6 +7,10 @@ from wkvm.core.config import CUT_MULTIPLE
 from wkvm.core.plan import RowPlan
 from wkvm.core.table import Request, slot_of
 
+FIRST = 8
+"""Of what equal prompts get, the one that came first has one in so many tokens, whatever it wants.
+With half of them, short prompts waited longer than with equal shares: see ``bench/NOTES.md``."""
+
 
 def cut(n_tokens: int) -> int:
     """The largest multiple of ``CUT_MULTIPLE`` that is at most ``n_tokens``."""
@@ -47,19 +51,19 @@ def share(wants: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
-def line_up(wants: Sequence[int], rests: Sequence[int], budget: int) -> list[int]:
+def line_up(wants: Sequence[int], rests: Sequence[int], budget: int, for_first: int) -> list[int]:
     """Divide a budget among prompts that came one after the other.
 
-    The first gets an eighth of it, so that nobody starves. The rest goes to those that are over
+    The first gets what is kept for it, so that nobody starves. The rest goes to those that are over
     soonest: a short prompt does not wait for long ones, and equal ones are over one by one, the
     first of them long before the last, instead of all of them at the end. And few rows of many
-    tokens move fewer states than many of few. With half of it for the first, short prompts waited
-    longer than with equal shares: see ``bench/NOTES.md``.
+    tokens move fewer states than many of few.
 
     Args:
         wants: tokens that each prompt could absorb, at least 1; the one that came first is first.
         rests: how many each lacks until somebody gets on: it wants less where it is to stop before.
-        budget: tokens to divide, at least two cuts.
+        budget: tokens to divide, at least 0.
+        for_first: how many of them are kept for the first.
 
     Returns:
         As ``share`` does.
@@ -67,7 +71,7 @@ def line_up(wants: Sequence[int], rests: Sequence[int], budget: int) -> list[int
     if not wants:
         return []
     shares = [0] * len(wants)
-    shares[0] = _part(wants[0], max(cut(budget // 8), CUT_MULTIPLE))
+    shares[0] = _part(wants[0], min(for_first, budget))
     budget -= shares[0]
     for at in sorted(range(len(wants)), key=lambda at: rests[at] - shares[at]):
         given = _part(wants[at] - shares[at], budget)
@@ -120,8 +124,8 @@ def divide(prompts: Iterable[Request], budget: int, served: Served) -> list[tupl
 
     The budget is divided among tenants by ``share``, and so that who got less before gets more
     now; what one cannot use of its share for want of a cut goes to the next. What a tenant gets
-    goes to its requests: the lower priority takes what it can use, equal ones ``line_up``, or take
-    turns where there is too little for two.
+    goes to its requests: the lower priority takes what it can use, and equal ones ``line_up``, of
+    whom the first has an eighth in the long run.
 
     Args:
         prompts: in the order in which they came.
@@ -162,12 +166,11 @@ def _divide_by_priority(
     wants.sort(key=lambda entry: entry[0].priority)  # stable: the order of arrival remains
     for _, group in groupby(wants, key=lambda entry: entry[0].priority):
         equals = list(group)
-        if budget < 2 * CUT_MULTIPLE:
-            equals.sort(key=lambda entry: entry[0].turn)
-            shares = share([want for _, want in equals], budget)
-        else:
-            rests = [n_to_go(request) for request, _ in equals]
-            shares = line_up([want for _, want in equals], rests, budget)
+        rests = [n_to_go(request) for request, _ in equals]
+        first = equals[0][0]
+        owed = first.n_owed + budget // FIRST
+        shares = line_up([want for _, want in equals], rests, budget, owed)
+        first.n_owed = max(owed - shares[0], 0)
         budget -= sum(shares)
         for (request, _), n_tokens in zip(equals, shares, strict=True):
             if n_tokens:

@@ -44,8 +44,8 @@ class Scheduler(Admission):
     at least ``CUT_MULTIPLE``, so that there is always progress; and at most
     ``decode_prompt_tokens`` as long as others wait for their next id, whose time it adds to.
     Tenants share it, and who got less of it before is given more. Of a tenant's requests the lower
-    priority takes what it can use; of equal ones the first gets an eighth, and the rest goes to
-    those that are over soonest.
+    priority takes what it can use; of equal ones the first gets an eighth in the long run, and the
+    rest goes to those that are over soonest.
 
     Credit and holds: a request that may not produce an id absorbs its prompt up to the last
     cut before its end, and waits there. One that is held and wants prompt log probabilities
@@ -244,7 +244,6 @@ class Scheduler(Admission):
         """Rows for the prompts that get a share of ``budget``."""
         rows = list[RowPlan]()
         for request, n_tokens in divide(prompts, budget, self._served):
-            self._next_turn(request)
             row = prompt_row(request, n_tokens)
             rows.append(row)
             request.n_computed += n_tokens

@@ -96,8 +96,7 @@ class Request:
         paused_since: since when it has held its slot without being allowed to produce.
         constraint: what its grammar makes of the output so far, or what forces the output.
         is_ready: whether it has a constraint or needs none; else it may not produce.
-        turn: rises each time a share of the budget is given to it; orders the prompts of a tenant
-            that gets less than two cuts.
+        n_owed: tokens of what its equals got that are kept for it, since it came first of them.
         prefix: the checkpoint of another's prompt that it begins from, while it is fresh, or would
             begin from now, while it waits.
         looked_up: as of which version of what is kept that was found out.
@@ -150,7 +149,7 @@ class Request:
     n_output: int = 0
     held: bool = False
     paused_since: float | None = None
-    turn: int = 0
+    n_owed: int = 0
     prefix: Checkpoint | None = None
     looked_up: int = -1
     awaits: Claim | None = None
