@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 PROMPT = "Once upon a time, there was a clever fox named Mia. Mia lived"
@@ -20,6 +21,16 @@ PROMPT = "Once upon a time, there was a clever fox named Mia. Mia lived"
 def wkvm(*arguments: str) -> list[str]:
     """The command line that runs ``wkvm`` in this environment."""
     return [sys.executable, "-m", "wkvm", *arguments]
+
+
+def _typed(*arguments: str) -> str:
+    """The same as somebody types it here, where the command is installed beside Python."""
+    program = Path(sys.executable).with_name("wkvm")
+    if not program.exists():
+        return shlex.join(wkvm(*arguments))
+    here = Path.cwd()
+    shown = program.relative_to(here) if program.is_relative_to(here) else program
+    return shlex.join([str(shown), *arguments])
 
 
 def _said_of_states(folder: str) -> str:
@@ -72,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         subprocess.run(show, check=False)
         print("\nserving at", *addresses, "- Ctrl-C stops.")
         print(_said_of_states(options.state_dir))
-        print(f"Open {addresses[1]} in a browser: its states, and a chat. Or, in another terminal:")
-        print(f"    {shlex.join(wkvm('chat', '--connect', addresses[0], *named))}")
+        print(f"Open {addresses[1]} in a browser: chats that can be branched, and all states.")
+        print("Or, in another terminal:")
+        print(f"    {_typed('chat', '--connect', addresses[0], *named)}")
         print(f"    curl {addresses[1]}/v1/models")
         print(f"or OpenAI's client, with base_url={addresses[1]}/v1")
         print(f"or Anthropic's client, with base_url={addresses[1]}", flush=True)
