@@ -11,7 +11,9 @@ import pytest
 from wkvm.assembly import starting
 from wkvm.assembly.starting import MAX_HEAD_BYTES, told_to_start
 from wkvm.core.errors import ConfigError
+from wkvm.gateway import page_routes
 from wkvm.gateway.config import GatewayConfig
+from wkvm.gateway.pages import INDEX, Pages
 
 
 def free_port() -> int:
@@ -45,6 +47,23 @@ def test_it_is_alive_and_not_ready_and_nothing_else_is_served() -> None:
         assert body["error"]["code"] == "starting"  # type: ignore[index]
     with pytest.raises(urllib.error.URLError, match="refused"):
         get(port, "/health")
+
+
+def test_the_console_is_there_at_once_with_its_policy() -> None:
+    """Its page tells that the server is starting, and goes on by itself."""
+    port, pages = free_port(), Pages()
+    index = pages.get(INDEX)
+    if index is None:
+        pytest.skip("there is no console in this checkout")
+    with told_to_start(GatewayConfig(port=port), has_keys=True):
+        for path in ("/", "/?x"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+                assert answer.read() == index.body
+                assert answer.headers["Content-Security-Policy"] == page_routes.POLICY
+                assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+                assert answer.headers["Cache-Control"] == "no-cache"
+        for path, method in (("/assets/none.js", "GET"), ("/manifest.json", "GET"), ("/", "POST")):
+            assert get(port, path, method)[0] == 503
 
 
 def test_the_unix_socket_is_answered_at_and_is_gone_afterwards(tmp_path: Path) -> None:

@@ -1,21 +1,24 @@
 """What answers at the HTTP door while the model is loaded: alive, and not ready yet.
 
 A thread with an event loop of its own, which ends before the door itself is opened. It reads no
-body and no key, and knows two routes; all others are told to try again.
+body and no key, and knows two routes and the console's files, so that who opens the console need
+not do it again; all others are told to try again.
 """
 
 import asyncio
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 
+from wkvm.gateway import page_routes
 from wkvm.gateway.config import GatewayConfig
 from wkvm.gateway.door.listening import tls_context
 from wkvm.gateway.failures import SERVER, HttpError, error_body
 from wkvm.gateway.monitoring.health import Status
+from wkvm.gateway.pages import Page, Pages
 from wkvm.server.listen import Listening, bind
 
 MAX_CONNECTIONS = 1024
@@ -70,6 +73,7 @@ class _Starting:
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._n = 0
+        self._pages = Pages()
         self._thread = threading.Thread(target=self._run, name="wkvm-starting", daemon=True)
 
     def start(self) -> None:
@@ -103,7 +107,7 @@ class _Starting:
             if self._n <= MAX_CONNECTIONS:
                 async with asyncio.timeout(self._timeout_s):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(_response(head))
+                    writer.write(self._response(head))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # nobody is told anything who asks for nothing
@@ -111,25 +115,35 @@ class _Starting:
             self._n -= 1
             writer.close()
 
+    def _response(self, head: bytes) -> bytes:
+        """The answer to a request, by the first line of its head."""
+        method, target, *_ = [*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "), "", ""]
+        path = target.partition("?")[0]
+        if method in ("GET", "HEAD") and (name := page_routes.at(path)) is not None:
+            page = self._pages.get(name)
+            if page is not None:
+                return _told(head, 200, page.body, _fields_of(page))
+        media = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+        if path == "/health":
+            return _told(head, 200, msgspec.json.encode(Status("ok")), media)
+        later = {**media, "Retry-After": f"{RETRY_AFTER_S}"}
+        if path == "/ready":
+            return _told(head, 503, msgspec.json.encode(Status("not ready", "starting")), later)
+        why = "the server is starting: the model is being loaded"
+        return _told(head, 503, error_body(HttpError(503, why, SERVER, code="starting")), later)
 
-def _response(head: bytes) -> bytes:
-    """The answer to a request, by the first line of its head."""
-    path = head.split(b"\r\n", 1)[0].split(b" ")[1:2]
-    match path:
-        case [b"/health"]:
-            status, body = 200, msgspec.json.encode(Status("ok"))
-        case [b"/ready"]:
-            status, body = 503, msgspec.json.encode(Status("not ready", "starting"))
-        case _:
-            why = "the server is starting: the model is being loaded"
-            status, body = 503, error_body(HttpError(503, why, SERVER, code="starting"))
+
+def _fields_of(page: Page) -> dict[str, str]:
+    charset = "; charset=utf-8" if page.media.startswith("text/") else ""
+    return {"Content-Type": f"{page.media}{charset}", **page_routes.headers_of(page)}
+
+
+def _told(head: bytes, status: int, body: bytes, fields: Mapping[str, str]) -> bytes:
     lines = (
         f"HTTP/1.1 {status} {_REASONS[status]}",
         "Server: wkvm",
-        "Content-Type: application/json",
+        *(f"{name}: {value}" for name, value in fields.items()),
         f"Content-Length: {len(body)}",
-        "Cache-Control: no-store",
-        *([f"Retry-After: {RETRY_AFTER_S}"] if status == 503 else []),
         "Connection: close",
         "",
         "",

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from wkvm.gateway.calls import Call
 from wkvm.gateway.failures import HttpError
-from wkvm.gateway.pages import ASSETS, INDEX
+from wkvm.gateway.pages import ASSETS, ICON, INDEX, Page
 
 POLICY = "; ".join(
     (
@@ -36,6 +36,20 @@ ABSENT = (
 )
 
 
+def at(path: str) -> str | None:
+    """The name of the file that is at a path; None where there is none to be."""
+    if path == "/":
+        return INDEX
+    name = path.removeprefix("/")
+    return name if name == ICON or name.startswith(ASSETS) else None
+
+
+def headers_of(page: Page) -> dict[str, str]:
+    """What is told with a file, whoever sends it."""
+    lasts = "public, max-age=31536000, immutable" if page.is_final else "no-cache"
+    return {**HEADERS, "Cache-Control": lasts}
+
+
 async def console(call: Call) -> web.StreamResponse:
     """``GET /``: the console, a page for browsers."""
     return _answer(call, INDEX)
@@ -43,7 +57,7 @@ async def console(call: Call) -> web.StreamResponse:
 
 async def icon(call: Call) -> web.StreamResponse:
     """``GET /icon.svg``: of the console."""
-    return _answer(call, "icon.svg")
+    return _answer(call, ICON)
 
 
 async def asset(call: Call) -> web.StreamResponse:
@@ -58,12 +72,7 @@ def _answer(call: Call, name: str) -> web.Response:
         raise HttpError(404, why, code="not_found")
     is_packed = bool(page.packed) and "gzip" in call.request.headers.get("Accept-Encoding", "")
     tag = f'"{page.digest}{"-gzip" if is_packed else ""}"'
-    headers = {
-        **HEADERS,
-        "ETag": tag,
-        "Vary": "Accept-Encoding",
-        "Cache-Control": ("public, max-age=31536000, immutable" if page.is_final else "no-cache"),
-    }
+    headers = {**headers_of(page), "ETag": tag, "Vary": "Accept-Encoding"}
     if tag in call.request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
     if is_packed:

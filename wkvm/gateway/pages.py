@@ -9,6 +9,7 @@ import msgspec
 
 FOLDER = Path(__file__).parent / "console"
 INDEX = "index.html"
+ICON = "icon.svg"
 ASSETS = "assets/"
 
 
