@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -62,3 +63,17 @@ def test_a_failure_does_nothing_to_a_terminal(
     monkeypatch.setattr("sys.stderr", stderr)
     assert main(["complete", "x", "--connect", address, "--tokenizer", "/no\x1b[2J"]) == 2
     assert r"/no\x1b[2J" in stderr.getvalue()
+
+
+def test_states_show_controls_that_a_server_tells(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = Terminal()
+    monkeypatch.setattr("sys.stdout", stdout)
+
+    def lines(_: object) -> Iterator[str]:
+        yield "\x1b]0;x\x07"
+
+    monkeypatch.setattr("wkvm.cli.states.output.rows", lines)
+    assert main(["states", "list", "--connect", address]) == 0
+    assert stdout.getvalue() == r"\x1b]0;x\x07" + "\n"

@@ -21,6 +21,7 @@ from wkvm.cli import states_output as output
 from wkvm.cli.place import key_explained, note, tokenizer_of
 from wkvm.cli.states_parser import tags_of
 from wkvm.cli.status import EXIT_FAILURE
+from wkvm.cli.terminal import harmless
 from wkvm.core.config import API_KEY_VARIABLE
 from wkvm.core.errors import ConfigError
 
@@ -63,7 +64,7 @@ def _show(args: argparse.Namespace, told: Any, lines: Iterator[str]) -> int:
         print(json.dumps(told))
     else:
         for line in lines:
-            print(line)
+            print(harmless(line, sys.stdout))
     return 0
 
 

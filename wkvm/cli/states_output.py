@@ -1,12 +1,9 @@
-"""What ``wkvm states`` prints for people."""
+"""What ``wkvm states`` prints for people, once it is made harmless for a terminal."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
 from wkvm_client.states import Difference, LogEntry, Provenance, Replay, StateInfo
-
-from wkvm.cli.terminal import harmless
 
 TITLES = ("STATE", "ACK", "TIER", "TOKENS", "BYTES", "MADE BY", "TAGS")
 TO_THE_RIGHT = frozenset({3, 4})
@@ -32,7 +29,7 @@ def rows(infos: Sequence[StateInfo]) -> Iterator[str]:
             cell.rjust(width) if at in TO_THE_RIGHT else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield harmless("  ".join(cells).rstrip(), sys.stdout)
+        yield "  ".join(cells).rstrip()
 
 
 def details(info: StateInfo) -> Iterator[str]:
@@ -55,7 +52,7 @@ def details(info: StateInfo) -> Iterator[str]:
         ("model", info.model_digest),
         ("layout", info.layout_fingerprint),
     ):
-        yield harmless(f"{name:<15} {value}", sys.stdout)
+        yield f"{name:<15} {value}"
 
 
 def difference(found: Difference) -> Iterator[str]:
@@ -80,7 +77,7 @@ def history(entries: Sequence[LogEntry]) -> Iterator[str]:
         parents = names_of(made)
         after = f"{made.n_before:,} to {made.n_after:,} tokens absorbed"
         line = f"{entry.name}@{entry.version}  {_when(entry.created_ms / 1000)}  {made.operation}"
-        yield harmless(f"{line}{f' of {parents}' if parents else ''}, {after}", sys.stdout)
+        yield f"{line}{f' of {parents}' if parents else ''}, {after}"
 
 
 def replay(found: Replay) -> Iterator[str]:
