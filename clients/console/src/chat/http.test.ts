@@ -43,3 +43,13 @@ test("the key goes with every request, and to this server alone", async () => {
   await http.get("/v1/states");
   expect(seen).toEqual([["http://here/v1/states", "Bearer secret"]]);
 });
+
+test("an answer that breaks off, or is none, is as if none had come", async () => {
+  const broken = new ReadableStream({ start: (body) => body.error(new TypeError("network error")) });
+  for (const body of ['{"object": "st', "<html>", broken]) {
+    const http = new Http("", "", async () => new Response(body));
+    const error = await http.get("/v1/states").catch((one: unknown) => one);
+    expect(error).toBeInstanceOf(HttpError);
+    expect(error).toMatchObject({ status: 0, isPassing: true });
+  }
+});

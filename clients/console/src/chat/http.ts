@@ -62,17 +62,25 @@ export class Http {
   }
 
   async get<T>(path: string, signal?: AbortSignal): Promise<T> {
-    const response = await this.ask(path, signal ? { signal } : {});
-    return (await response.json()) as T;
+    return await bodyOf<T>(await this.ask(path, signal ? { signal } : {}), signal);
   }
 
   async post<T>(path: string, body: object): Promise<T> {
-    const response = await this.ask(path, posted(body));
-    return (await response.json()) as T;
+    return await bodyOf<T>(await this.ask(path, posted(body)));
   }
 
   async delete(path: string): Promise<void> {
     await this.ask(path, { method: "DELETE" });
+  }
+}
+
+/** The body of an answer. One that breaks off, as of a server that is killed, is none. */
+async function bodyOf<T>(response: Response, signal?: AbortSignal): Promise<T> {
+  try {
+    return (await response.json()) as T;
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new HttpError("the answer of the server broke off", 0);
   }
 }
 
