@@ -272,6 +272,7 @@ TRIALS: tuple[Trial, ...] = (
             Promise("connections that come and go", 100_000, "connections"),
             Promise("readers that stall, binary", 500, "readers"),
             Promise("readers that stall, http", 500, "readers"),
+            Promise("readers that stall, responses", 500, "readers"),
         ),
     ),
     # Layer 9.
