@@ -56,3 +56,19 @@ async def test_who_gives_up_passes_on_the_turn_that_it_was_given() -> None:
     assert had == ["third"]
     async with asyncio.timeout(60), turns.turn("last"):
         pass
+
+
+async def test_who_is_cancelled_just_before_its_turn_keeps_it_from_nobody() -> None:
+    turns, had = RoundRobin(), list[str]()
+
+    async def work(name: str) -> None:
+        async with turns.turn(name):
+            had.append(name)
+
+    async with turns.turn("first"):
+        second, third = (asyncio.create_task(work(name)) for name in ("second", "third"))
+        await settled()
+    second.cancel()  # the next turn comes before it hears of that
+    await asyncio.wait_for(third, 60)
+    assert had == ["third"]
+    assert turns.n_waiting == 0

@@ -55,22 +55,27 @@ class RoundRobin:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self._next()
-            else:
-                of_tenant = self._waiting[tenant]
+            of_tenant = self._waiting.get(tenant, deque())
+            if future in of_tenant:
                 of_tenant.remove(future)
                 if not of_tenant:
                     del self._waiting[tenant]
+            elif not future.cancelled():
+                self._next()
             raise
 
     def _next(self) -> None:
         """The next tenant's first has its turn."""
-        if not self._waiting:
-            self._is_taken = False
-            return
-        tenant = next(iter(self._waiting))
-        of_tenant = self._waiting.pop(tenant)
-        of_tenant.popleft().set_result(None)
-        if of_tenant:
-            self._waiting[tenant] = of_tenant
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            of_tenant = self._waiting.pop(tenant)
+            future = of_tenant.popleft()
+            if not future.done():
+                if of_tenant:
+                    self._waiting[tenant] = of_tenant
+                future.set_result(None)
+                return
+            # Its task is cancelled, and has not heard of it yet. The tenant stays the first.
+            if of_tenant:
+                self._waiting = {tenant: of_tenant, **self._waiting}
+        self._is_taken = False
