@@ -55,7 +55,7 @@ class RoundRobin:
         try:
             await future
         except asyncio.CancelledError:
-            of_tenant = self._waiting.get(tenant, deque())
+            of_tenant = self._waiting.get(tenant, deque[asyncio.Future[None]]())
             if future in of_tenant:
                 of_tenant.remove(future)
                 if not of_tenant:
