@@ -20,7 +20,7 @@ class RoundRobin:
     """
 
     def __init__(self) -> None:
-        self._waiting = dict[str, deque[asyncio.Future[None]]]()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By tenant, in the order of their turns."""
         self._is_taken = False
         self._rest_s = 0.0
@@ -77,5 +77,7 @@ class RoundRobin:
                 return
             # Its task is cancelled, and has not heard of it yet. The tenant stays the first.
             if of_tenant:
-                self._waiting = {tenant: of_tenant, **self._waiting}
+                others = self._waiting
+                self._waiting = {tenant: of_tenant}
+                self._waiting.update(others)
         self._is_taken = False
