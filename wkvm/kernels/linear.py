@@ -127,7 +127,7 @@ def _float16_exponent(weight: Tensor) -> int | None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return None
     largest = float(weight.abs().max())
-    if not 0 < largest < inf:
+    if not largest < inf:
         return None
     # Where all values are small the smallest are below what float16 has, or have lost digits there.
     for exponent in (0, LARGEST_EXPONENT - frexp(largest)[1]):

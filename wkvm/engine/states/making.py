@@ -1,7 +1,7 @@
 """Operations that make versions: of tokens, of other versions, and by mutations."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -273,12 +273,8 @@ class Making(Operations):
         """
         if key is None:
             return None
-        done = await self._read(lambda: self._backing.store.committed(tenant, name, key))
-        if done is None:
-            return None
-        if done.provenance.operation not in SNAPSHOTS:
-            raise KeyReusedError
-        return await self._make_one(tenant, lambda: done)
+        done = await self._read(lambda: made_before(self._backing, tenant, name, key, SNAPSHOTS))
+        return None if done is None else await self._make_one(tenant, lambda: done)
 
     async def mutate(
         self,
@@ -320,7 +316,7 @@ class Making(Operations):
             # After they are loaded: what another sending makes meanwhile is found here, or has
             # the same version to be made on.
             if expected_version is None and idempotency_key is not None:
-                done = made_before(backing, tenant, save_as, idempotency_key, operation)
+                done = made_before(backing, tenant, save_as, idempotency_key, {operation})
                 if done is not None:
                     return done
             mutated = backing.mutations.apply(
@@ -353,9 +349,9 @@ class Making(Operations):
 
 
 def made_before(
-    backing: Backing, tenant: str, name: str, key: str, operation: str
+    backing: Backing, tenant: str, name: str, key: str, operations: Collection[str]
 ) -> VersionRecord | None:
-    """The version that an operation has made of a handle under this key. In a thread.
+    """The version that one of ``operations`` has made of a handle under this key. In a thread.
 
     Where no version was expected by name, a store cannot know the operation again by that.
 
@@ -364,7 +360,7 @@ def made_before(
         StateNotFoundError: the version was deleted since.
     """
     found = backing.store.committed(tenant, name, key)
-    if found is not None and found.provenance.operation != operation:
+    if found is not None and found.provenance.operation not in operations:
         raise KeyReusedError
     return found
 

@@ -152,7 +152,7 @@ def _done(
         KeyReusedError: the key stands for another operation.
         StateNotFoundError: the version was deleted since.
     """
-    done = None if key is None else made_before(backing, tenant, name, key, "rollback")
+    done = None if key is None else made_before(backing, tenant, name, key, {"rollback"})
     if done is not None and done.provenance.parameters.get("position") != position:
         raise KeyReusedError
     return done
